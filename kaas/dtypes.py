@@ -1,0 +1,136 @@
+"""Element types of buffers and kinds of by-value arguments: names, sizes, bytes."""
+
+from __future__ import annotations
+
+import math
+import struct
+from numbers import Complex, Real
+from typing import Any
+
+from kaas.errors import InvalidLiteral
+
+DTYPE_BYTES: dict[str, int] = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "bfloat16": 2,
+    "float8_e3m4": 1,
+    "float8_e4m3": 1,
+    "float8_e4m3b11fnuz": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+}
+"""Bytes of one element, by dtype name: NumPy's numeric types and bool, bfloat16, and ml_dtypes' float8 kinds."""
+
+_INTEGERS = {"i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
+_FLOATS = {"f16": "e", "f32": "f", "f64": "d"}
+_COMPLEX = {"c64": "f", "c128": "d"}
+
+KIND_BYTES: dict[str, int] = {
+    **{kind: struct.calcsize(code) for kind, code in (_INTEGERS | _FLOATS).items()},
+    "bf16": 2,
+    **{kind: 2 * struct.calcsize(code) for kind, code in _COMPLEX.items()},
+    "boolean": 1,
+}
+"""Bytes of one by-value argument, by kind."""
+
+
+def is_integer_kind(kind: str) -> bool:
+    return kind in _INTEGERS
+
+
+def dtype_name(dtype: Any) -> str | None:
+    """The name of a dtype given as a name, a NumPy dtype or a scalar type; None if it is none of ours.
+
+    Byte order counts: a big-endian dtype has no name here.
+    """
+    if isinstance(dtype, str) and dtype in DTYPE_BYTES:
+        return dtype
+    import numpy as np
+
+    try:
+        resolved = np.dtype(dtype)
+    except TypeError:
+        return None
+    return resolved.name if resolved.name in DTYPE_BYTES and resolved.isnative else None
+
+
+def numpy_dtype(name: str) -> Any:
+    """The NumPy dtype of a name of DTYPE_BYTES; bfloat16 and float8 come from ml_dtypes."""
+    import numpy as np
+
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def encode(kind: str, value: Any) -> bytes:
+    """The little-endian bytes of value as kind, as a kernel receives them.
+
+    Raises:
+        InvalidLiteral: no such kind, a value of the wrong type, or one out of range. Floats are rounded, never refused
+            for precision, but a finite value that would become infinite is.
+    """
+    try:
+        if kind in _INTEGERS:
+            return struct.pack("<" + _INTEGERS[kind], value.__index__())
+        if kind in _FLOATS:
+            return struct.pack("<" + _FLOATS[kind], _real(value))
+        if kind == "bf16":
+            return _bfloat16(_real(value))
+        if kind in _COMPLEX:
+            if isinstance(value, str | bytes):
+                raise TypeError("not a number")
+            number = complex(value)
+            return struct.pack("<2" + _COMPLEX[kind], number.real, number.imag)
+        if kind == "boolean" and value in (False, True):
+            return b"\x01" if value else b"\x00"
+    except (TypeError, ValueError, AttributeError, struct.error, OverflowError) as error:
+        raise InvalidLiteral(f"{value!r} is no {kind}: {error}", kind=kind, value=value) from error
+    known = "" if kind in KIND_BYTES else f"; the kinds are {', '.join(KIND_BYTES)}"
+    raise InvalidLiteral(f"{value!r} is no {kind}{known}", kind=kind, value=value)
+
+
+def decode(kind: str, data: bytes) -> Any:
+    """The Python value of bytes that encode made."""
+    if kind in _INTEGERS or kind in _FLOATS:
+        return struct.unpack("<" + (_INTEGERS | _FLOATS)[kind], data)[0]
+    if kind == "bf16":
+        return struct.unpack("<f", b"\0\0" + data)[0]
+    if kind in _COMPLEX:
+        return complex(*struct.unpack("<2" + _COMPLEX[kind], data))
+    return bool(data[0])
+
+
+def _real(value: Any) -> float:
+    if isinstance(value, str | bytes) or (isinstance(value, Complex) and not isinstance(value, Real)):
+        raise TypeError("not a real number")
+    return float(value)
+
+
+def _bfloat16(value: float) -> bytes:
+    """Round to nearest even, as the hardware does; NaN keeps its sign and becomes quiet."""
+    bits = int.from_bytes(struct.pack("<f", value), "little")
+    if math.isnan(value):
+        return ((bits >> 16) | 0x40).to_bytes(2, "little")
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    if rounded & 0x7FFF == 0x7F80 and not math.isinf(value):
+        raise OverflowError("too large for bfloat16")
+    return rounded.to_bytes(2, "little")

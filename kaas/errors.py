@@ -1,0 +1,268 @@
+"""Every error a user of KaaS can meet: one tree, with fields, that survives pickling and Ray."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+class KaasError(Exception):
+    """Base of all errors of KaaS.
+
+    The message says what is wrong in one sentence; what a program may want to act on stands in fields, declared as
+    annotations by each subclass. Plain classes on purpose: slotted or frozen ones lose their type in Ray.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        unknown = fields.keys() - _declared(type(self))
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields that were given, by name."""
+        return {name: self.__dict__[name] for name in sorted(_declared(type(self))) if name in self.__dict__}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.fields)
+
+
+def _declared(cls: type) -> set[str]:
+    return {name for base in cls.__mro__ for name in inspect.get_annotations(base)}
+
+
+def _rebuild(cls: type[KaasError], message: str, fields: dict[str, Any]) -> KaasError:
+    return cls(message, **fields)
+
+
+# --- the kTask itself is wrong
+
+
+class InvalidGraph(KaasError, ValueError):
+    """A kTask, kernel, buffer or argument that cannot mean anything."""
+
+    task: str
+    kernel: str
+    buffer: str
+
+
+class DuplicateBuffer(InvalidGraph):
+    """Two different buffers of one name."""
+
+
+class OutputNotWritten(InvalidGraph):
+    """A listed output that no kernel writes."""
+
+
+class StructFieldOutside(InvalidGraph):
+    """A patched field that does not lie inside its struct, or that overlaps another."""
+
+    offset_bytes: int
+    field_bytes: int
+    struct_bytes: int
+
+
+class InvalidLiteral(InvalidGraph):
+    """A literal whose value its kind cannot hold."""
+
+    kind: str
+    value: Any
+
+
+class ScalarConflict(InvalidGraph):
+    """One scalar name used with two kinds."""
+
+    scalar: str
+    kinds: tuple[str, ...]
+
+
+# --- the code image is wrong, or does not fit the kTask
+
+
+class InvalidCode(KaasError):
+    """A code image, or the use a kTask makes of it."""
+
+    library: str
+    symbol: str
+    kernel: str
+
+
+class CorruptImage(InvalidCode):
+    """Bytes that are no PTX, cubin or fatbin, or only a part of one."""
+
+
+class UnsupportedCode(InvalidCode):
+    """Code that this device cannot run: another architecture, or instructions the software GPU refuses."""
+
+    instructions: tuple[str, ...]
+
+
+class UnknownSymbol(InvalidCode):
+    """A kernel that its library does not hold."""
+
+    near: tuple[str, ...]
+
+
+class ArgumentMismatch(InvalidCode):
+    """Arguments that differ in number or size from the parameters in the code image."""
+
+    argument: int
+    expected_bytes: int
+    given_bytes: int
+    expected_count: int
+    given_count: int
+
+
+# --- one invocation is wrong
+
+
+class InvalidRequest(KaasError, ValueError):
+    """An invocation that does not fit its kTask."""
+
+    task: str
+    buffer: str
+    scalar: str
+
+
+class MissingInput(InvalidRequest):
+    """An input that was not given."""
+
+
+class UnexpectedInput(InvalidRequest):
+    """A name that is no input of the kTask."""
+
+    near: tuple[str, ...]
+
+
+class WrongSize(InvalidRequest):
+    """An input of another number of bytes than its buffer; with a View, one that ends too early."""
+
+    expected_bytes: int
+    given_bytes: int
+
+
+class WrongDtype(InvalidRequest):
+    """An input of another element type than its buffer."""
+
+    expected: str
+    given: str
+
+
+class NotContiguous(InvalidRequest):
+    """An input whose bytes do not lie in C order without gaps, or an object that has no bytes at all."""
+
+
+class MissingScalar(InvalidRequest):
+    """A scalar that was not given."""
+
+
+class WrongScalar(InvalidRequest):
+    """A scalar of the wrong type or range, or one that the kTask does not have."""
+
+    kind: str
+    value: Any
+
+
+class InputFailed(InvalidRequest):
+    """An input reference whose task failed; the cause is `__cause__` and, in words, `reason`."""
+
+    reason: str
+
+
+# --- the device cannot
+
+
+class DeviceError(KaasError):
+    """A call of the CUDA driver that failed."""
+
+    call: str
+    code: int
+    code_name: str
+    kernel: str
+    device: str
+
+
+class LaunchLimit(DeviceError):
+    """A grid, block or shared memory beyond what the device or the kernel allows."""
+
+    limit: int
+    given: int
+    what: str
+
+
+class OutOfDeviceMemory(DeviceError):
+    """Device memory that could not be had although the request fits the device."""
+
+    needed_bytes: int
+    free_bytes: int
+
+
+class RequestTooLarge(DeviceError):
+    """A request that no empty device of this size could hold."""
+
+    needed_bytes: int
+    capacity_bytes: int
+    excess_bytes: int
+
+
+class DeviceUnavailable(DeviceError):
+    """No such device here, or no driver."""
+
+
+class DeviceLost(DeviceError):
+    """An error that sticks: the process that owns the device must end."""
+
+
+# --- the pool and the path to it
+
+
+class NotInitialized(KaasError):
+    """A call before `kaas.init` or after `kaas.shutdown`."""
+
+
+class ConfigMismatch(KaasError, ValueError):
+    """`kaas.init` with another configuration than the running pool's."""
+
+    pool: str
+    differences: tuple[str, ...]
+
+
+class PoolStopped(KaasError):
+    """A request that met a pool on its way down."""
+
+    pool: str
+
+
+class ExecutorDied(KaasError):
+    """The executor's process ended while it ran the request, each time it was tried."""
+
+    executor: str
+    attempts: int
+    reason: str
+
+
+class DeadlineExceeded(KaasError, TimeoutError):
+    """A request that did not end in time."""
+
+    deadline_s: float
+    waited_s: float
+
+
+class RequestCancelled(KaasError):
+    """A request that its caller cancelled."""
+
+    request: int
+
+
+class PolicyError(KaasError):
+    """A scheduling policy that raised or broke an invariant; `story` holds its last events."""
+
+    policy: str
+    story: tuple[str, ...]

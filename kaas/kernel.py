@@ -1,0 +1,87 @@
+"""One kernel launch as an immutable value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kaas.arguments import Access, Argument, Buffer, Scalar, accesses, scalars_of
+from kaas.errors import InvalidGraph
+from kaas.library import Library
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Kernel:
+    """One launch.
+
+    Args:
+        library: the code image set that holds the kernel.
+        symbol: its name there (mangled, for C++).
+        grid, block: blocks, and threads in a block, in up to three dimensions; an int is one dimension.
+        args: in the kernel's own order.
+        shared_bytes: dynamic shared memory of each block.
+    """
+
+    library: Library
+    symbol: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    args: tuple[Argument, ...]
+    shared_bytes: int
+
+    def __init__(
+        self,
+        library: Library,
+        symbol: str,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Iterable[Argument],
+        shared_bytes: int = 0,
+    ) -> None:
+        if not isinstance(library, Library):
+            raise InvalidGraph(f"kernel {symbol!r}: library is a kaas.Library, not {library!r}", kernel=str(symbol))
+        if not isinstance(symbol, str) or not symbol:
+            raise InvalidGraph(f"a kernel's symbol is a non-empty string, not {symbol!r}")
+        args = tuple(args)
+        for position, argument in enumerate(args):
+            if not isinstance(argument, Argument):
+                raise InvalidGraph(
+                    f"kernel {symbol!r}: argument {position} is {argument!r}; wrap values in kaas.i32, kaas.f32, … "
+                    "and buffers in In, Out or InOut",
+                    kernel=symbol,
+                )
+        if not isinstance(shared_bytes, int) or shared_bytes < 0:
+            raise InvalidGraph(f"kernel {symbol!r}: shared_bytes is {shared_bytes!r}", kernel=symbol)
+        object.__setattr__(self, "library", library)
+        object.__setattr__(self, "symbol", symbol)
+        object.__setattr__(self, "grid", _extent(symbol, "grid", grid))
+        object.__setattr__(self, "block", _extent(symbol, "block", block))
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "shared_bytes", shared_bytes)
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        return tuple(access for argument in self.args for access in accesses(argument))
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys(access.buffer for access in self.accesses if access.reads))
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys(access.buffer for access in self.accesses if access.writes))
+
+    @property
+    def scalars(self) -> tuple[Scalar, ...]:
+        return tuple(scalar for argument in self.args for scalar in scalars_of(argument))
+
+
+def _extent(symbol: str, what: str, value: int | Sequence[int]) -> tuple[int, int, int]:
+    try:
+        given = tuple(n.__index__() for n in (value if isinstance(value, Iterable) else (value,)))
+    except AttributeError:
+        given = ()
+    if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
+        raise InvalidGraph(f"kernel {symbol!r}: {what} is one to three positive integers, not {value!r}", kernel=symbol)
+    x, y, z = given + (1,) * (3 - len(given))
+    return x, y, z

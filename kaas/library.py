@@ -1,0 +1,136 @@
+"""Code images: PTX, cubin and fatbin, known by the hash of what they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kaas.errors import CorruptImage
+
+_ELF = b"\x7fELF"
+_EM_CUDA = 190
+_FATBIN = b"\x50\xed\x55\xba"
+_FATBIN_HEADER_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Image:
+    """One code image. kind is "ptx", "cubin" or "fatbin"; the device takes the first of a library that it can run."""
+
+    kind: str
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class Library:
+    """A content-hashed set of code images of the same kernels.
+
+    Two tenants' `a.cubin` never collide: a library is its `hash` (SHA-256, hex), never a file name.
+    """
+
+    images: tuple[Image, ...] = field(repr=False)
+    hash: str
+
+    def __init__(self, images: tuple[Image, ...]) -> None:
+        """
+        Raises:
+            CorruptImage: no image, or one whose bytes are not of its kind or end too early.
+        """
+        if not images:
+            raise CorruptImage("a library needs at least one code image")
+        for image in images:
+            _check(image)
+        digest = hashlib.sha256()
+        for image in images:
+            digest.update(f"{image.kind}:{len(image.data)}:".encode())
+            digest.update(image.data)
+        object.__setattr__(self, "images", tuple(images))
+        object.__setattr__(self, "hash", digest.hexdigest())
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Library:
+        """A library from a .ptx, .cubin or .fatbin file; the bytes decide, not the suffix.
+
+        Raises:
+            OSError: the file cannot be read.
+            CorruptImage: it holds none of the three.
+        """
+        data = Path(path).read_bytes()
+        if data.startswith(_ELF):
+            return cls.from_cubin(data)
+        if data.startswith(_FATBIN):
+            return cls.from_fatbin(data)
+        return cls.from_ptx(data)
+
+    @classmethod
+    def from_ptx(cls, text: str | bytes) -> Library:
+        """A library from PTX text (a trailing NUL is dropped)."""
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        return cls((Image("ptx", data.rstrip(b"\0")),))
+
+    @classmethod
+    def from_cubin(cls, data: bytes) -> Library:
+        """A library from a cubin: an ELF file for the CUDA machine."""
+        return cls((Image("cubin", bytes(data)),))
+
+    @classmethod
+    def from_fatbin(cls, data: bytes) -> Library:
+        """A library from a fatbin, as `nvcc -fatbin` writes it."""
+        return cls((Image("fatbin", bytes(data)),))
+
+    def __or__(self, other: Library) -> Library:
+        """This library's images, then the other's: `cubin | ptx` runs the cubin where it fits, else the PTX."""
+        return Library(tuple(dict.fromkeys(self.images + other.images)))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(image.data) for image in self.images)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Library) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+
+def _check(image: Image) -> None:
+    checks = {"ptx": _check_ptx, "cubin": _check_cubin, "fatbin": _check_fatbin}
+    if image.kind not in checks:
+        raise CorruptImage(f"no such kind of code image: {image.kind!r}; the kinds are {', '.join(checks)}")
+    checks[image.kind](image.data)
+
+
+def _check_ptx(data: bytes) -> None:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptImage(f"this is neither PTX text nor a cubin nor a fatbin: {error}") from error
+    if ".version" not in text or ".target" not in text:
+        raise CorruptImage("PTX text needs .version and .target; found none: truncated, or not PTX")
+    if text.count("{") != text.count("}"):
+        raise CorruptImage("PTX text whose braces do not match: truncated?")
+
+
+def _check_cubin(data: bytes) -> None:
+    if len(data) < 64 or not data.startswith(_ELF):
+        raise CorruptImage("a cubin is an ELF file; this one has no ELF header")
+    machine = int.from_bytes(data[18:20], "little")
+    if machine != _EM_CUDA:
+        raise CorruptImage(f"a cubin is ELF for machine {_EM_CUDA} (CUDA); this is for machine {machine}")
+    section_table = int.from_bytes(data[40:48], "little")
+    section_bytes = int.from_bytes(data[58:60], "little") * int.from_bytes(data[60:62], "little")
+    if len(data) < section_table + section_bytes:
+        raise CorruptImage(
+            f"truncated cubin: {len(data)} bytes, its section table ends at {section_table + section_bytes}"
+        )
+
+
+def _check_fatbin(data: bytes) -> None:
+    if not data.startswith(_FATBIN):
+        raise CorruptImage("a fatbin starts with 50 ed 55 ba; this does not")
+    header = int.from_bytes(data[6:8], "little")
+    body = int.from_bytes(data[8:16], "little")
+    if header < _FATBIN_HEADER_BYTES or len(data) < header + body:
+        raise CorruptImage(f"truncated fatbin: {len(data)} bytes, its header announces {header + body}")

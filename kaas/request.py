@@ -1,0 +1,175 @@
+"""What an invocation brings, checked against its kTask: input bytes and scalar values.
+
+The driver checks what it can see before anything is sent; the executor checks the rest, once references are resolved,
+with the same functions.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kaas.arguments import Buffer, Scalar
+from kaas.dtypes import decode, dtype_name, encode
+from kaas.errors import (
+    InvalidLiteral,
+    InvalidRequest,
+    MissingInput,
+    MissingScalar,
+    NotContiguous,
+    UnexpectedInput,
+    WrongDtype,
+    WrongScalar,
+    WrongSize,
+)
+from kaas.graph import KTask
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A part of an object as an input: the bytes of `source` from `offset_bytes` on, as many as the buffer has.
+
+    source is an ObjectRef, an array or anything with the buffer protocol. Several Views of one object share one copy of
+    it on the device. Its element type does not matter.
+    """
+
+    source: Any
+    offset_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.offset_bytes, int) or self.offset_bytes < 0:
+            raise InvalidRequest(f"a View's offset is a non-negative number of bytes, not {self.offset_bytes!r}")
+
+
+def check_names(task: KTask, names: Iterable[str]) -> None:
+    """
+    Raises:
+        MissingInput, UnexpectedInput: names are not exactly the kTask's inputs.
+    """
+    expected = {buffer.name for buffer in task.inputs}
+    given = set(names)
+    for name in sorted(given - expected, key=str):
+        near = tuple(difflib.get_close_matches(str(name), expected))
+        hint = f"; did you mean {near[0]!r}?" if near else f"; its inputs are {', '.join(sorted(expected)) or 'none'}"
+        raise UnexpectedInput(
+            f"kTask {task.label!r} has no input {name!r}{hint}", task=task.label, buffer=str(name), near=near
+        )
+    for buffer in task.inputs:
+        if buffer.name not in given:
+            raise MissingInput(
+                f"kTask {task.label!r}: input {buffer.name!r} ({buffer.nbytes} bytes) was not given",
+                task=task.label,
+                buffer=buffer.name,
+            )
+
+
+def input_bytes(buffer: Buffer, value: Any) -> memoryview:
+    """The bytes of an input, without a copy: flat, read as unsigned bytes, exactly as many as the buffer has.
+
+    value is a NumPy array of the buffer's dtype (any dtype for a "uint8" buffer), any other object with the buffer
+    protocol (a plain byte string fits every dtype), or a View of one of these.
+
+    Raises:
+        NotContiguous, WrongDtype, WrongSize
+    """
+    if isinstance(value, View):
+        whole, offset = raw_bytes(buffer, value.source)[0], value.offset_bytes
+        if len(whole) < offset + buffer.nbytes:
+            raise _wrong_size(buffer, len(whole) - offset, f" from offset {offset}")
+        return whole[offset : offset + buffer.nbytes]
+    flat, dtype = raw_bytes(buffer, value)
+    if buffer.dtype != "uint8" and dtype not in (None, buffer.dtype):
+        raise WrongDtype(
+            f"input {buffer.name!r} is {buffer.dtype}, not {dtype}",
+            buffer=buffer.name,
+            expected=buffer.dtype,
+            given=dtype,
+        )
+    if len(flat) != buffer.nbytes:
+        raise _wrong_size(buffer, len(flat), "")
+    return flat
+
+
+def _wrong_size(buffer: Buffer, given: int, where: str) -> WrongSize:
+    return WrongSize(
+        f"input {buffer.name!r} has {buffer.nbytes} bytes ({buffer.dtype}{list(buffer.shape)}), given: {given}{where}",
+        buffer=buffer.name,
+        expected_bytes=buffer.nbytes,
+        given_bytes=given,
+    )
+
+
+def raw_bytes(buffer: Buffer, value: Any) -> tuple[memoryview, str | None]:
+    """All bytes of an object, flat, and its dtype's name (None for plain bytes, which fit every dtype).
+
+    Raises:
+        NotContiguous: gaps, another order than C, or no bytes at all.
+    """
+    import numpy as np
+
+    array = value
+    plain = False
+    if not isinstance(value, np.ndarray):
+        try:
+            view = memoryview(value)
+        except (TypeError, ValueError) as error:
+            raise NotContiguous(
+                f"input {buffer.name!r}: {type(value).__name__} has no buffer of bytes: {error}", buffer=buffer.name
+            ) from error
+        plain = view.format == "B"
+        array = np.asarray(view)
+    if not array.flags.c_contiguous:
+        raise NotContiguous(
+            f"input {buffer.name!r} is not contiguous (strides {array.strides}); pass numpy.ascontiguousarray(x)",
+            buffer=buffer.name,
+        )
+    dtype = None if plain else (dtype_name(array.dtype) or str(array.dtype))
+    flat = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+    return flat.data, dtype
+
+
+def encode_scalars(task: KTask, scalars: Mapping[str, Any] | None) -> dict[str, bytes]:
+    """The scalars of an invocation as the kernels receive them.
+
+    Raises:
+        MissingScalar, WrongScalar: not exactly the kTask's scalars, a value that is not of its kind, no iterations.
+    """
+    given = dict(scalars or {})
+    for name in given.keys() - task.scalars.keys():
+        known = ", ".join(task.scalars) or "none"
+        raise WrongScalar(
+            f"kTask {task.label!r} has no scalar {name!r}; its scalars are {known}", task=task.label, scalar=str(name)
+        )
+    return {name: _encode_scalar(task, name, kind, given) for name, kind in task.scalars.items()}
+
+
+def _encode_scalar(task: KTask, name: str, kind: str, given: Mapping[str, Any]) -> bytes:
+    if name not in given:
+        raise MissingScalar(
+            f"kTask {task.label!r}: scalar {name!r} ({kind}) was not given", task=task.label, scalar=name
+        )
+    value = given[name]
+    try:
+        data = encode(kind, value)
+    except InvalidLiteral as error:
+        raise WrongScalar(
+            f"kTask {task.label!r}: scalar {name!r}: {error}", task=task.label, scalar=name, kind=kind, value=value
+        ) from error
+    if isinstance(task.iterations, Scalar) and task.iterations.name == name and decode(kind, data) < 1:
+        raise WrongScalar(
+            f"kTask {task.label!r}: {name!r} is the number of iterations, at least 1, not {value!r}",
+            task=task.label,
+            scalar=name,
+            kind=kind,
+            value=value,
+        )
+    return data
+
+
+def iterations_of(task: KTask, scalars: Mapping[str, bytes]) -> int:
+    """How often the kernels run, given the encoded scalars of an invocation."""
+    if isinstance(task.iterations, Scalar):
+        return int(decode(task.iterations.kind, scalars[task.iterations.name]))
+    return task.iterations

@@ -1,0 +1,78 @@
+/* What compiled kernels, the block runner and the driver agree on; nothing else is shared between them.
+ *
+ * A kernel is compiled for one block shape. One call of it executes one warp of one block; registers that differ
+ * between lanes are 32-wide vectors. The runner gives every warp of a block a stack of its own, so that a barrier
+ * is a switch to the next warp.
+ */
+#ifndef KAAS_SOFTGPU_ABI_H
+#define KAAS_SOFTGPU_ABI_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define KAAS_WARP 32
+
+/* Field offsets are known to codegen.py (WARP_FIELDS): change both. */
+typedef struct kaas_warp {
+  uint32_t ctaid[3];
+  uint32_t nctaid[3];
+  uint32_t warp;      /* index in the block; lane l is linear thread 32 * warp + l */
+  uint32_t live;      /* bit l: lane l exists (the last warp may be short) */
+  uint8_t *shared;    /* static then dynamic shared memory of the block, 128-byte aligned */
+  uint8_t *local;     /* local_bytes for each lane, lane after lane; NULL if the kernel has none */
+  uint32_t dynamic_shared_bytes;
+  uint32_t shared_bytes;
+  struct kaas_block *block; /* the runner's own */
+} kaas_warp;
+
+/* params: the parameter buffer, laid out at the offsets of the kernel's parameters. */
+typedef void (*kaas_kernel_fn)(const uint8_t *params, kaas_warp *warp);
+
+/* A kernel as found in an image, before it is compiled for a block shape. Strings and arrays belong to the module. */
+typedef struct kaas_kernel_info {
+  const char *name;
+  uint32_t param_count;
+  const uint32_t *param_offsets;
+  const uint32_t *param_sizes;
+  uint32_t param_bytes;
+  uint32_t shared_bytes; /* static */
+  uint32_t local_bytes;  /* per thread */
+  uint32_t max_threads;  /* per block; 1024 unless the image says less */
+  uint32_t registers;    /* declared by the image: a figure for attributes, not a resource here */
+} kaas_kernel_info;
+
+typedef struct kaas_global_info {
+  const char *name;
+  uint64_t address, bytes;
+} kaas_global_info;
+
+/* The compiler, given to the driver by jit.py. Every function returns a CUresult and, unless it is 0, leaves a message
+ * for kaas_softgpu_last_error. image is the bytes given to cuLibraryLoadData (bytes = 0: NUL-terminated text). */
+typedef struct kaas_compiler {
+  int (*load)(const void *image, size_t bytes, uint64_t *module);
+  int (*describe)(uint64_t module, const kaas_kernel_info **kernels, uint32_t *kernel_count,
+                  const kaas_global_info **globals, uint32_t *global_count);
+  int (*compile)(uint64_t module, uint32_t kernel, const uint32_t block[3], kaas_kernel_fn *fn);
+  void (*unload)(uint64_t module);
+} kaas_compiler;
+
+/* --- runner.c: blocks, warps, barriers, and the helpers that compiled code calls (kaas_rt_*) */
+
+typedef struct kaas_launch {
+  kaas_kernel_fn fn;
+  const uint8_t *params;
+  uint32_t grid[3], block[3];
+  uint32_t static_shared_bytes, dynamic_shared_bytes, local_bytes;
+} kaas_launch;
+
+/* Runs every block; returns 0 or the CUresult of a trap. error (may be NULL) receives a sentence. */
+int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes);
+
+/* --- driver.c: what jit.py and kaas.softgpu call beside the cu* functions */
+
+/* Once per process, before cuInit: number of devices, bytes of memory of each, and the compiler. */
+int kaas_softgpu_configure(uint32_t devices, const uint64_t *memory_bytes, const kaas_compiler *compiler);
+/* The sentence left by the last failing call of this thread ("" if none). */
+const char *kaas_softgpu_last_error(void);
+void kaas_softgpu_set_last_error(const char *message);
+
+#endif
