@@ -1,0 +1,75 @@
+# KaaS. `make help` lists the targets; each does the set-up that it needs.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+LOCK   := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+          --no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet
+
+export RAY_AUTH_MODE ?= disabled
+export PYTHONUNBUFFERED = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench gpu gpu-expected kernels lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.dev ## virtual environment, locked dependencies, the software GPU's driver library
+	@$(BIN)/python -m kaas.softgpu.build
+
+demo: $(VENV)/.run ## several clients run the paper's nearest-neighbours search on several devices
+	@$(BIN)/kaas demo $(ARGS)
+
+test: setup ## the test suite; ARGS='-k graph -x' is passed to pytest
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev ## lint, formatting and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: setup ## every benchmark against its bars; ARGS=launch runs one
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+gpu: ## tests and benchmarks on an NVIDIA GPU, with the packages of $(PYTHON) as they are
+	@$(PYTHON) -m tests.gpu
+
+gpu-expected: setup ## what `make gpu` compares with, made on the software GPU
+	@$(BIN)/python -m tests.gpu.expected
+
+kernels: ## PTX of all .cu files again (needs nvcc)
+	@for source in $$(find kaas examples benchmarks tests -name '*.cu'); do \
+	  echo "nvcc -ptx -arch=sm_80 $$source"; nvcc -ptx -arch=sm_80 "$$source" -o "$${source%.cu}.ptx" || exit 1; done
+
+lock: ## lock files from pyproject.toml (needs uv)
+	$(LOCK) --upgrade --group build -o requirements/run.txt
+	$(LOCK) --group dev -c requirements/run.txt -o requirements/dev.txt
+	@! grep -n '://' requirements/*.txt
+
+clean: ## removes the virtual environment and all caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- set-up: once, and again when a lock file changes
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
+
+$(BIN)/activate:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "KaaS needs Python 3.11 or newer, this is $$($(PYTHON) --version 2>&1); try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: requirements/run.txt pyproject.toml | $(BIN)/activate
+	@echo "installing what KaaS needs into $(VENV) (about 400 MB, once) ..."
+	@$(PIP) --require-hashes --only-binary :all: -r requirements/run.txt
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.run
+	@echo "installing the tools of development ..."
+	@$(PIP) --require-hashes --only-binary :all: -r requirements/dev.txt
+	@touch $@
