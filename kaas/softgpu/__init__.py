@@ -1,0 +1,115 @@
+"""The software GPU: a CUDA driver for the CPU, loaded into a process before anything asks for the real one.
+
+`load()` puts our `libcuda.so.1` where cuda.bindings looks for the driver. From then on this process has software
+devices that run the PTX of ordinary CUDA kernels; nothing above the driver can tell.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kaas.errors import DeviceUnavailable
+
+__all__ = ["DEFAULT_MEMORY_BYTES", "MAX_DEVICES", "last_error", "load", "loaded_devices", "real_driver_present"]
+
+DEFAULT_MEMORY_BYTES = 2 << 30
+MAX_DEVICES = 16
+PROBE_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    devices: tuple[int, ...]
+    library: ctypes.CDLL
+    compiler: Any  # its callbacks are called from C as long as the process lives
+
+
+_lock = threading.Lock()
+_state: dict[str, _Loaded] = {}  # "driver": the one of this process, once there is one
+
+
+def load(devices: Sequence[int] = (DEFAULT_MEMORY_BYTES,), *, force: bool = False) -> None:
+    """Gives this process one software device for each entry of devices, its memory in bytes.
+
+    Must come before the first use of cuda.bindings or cuda.core. Loading again with the same devices does nothing.
+    Raises DeviceUnavailable if devices differ from those loaded, if a real driver works here (unless force), and if
+    the driver library cannot be built.
+    """
+    wanted = tuple(devices)
+    if not 1 <= len(wanted) <= MAX_DEVICES or any(size <= 0 for size in wanted):
+        raise ValueError(f"1 to {MAX_DEVICES} devices with more than 0 bytes each are possible, not {wanted}")
+    with _lock:
+        present = _state.get("driver")
+        if present is None:
+            _state["driver"] = _load(wanted, force=force)
+        elif present.devices != wanted:
+            raise DeviceUnavailable(
+                f"this process already has software devices of {present.devices} bytes; it cannot get {wanted}"
+            )
+
+
+def loaded_devices() -> tuple[int, ...]:
+    """The memory in bytes of each software device of this process; empty before `load`."""
+    present = _state.get("driver")
+    return present.devices if present else ()
+
+
+def last_error() -> str:
+    """What the last failing driver call of this thread had to say beyond its code; empty if nothing, or not loaded."""
+    present = _state.get("driver")
+    if present is None:
+        return ""
+    message: bytes = present.library.kaas_softgpu_last_error()
+    return message.decode(errors="replace")
+
+
+def real_driver_present() -> bool:
+    """Whether a libcuda.so.1 other than ours can be loaded and initialised on this machine.
+
+    Asked in a process of its own: once loaded, a real driver could not be replaced in this one.
+    """
+    probe = "import ctypes, sys; sys.exit(0 if ctypes.CDLL('libcuda.so.1').cuInit(0) == 0 else 1)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", "-c", probe],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=PROBE_LIMIT_S,
+        check=False,
+    )
+    return done.returncode == 0
+
+
+def _load(devices: tuple[int, ...], *, force: bool) -> _Loaded:
+    from kaas.softgpu.build import build
+
+    if not force and real_driver_present():
+        raise DeviceUnavailable("a working NVIDIA driver is present; the software GPU would hide it (force=True does)")
+    return _configure(open_library(build()), devices)
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Loads the driver so that later searches for `libcuda.so.1` find it by its name."""
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    library.kaas_softgpu_last_error.restype = ctypes.c_char_p
+    library.kaas_softgpu_set_last_error.argtypes = [ctypes.c_char_p]
+    library.kaas_softgpu_configure.argtypes = [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p]
+    return library
+
+
+def _configure(library: ctypes.CDLL, devices: tuple[int, ...]) -> _Loaded:
+    from kaas.softgpu.jit import Compiler  # brings llvmlite: only where kernels are compiled
+
+    compiler = Compiler(library)
+    sizes = (ctypes.c_uint64 * len(devices))(*devices)
+    status = library.kaas_softgpu_configure(len(devices), sizes, ctypes.byref(compiler.callbacks))
+    if status != 0:
+        message: bytes = library.kaas_softgpu_last_error()
+        raise DeviceUnavailable(f"the software GPU could not be set up: {message.decode(errors='replace')}")
+    return _Loaded(devices, library, compiler)

@@ -1,0 +1,96 @@
+"""Compiles the driver of the software GPU, `libcuda.so.1`, with the C compiler of the machine.
+
+The result lies in a cache under a hash of everything that goes into it, so that changed sources are compiled anew and
+processes that start together do the work at most twice. `python -m kaas.softgpu.build` prints its path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from kaas.errors import DeviceUnavailable
+
+HERE = Path(__file__).resolve().parent
+EXPORTS = HERE / "exports.map"  # only what CUDA and jit.py look up: other names must not meet those of the program
+FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-pthread", "-shared", "-Wall", "-Wextra")
+LINK_FLAGS = ("-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-lm")
+COMPILE_LIMIT_S = 300.0
+
+
+def driver_sources() -> list[Path]:
+    """The C files of the driver, runner included."""
+    return sorted(HERE.glob("*.c"))
+
+
+def cache_directory() -> Path:
+    """Where compiled drivers are kept: $XDG_CACHE_HOME, or ~/.cache, then `kaas/driver`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kaas" / "driver"
+
+
+def build(sources: Sequence[Path] | None = None, directory: Path | None = None) -> Path:
+    """The path of `libcuda.so.1`, compiled from sources (default: the driver's) unless the cache holds it.
+
+    Raises DeviceUnavailable without a C compiler, and with the compiler's words when it fails.
+    """
+    files = list(sources) if sources is not None else driver_sources()
+    command = (*_compiler(), *FLAGS, f"-I{HERE}", f"-Wl,--version-script={EXPORTS}")
+    target = (directory or cache_directory()) / f"driver-{_fingerprint(files, command)}" / "libcuda.so.1"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _compile(files, command, target)
+    return target
+
+
+def _compiler() -> list[str]:
+    wanted = shlex.split(os.environ.get("CC", ""))
+    for command in (wanted, ["cc"], ["gcc"], ["clang"]):
+        if command and shutil.which(command[0]):
+            return command
+    raise DeviceUnavailable(
+        "the software GPU needs a C compiler to build its driver, and none was found (cc, gcc, clang or $CC): "
+        "install one, for example with `apt-get install gcc libc6-dev`"
+    )
+
+
+def _fingerprint(files: Sequence[Path], command: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for path in (*files, *sorted(HERE.glob("*.h")), EXPORTS):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode())
+        digest.update(content)
+    digest.update("\0".join((*command, *LINK_FLAGS, platform.machine())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _compile(files: Sequence[Path], command: Sequence[str], target: Path) -> None:
+    """Compiles to a name of our own, then renames: whoever looks finds a whole library or none."""
+    handle, draft = tempfile.mkstemp(dir=target.parent, suffix=".so")
+    os.close(handle)
+    try:
+        done = subprocess.run(
+            [*command, "-o", draft, *map(str, files), *LINK_FLAGS],
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_LIMIT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise DeviceUnavailable(f"the driver of the software GPU could not be compiled: {done.stderr.strip()}")
+        os.chmod(draft, 0o755)
+        os.replace(draft, target)
+    finally:
+        Path(draft).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{build()}\n")

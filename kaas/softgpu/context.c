@@ -1,0 +1,169 @@
+/* Contexts: a device's primary one, others, and the stack of current contexts that each thread has. */
+#include "driver.h"
+
+#include <string.h>
+
+enum { STACK = 64 };
+static _Thread_local struct {
+  CUcontext items[STACK];
+  int depth;
+} stack;
+
+CUcontext peek_context(void) {
+  while (stack.depth > 0 && stack.items[stack.depth - 1] != NULL &&
+         !handle_is(stack.items[stack.depth - 1], HANDLE_CONTEXT))
+    stack.depth--; /* destroyed while current */
+  return stack.depth > 0 ? stack.items[stack.depth - 1] : NULL;
+}
+
+CUresult current_context(CUcontext *ctx) {
+  TRY(require_init());
+  CUcontext found = peek_context();
+  REQUIRE(found != NULL, CUDA_ERROR_INVALID_CONTEXT, "no context is current in this thread");
+  int sticky = atomic_load_explicit(&found->sticky, memory_order_relaxed);
+  REQUIRE(sticky == 0, (CUresult)sticky, "%s", found->failure);
+  *ctx = found;
+  return CUDA_SUCCESS;
+}
+
+CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx) {
+  CUcontext made = handle_new(HANDLE_CONTEXT, sizeof *made);
+  REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a context");
+  made->dev = dev;
+  made->flags = flags;
+  made->id = unique_id();
+  made->primary = primary;
+  made->limits[CU_LIMIT_STACK_SIZE] = 1024;
+  made->limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
+  made->limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
+  stream_init(&made->legacy, made, 0, 0);
+  stream_init(&made->per_thread, made, CU_STREAM_NON_BLOCKING, 0);
+  *ctx = made;
+  return CUDA_SUCCESS;
+}
+
+void context_delete(CUcontext ctx) {
+  while (ctx->streams != NULL) stream_forget(ctx->streams);
+  stream_forget(&ctx->legacy);
+  stream_forget(&ctx->per_thread);
+  memory_free_context(ctx);
+  handle_delete(ctx);
+}
+
+static CUresult primary_locked(device *dev, CUcontext *ctx) {
+  if (dev->primary == NULL) TRY(context_new(dev, dev->primary_flags, true, &dev->primary));
+  dev->primary_references++;
+  *ctx = dev->primary;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice ordinal) {
+  device *dev;
+  TRY(device_get(ordinal, &dev));
+  REQUIRE_POINTER(ctx);
+  pthread_mutex_lock(&state_lock);
+  CUresult status = primary_locked(dev, ctx);
+  pthread_mutex_unlock(&state_lock);
+  return status;
+}
+
+static CUresult primary_drop(device *dev, bool all) {
+  CUcontext dead = NULL;
+  pthread_mutex_lock(&state_lock);
+  bool active = dev->primary_references > 0;
+  if (active) dev->primary_references = all ? 0 : dev->primary_references - 1;
+  if (active && dev->primary_references == 0) {
+    dead = dev->primary;
+    dev->primary = NULL;
+  }
+  pthread_mutex_unlock(&state_lock);
+  if (dead != NULL) context_delete(dead);
+  REQUIRE(active || all, CUDA_ERROR_INVALID_CONTEXT, "device %d has no primary context to release", dev->ordinal);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
+  device *dev;
+  TRY(device_get(ordinal, &dev));
+  return primary_drop(dev, false);
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
+  device *dev;
+  TRY(device_get(ordinal, &dev));
+  return primary_drop(dev, true);
+}
+
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags) {
+  device *dev;
+  TRY(device_get(ordinal, &dev));
+  REQUIRE((flags & ~CU_CTX_FLAGS_MASK) == 0, CUDA_ERROR_INVALID_VALUE, "%s: flags %#x", __func__, flags);
+  dev->primary_flags = flags;
+  if (dev->primary != NULL) dev->primary->flags = flags;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, int *active) {
+  device *dev;
+  TRY(device_get(ordinal, &dev));
+  if (flags != NULL) *flags = dev->primary_flags;
+  if (active != NULL) *active = dev->primary != NULL;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext ctx) {
+  TRY(require_init());
+  REQUIRE(handle_is(ctx, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "%s: not a live context", __func__);
+  REQUIRE(stack.depth < STACK, CUDA_ERROR_INVALID_VALUE, "more than %d contexts on a thread's stack", STACK);
+  stack.items[stack.depth++] = ctx;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *ctx) {
+  TRY(require_init());
+  CUcontext top = peek_context();
+  REQUIRE(stack.depth > 0, CUDA_ERROR_INVALID_CONTEXT, "no context is current in this thread");
+  stack.depth--;
+  if (ctx != NULL) *ctx = top;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext ctx) {
+  TRY(require_init());
+  REQUIRE(ctx == NULL || handle_is(ctx, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "%s: not a live context",
+          __func__);
+  if (stack.depth > 0) stack.depth--;
+  if (ctx != NULL) stack.items[stack.depth++] = ctx;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *ctx) {
+  TRY(require_init());
+  REQUIRE_POINTER(ctx);
+  *ctx = peek_context();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned flags, CUdevice ordinal) {
+  device *dev;
+  TRY(device_get(ordinal, &dev));
+  REQUIRE_POINTER(ctx);
+  REQUIRE(params == NULL || (params->numExecAffinityParams == 0 && params->cigParams == NULL), CUDA_ERROR_NOT_SUPPORTED,
+          "contexts with affinity or graphics parameters are not supported");
+  REQUIRE((flags & ~CU_CTX_FLAGS_MASK) == 0, CUDA_ERROR_INVALID_VALUE, "%s: flags %#x", __func__, flags);
+  TRY(context_new(dev, flags, false, ctx));
+  return cuCtxPushCurrent_v2(*ctx);
+}
+
+CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice ordinal) {
+  return cuCtxCreate_v4(ctx, NULL, flags, ordinal);
+}
+
+CUresult cuCtxDestroy_v2(CUcontext ctx) {
+  TRY(require_init());
+  REQUIRE(handle_is(ctx, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "%s: not a live context", __func__);
+  REQUIRE(!ctx->primary, CUDA_ERROR_INVALID_CONTEXT, "a primary context is released, not destroyed");
+  if (peek_context() == ctx) stack.depth--;
+  context_delete(ctx);
+  return CUDA_SUCCESS;
+}

@@ -1,0 +1,394 @@
+/* What the driver's source files share: handles, contexts, streams, operations and graphs of the software device.
+ *
+ * Work runs at submission, in the calling thread: a legal order of CUDA's. Every piece of work is an `op` run by
+ * op_run, so that a thread per stream could run the same records later.
+ *
+ * Locks, in the order in which they may be taken: a stream's turn, a graph instance's turn, capture_lock, state_lock,
+ * memory_lock, a handle list's. The turns are held while work runs, because they *are* the order of the work; the
+ * others never are, nor while the compiler is called, since both may wait for Python's interpreter lock.
+ */
+#ifndef KAAS_SOFTGPU_DRIVER_H
+#define KAAS_SOFTGPU_DRIVER_H
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "abi.h"
+#include "cuda_abi.h"
+
+enum {
+  DRIVER_VERSION = 13000,
+  MAX_DEVICES = 16,
+  MAX_THREADS = 1024, /* a block */
+  MAX_BLOCK_Z = 64,
+  MAX_GRID_YZ = 65535,
+  MAX_PARAM_BYTES = 32764,
+  PARAM_ALIGNMENT = 64,            /* no parameter type asks for more */
+  SHARED_DEFAULT_BYTES = 48 << 10, /* a block's, without asking for more */
+  SHARED_OPTIN_BYTES = 163 << 10,  /* with CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, as on sm_80 */
+  SHARED_SM_BYTES = 164 << 10,
+  ALIGNMENT = 512, /* of device memory, and its granularity */
+  LIMITS = 10,
+};
+
+/* --- errors (errors.c). Every failure leaves a sentence for kaas_softgpu_last_error and a status for the caller. */
+
+void explain(const char *format, ...) __attribute__((format(printf, 1, 2), cold));
+
+#define fail(status, ...) (explain(__VA_ARGS__), (status)) /* a macro, so that the C compiler sees the status */
+#define REQUIRE(condition, status, ...) \
+  do { \
+    if (!(condition)) return fail((status), __VA_ARGS__); \
+  } while (0)
+#define TRY(call) \
+  do { \
+    CUresult status_ = (call); \
+    if (status_ != CUDA_SUCCESS) return status_; \
+  } while (0)
+#define REQUIRE_POINTER(p) REQUIRE((p) != NULL, CUDA_ERROR_INVALID_VALUE, "%s: %s is NULL", __func__, #p)
+
+/* --- handles (handles.c). They begin with a handle, whose kind is 0 once destroyed. Their memory is never given back
+ * to the C library, so that a stale handle is an error and not a crash. */
+
+enum handle_kind {
+  HANDLE_CONTEXT = 1,
+  HANDLE_STREAM,
+  HANDLE_EVENT,
+  HANDLE_POOL,
+  HANDLE_LIBRARY,
+  HANDLE_KERNEL,
+  HANDLE_GRAPH,
+  HANDLE_NODE,
+  HANDLE_EXEC,
+  HANDLE_USER_OBJECT,
+  HANDLE_KINDS
+};
+typedef struct handle {
+  uint32_t magic;
+  uint32_t kind;
+  struct handle *next; /* in the list of destroyed ones */
+} handle;
+
+void *handle_new(enum handle_kind kind, size_t bytes); /* zeroed; NULL without memory */
+void handle_delete(void *object);
+bool handle_is(const void *object, enum handle_kind kind);
+unsigned long long unique_id(void);
+
+#define REQUIRE_HANDLE(object, kind) \
+  REQUIRE(handle_is((object), (kind)), CUDA_ERROR_INVALID_HANDLE, "%s: %s is not a live handle", __func__, #object)
+
+/* --- devices and contexts (device.c, context.c) */
+
+typedef struct device {
+  int ordinal;
+  uint64_t memory_bytes;
+  uint64_t used_bytes; /* under memory_lock */
+  CUcontext primary;   /* under state_lock, as the next two */
+  unsigned primary_references, primary_flags;
+  CUmemoryPool default_pool, pool;
+} device;
+
+struct CUstream_st {
+  handle head;
+  CUcontext ctx;
+  unsigned flags;
+  int priority;
+  unsigned long long id;
+  pthread_mutex_t turn;     /* recursive: a destructor run by a host function may submit to its own stream */
+  struct CUstream_st *next; /* in the context */
+  /* Under capture_lock; `capture` may be read without to learn whether there is one. */
+  _Atomic(struct capture *) capture;
+  struct CUstream_st *next_captured;
+  struct nodes {
+    CUgraphNode *items;
+    size_t count, capacity;
+  } tail; /* what the next captured node depends on */
+};
+
+struct CUctx_st {
+  handle head;
+  device *dev;
+  unsigned flags;
+  unsigned long long id;
+  _Atomic int sticky; /* the CUresult of the kernel that failed; every later call returns it */
+  char failure[512];  /* what that kernel said; written before sticky */
+  bool primary;
+  uint32_t peers; /* bit d: access to device d was enabled */
+  size_t limits[LIMITS];
+  struct CUstream_st *streams; /* under state_lock */
+  struct CUstream_st legacy, per_thread;
+};
+
+extern device devices[MAX_DEVICES];
+extern int device_count;
+extern bool initialised;
+extern kaas_compiler compiler;
+extern pthread_mutex_t state_lock;
+
+CUresult require_init(void);
+CUresult device_get(CUdevice ordinal, device **dev);
+int processor_count(void);                /* of the machine; a device has as many multiprocessors */
+CUresult current_context(CUcontext *ctx); /* initialised, current and without a sticky error */
+CUcontext peek_context(void);             /* NULL if none */
+CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx);
+void context_delete(CUcontext ctx);
+CUresult primary_context(device *dev, CUcontext *ctx); /* retained once and kept */
+
+/* --- memory (memory.c, pool.c) */
+
+enum memory_kind { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED, MEMORY_GLOBAL };
+typedef struct allocation {
+  uintptr_t base;
+  size_t bytes;    /* asked for */
+  size_t reserved; /* taken from the device */
+  enum memory_kind kind;
+  unsigned flags;
+  device *dev;
+  CUcontext ctx;
+  CUmemoryPool pool;
+  unsigned long long id;
+} allocation;
+
+struct CUmemPoolHandle_st {
+  handle head;
+  device *dev; /* NULL: host memory */
+  CUmemPoolProps props;
+  uint64_t release_threshold, reserved, reserved_high, used, used_high;
+  int reuse[4];
+  uint32_t access; /* bit d: device d may use it */
+  struct block {
+    uintptr_t base;
+    size_t bytes;
+    struct block *next;
+  } *cached;         /* freed, still reserved */
+  CUmemoryPool next; /* of all pools */
+};
+
+extern pthread_mutex_t memory_lock;
+bool memory_find(uintptr_t address, allocation *found);
+CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known);
+CUresult memory_add(const allocation *entry);                /* adds a range to the table */
+bool memory_remove(uintptr_t base, allocation *removed);     /* by its first byte */
+CUresult memory_reserve_locked(device *dev, size_t bytes);   /* counts bytes, or CUDA_ERROR_OUT_OF_MEMORY */
+CUresult memory_allocate(allocation entry, uintptr_t *base); /* entry says bytes, kind, device, context */
+void memory_give_back(const allocation *entry);              /* after memory_remove */
+static inline size_t memory_round(size_t bytes) { return (bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1); }
+void memory_free_context(CUcontext ctx);
+extern CUmemoryPool host_pool;
+CUresult pool_location(CUmemLocation location, device **dev); /* NULL: the host */
+CUresult pool_new(const CUmemPoolProps *props, device *dev, CUmemoryPool *pool);
+CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr *address);
+void pool_take_back(const allocation *entry);
+void pools_release_locked(device *dev);
+
+/* --- kernels (module.c, launch.c) */
+
+typedef struct variant { /* a kernel compiled for one block shape */
+  struct variant *next;
+  uint64_t module;
+  uint32_t block[3];
+  kaas_kernel_fn fn;
+} variant;
+
+typedef struct library {
+  handle head;
+  void *image;
+  size_t image_bytes; /* 0: text */
+  uint32_t kernel_count;
+  struct kernel **kernels;
+  bool shares_module; /* no globals, so that the first module serves every device */
+  struct loaded {
+    _Atomic bool ready;
+    uint64_t module;
+    const kaas_global_info *globals;
+    uint32_t global_count;
+  } first, loaded[MAX_DEVICES]; /* by device, for an image's globals exist once on each */
+} library;
+
+typedef struct kernel { /* what both CUkernel and CUfunction point to */
+  handle head;
+  library *lib;
+  uint32_t index;
+  const kaas_kernel_info *info;
+  int max_dynamic_shared[MAX_DEVICES];
+  int carveout;
+  _Atomic(variant *) variants;
+} kernel;
+
+CUresult library_module(library *lib, device *dev, uint64_t *module);
+
+typedef struct kernel_call {
+  kaas_launch launch;
+  kernel *kern;
+} kernel_call;
+
+typedef struct kernel_args {
+  void **pointers, **extra;
+} kernel_args;
+
+CUresult kernel_get(const void *function, kernel **kern);
+size_t param_storage_bytes(const kernel *kern); /* of the parameter buffer, at least 16 */
+CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
+                        kernel_call *call); /* checks and compiles; the parameters are left to kernel_pack */
+CUresult kernel_pack(const kernel *kern, kernel_args args, uint8_t *buffer);
+/* Memory for packed parameters (copied from params unless NULL), followed by a pointer to each of them. */
+CUresult kernel_storage(const kernel *kern, const uint8_t *params, void **storage);
+void **kernel_pointers(const kernel *kern, void *storage);
+
+/* --- operations (op.c) */
+
+enum op_kind { OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_EMPTY, OP_RECORD, OP_WAIT, OP_CHILD, OP_EXEC };
+typedef struct copy {
+  uint8_t *dst;
+  const uint8_t *src;
+  size_t width, height, depth;
+  size_t dst_pitch, dst_slice, src_pitch, src_slice;
+} copy;
+typedef struct fill {
+  uint8_t *dst;
+  uint32_t value, element_bytes;
+  size_t width, height, pitch; /* width in elements */
+} fill;
+typedef struct op {
+  enum op_kind kind;
+  union {
+    kernel_call kernel;
+    copy copy;
+    fill fill;
+    struct {
+      CUhostFn fn;
+      void *data;
+    } host;
+    CUevent event;    /* OP_RECORD, OP_WAIT */
+    CUgraph child;    /* OP_CHILD: a node that embeds a graph */
+    CUgraphExec exec; /* OP_EXEC: an instance, launched or embedded */
+  };
+} op;
+
+CUresult op_run(const op *o, CUcontext ctx);
+CUresult submit(CUstream s, const op *o); /* runs it in the stream's turn, or captures it */
+CUresult copy_check(const copy *c, bool src_known, bool dst_known);
+CUresult fill_check(const fill *f);
+CUresult copy_from_3d(const CUDA_MEMCPY3D *p, copy *c);
+
+/* --- streams, events and capture (stream.c, event.c, capture.c) */
+
+struct CUevent_st {
+  handle head;
+  CUcontext ctx;
+  unsigned flags;
+  _Atomic int64_t time_ns;       /* 0: never recorded */
+  unsigned long long capture_id; /* under capture_lock; not 0: last recorded in that capture, at these nodes */
+  struct nodes nodes;
+};
+
+typedef struct capture {
+  unsigned long long id;
+  CUgraph graph;
+  bool owns_graph, invalid;
+  CUstreamCaptureMode mode;
+  pthread_t thread;
+  CUstream origin, streams;
+  struct nodes left; /* tails of streams that were destroyed meanwhile */
+  struct capture *next;
+} capture;
+
+extern pthread_mutex_t capture_lock;
+CUresult stream_get(CUstream handle, CUstream *s); /* maps the default streams to the current context's */
+void stream_init(CUstream s, CUcontext ctx, unsigned flags, int priority);
+void stream_forget(CUstream s);
+CUresult capture_op(CUstream s, const op *o); /* adds o to the stream's capture */
+CUresult capture_gate(void);          /* refuses a call that may not happen while this thread or process captures */
+CUresult capture_forbids(CUstream s); /* refuses a call on a capturing stream */
+CUresult capture_legacy_gate(CUstream s);
+CUresult capture_begin(CUstream stream, CUgraph graph, bool owned, const CUgraphNode *needs, size_t count,
+                       CUstreamCaptureMode mode);
+CUresult capture_end(CUstream s, CUgraph *graph);
+CUresult capture_record(CUevent e, CUstream s);
+CUresult capture_wait(CUstream s, CUevent e, bool *handled);
+bool event_captured(CUevent e);
+void event_record_now(CUevent e);
+void capture_drop_stream(CUstream s); /* a capturing stream is being destroyed */
+
+/* --- graphs (graph.c, node.c, exec.c, userobject.c) */
+
+struct CUgraphNode_st {
+  handle head;
+  CUgraph graph;
+  uint32_t index; /* in graph->nodes; never used again */
+  op op;
+  void *storage; /* a kernel's packed parameters, then the table of pointers to them */
+  struct nodes needs, needed_by;
+};
+
+typedef struct user_object_ref {
+  CUuserObject object;
+  unsigned count;
+} user_object_ref;
+typedef struct user_objects {
+  user_object_ref *items;
+  size_t count;
+} user_objects;
+
+struct CUgraph_st {
+  handle head;
+  unsigned long long id;
+  CUgraphNode parent; /* the node that embeds it, or NULL */
+  struct nodes nodes; /* by index, in order of creation; NULL where one was destroyed */
+  size_t live;
+  user_objects objects;
+  CUgraph cloned_from;
+};
+
+typedef struct step {
+  op op;
+  void *storage;
+  bool enabled;
+  uint32_t index;                   /* of the node in the source graph */
+  uint32_t needs_from, needs_count; /* in exec->needs: indices of the nodes it depends on */
+} step;
+
+struct CUgraphExec_st {
+  handle head;
+  unsigned long long graph_id, flags;
+  step *steps; /* in an order that respects the edges */
+  size_t step_count;
+  uint32_t *position; /* of each node index in steps; UINT32_MAX where there is none */
+  size_t index_count;
+  uint32_t *needs;
+  user_objects objects;
+  pthread_mutex_t turn; /* an instance never runs beside itself */
+};
+
+bool nodes_add(struct nodes *set, CUgraphNode node); /* once each; false without memory */
+bool nodes_append(struct nodes *list, CUgraphNode node);
+bool nodes_have(const struct nodes *set, CUgraphNode node);
+void nodes_drop(struct nodes *set, CUgraphNode node);
+bool nodes_copy(struct nodes *to, const struct nodes *from);
+void nodes_clear(struct nodes *set);
+
+CUresult graph_new(CUgraph *graph);
+void graph_delete(CUgraph graph);
+CUresult graph_clone(CUgraph graph, CUgraph *clone);
+/* Copies o, and a kernel's parameters with it; an OP_CHILD's graph becomes the node's. */
+CUresult graph_add_node(CUgraph graph, const CUgraphNode *needs, size_t count, const op *o, CUgraphNode *node);
+void node_delete(CUgraphNode node);
+CUresult graph_connect(CUgraphNode from, CUgraphNode to);
+CUresult graph_check_nodes(CUgraph graph, const CUgraphNode *nodes, size_t count); /* that they are live and its own */
+CUresult graph_order(CUgraph graph, CUgraphNode *order);                           /* live nodes, dependencies first */
+CUgraphNodeType node_type(const op *o);
+/* What a node or a step does, set from CUDA's parameters. o keeps its value if that fails. */
+CUresult set_kernel(op *o, void **storage, const CUDA_KERNEL_NODE_PARAMS *p);
+CUresult set_copy(op *o, const CUDA_MEMCPY3D *p);
+CUresult set_fill(op *o, const CUDA_MEMSET_NODE_PARAMS *p);
+CUresult set_host(op *o, const CUDA_HOST_NODE_PARAMS *p);
+CUresult set_event(op *o, CUevent event);
+CUresult set_any(op *o, void **storage, const CUgraphNodeParams *p); /* all of the above, by o's kind */
+CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec);
+void exec_delete(CUgraphExec exec);
+CUresult exec_run(CUgraphExec exec, CUcontext ctx);
+CUresult objects_copy(user_objects *to, const user_objects *from);
+void objects_release(user_objects *list);
+
+#endif

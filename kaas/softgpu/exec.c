@@ -1,0 +1,248 @@
+/* Graph instances: the nodes in an order that the edges allow, ready to run, and changes to them. */
+#include "driver.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static CUresult fill_step(step *made, const struct CUgraphNode_st *node, CUgraphExec exec) {
+  made->op = node->op;
+  made->index = node->index;
+  made->enabled = true;
+  for (size_t i = 0; i < node->needs.count; i++)
+    exec->needs[made->needs_from + made->needs_count++] = node->needs.items[i]->index;
+  if (made->op.kind == OP_CHILD) {
+    made->op.kind = OP_EMPTY; /* until there is an instance to delete */
+    CUgraphExec inner;
+    TRY(exec_new(node->op.child, 0, &inner));
+    made->op = (op){.kind = OP_EXEC, .exec = inner};
+  }
+  if (made->op.kind == OP_KERNEL) {
+    TRY(kernel_storage(made->op.kernel.kern, made->op.kernel.launch.params, &made->storage));
+    made->op.kernel.launch.params = made->storage;
+  }
+  return CUDA_SUCCESS;
+}
+
+static CUresult fill_exec(CUgraphExec exec, CUgraph graph, CUgraphNode *order) {
+  uint32_t edges = 0;
+  TRY(graph_order(graph, order));
+  for (size_t i = 0; i < graph->live; i++) edges += (uint32_t)order[i]->needs.count;
+  exec->steps = calloc(graph->live + 1, sizeof *exec->steps);
+  exec->position = malloc((graph->nodes.count + 1) * sizeof *exec->position);
+  exec->needs = malloc((edges + 1) * sizeof *exec->needs);
+  REQUIRE(exec->steps && exec->position && exec->needs, CUDA_ERROR_OUT_OF_MEMORY,
+          "no host memory for a graph instance");
+  exec->index_count = graph->nodes.count;
+  memset(exec->position, 0xff, exec->index_count * sizeof *exec->position);
+  for (uint32_t i = 0, from = 0; i < graph->live; i++) {
+    exec->position[order[i]->index] = i;
+    exec->steps[i].needs_from = from;
+    exec->step_count++;
+    TRY(fill_step(&exec->steps[i], order[i], exec));
+    from += exec->steps[i].needs_count;
+  }
+  return objects_copy(&exec->objects, &graph->objects);
+}
+
+CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec) {
+  CUgraphExec made = handle_new(HANDLE_EXEC, sizeof *made);
+  REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a graph instance");
+  pthread_mutex_init(&made->turn, NULL);
+  made->graph_id = graph->id;
+  made->flags = flags;
+  CUgraphNode *order = malloc((graph->live + 1) * sizeof *order);
+  CUresult status = order != NULL ? fill_exec(made, graph, order) : fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory");
+  free(order);
+  if (status != CUDA_SUCCESS) {
+    exec_delete(made);
+    return status;
+  }
+  *exec = made;
+  return CUDA_SUCCESS;
+}
+
+void exec_delete(CUgraphExec exec) {
+  pthread_mutex_lock(&exec->turn); /* another thread may be running it */
+  pthread_mutex_unlock(&exec->turn);
+  for (size_t i = 0; i < exec->step_count; i++) {
+    if (exec->steps[i].op.kind == OP_EXEC) exec_delete(exec->steps[i].op.exec);
+    free(exec->steps[i].storage);
+  }
+  free(exec->steps);
+  free(exec->position);
+  free(exec->needs);
+  objects_release(&exec->objects);
+  pthread_mutex_destroy(&exec->turn);
+  handle_delete(exec);
+}
+
+CUresult exec_run(CUgraphExec exec, CUcontext ctx) {
+  CUresult status = CUDA_SUCCESS;
+  pthread_mutex_lock(&exec->turn);
+  const step *end = exec->steps + exec->step_count;
+  for (const step *s = exec->steps; s < end && status == CUDA_SUCCESS; s++)
+    if (s->enabled) status = op_run(&s->op, ctx);
+  pthread_mutex_unlock(&exec->turn);
+  return status;
+}
+
+/* --- calls */
+
+static CUresult exec_get(CUgraphExec exec) {
+  TRY(require_init());
+  REQUIRE(handle_is(exec, HANDLE_EXEC), CUDA_ERROR_INVALID_VALUE, "%p is not a live graph instance", (void *)exec);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+  TRY(require_init());
+  REQUIRE_POINTER(exec);
+  REQUIRE(handle_is(graph, HANDLE_GRAPH), CUDA_ERROR_INVALID_VALUE, "%p is not a live graph", (void *)graph);
+  REQUIRE(!(flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH), CUDA_ERROR_NOT_SUPPORTED,
+          "graphs launched by kernels are not supported");
+  return exec_new(graph, flags, exec);
+}
+
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p) {
+  REQUIRE_POINTER(p);
+  CUresult status = cuGraphInstantiateWithFlags(exec, graph, p->flags);
+  p->hErrNode_out = NULL;
+  p->result_out = status == CUDA_SUCCESS               ? CUDA_GRAPH_INSTANTIATE_SUCCESS
+                  : status == CUDA_ERROR_INVALID_VALUE ? CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE
+                                                       : CUDA_GRAPH_INSTANTIATE_ERROR;
+  return status;
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec exec) {
+  TRY(exec_get(exec));
+  exec_delete(exec);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags) {
+  REQUIRE_POINTER(flags);
+  TRY(exec_get(exec));
+  *flags = exec->flags;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) {
+  CUstream s;
+  TRY(stream_get(stream, &s));
+  TRY(capture_forbids(s));
+  return exec_get(exec); /* there is nowhere to upload it to */
+}
+
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+  CUstream s;
+  TRY(stream_get(stream, &s));
+  TRY(exec_get(exec));
+  TRY(capture_forbids(s));
+  return submit(s, &(op){.kind = OP_EXEC, .exec = exec});
+}
+
+/* --- changes. They wait for a running launch of the instance and show in later ones. */
+
+/* The step of a node of the graph that exec, or a graph embedded in it, was made from; NULL if there is none. */
+static step *find_step(CUgraphExec exec, CUgraphNode node) {
+  if (node->graph->id == exec->graph_id) {
+    bool known = node->index < exec->index_count && exec->position[node->index] != UINT32_MAX;
+    return known ? &exec->steps[exec->position[node->index]] : NULL;
+  }
+  step *found = NULL;
+  for (size_t i = 0; i < exec->step_count && found == NULL; i++)
+    if (exec->steps[i].op.kind == OP_EXEC) found = find_step(exec->steps[i].op.exec, node);
+  return found;
+}
+
+static CUresult step_get(CUgraphExec exec, CUgraphNode node, step **found) {
+  TRY(exec_get(exec));
+  REQUIRE(handle_is(node, HANDLE_NODE), CUDA_ERROR_INVALID_VALUE, "%p is not a live graph node", (void *)node);
+  *found = find_step(exec, node);
+  REQUIRE(*found != NULL, CUDA_ERROR_INVALID_VALUE, "the graph instance was not made from this node");
+  return CUDA_SUCCESS;
+}
+
+static CUresult step_get_kind(CUgraphExec exec, CUgraphNode node, enum op_kind kind, step **found) {
+  TRY(step_get(exec, node, found));
+  REQUIRE((*found)->op.kind == kind, CUDA_ERROR_INVALID_VALUE, "the node is of type %d", (int)node_type(&(*found)->op));
+  return CUDA_SUCCESS;
+}
+
+#define CHANGE(exec, call) \
+  do { \
+    pthread_mutex_lock(&(exec)->turn); \
+    CUresult changed_ = (call); \
+    pthread_mutex_unlock(&(exec)->turn); \
+    return changed_; \
+  } while (0)
+
+CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p) {
+  step *s;
+  REQUIRE_POINTER(p);
+  TRY(step_get_kind(exec, node, OP_KERNEL, &s));
+  CHANGE(exec, set_kernel(&s->op, &s->storage, p));
+}
+
+CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *p, CUcontext ctx) {
+  step *s;
+  (void)ctx;
+  REQUIRE_POINTER(p);
+  TRY(step_get_kind(exec, node, OP_COPY, &s));
+  CHANGE(exec, set_copy(&s->op, p));
+}
+
+CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *p,
+                                        CUcontext ctx) {
+  step *s;
+  (void)ctx;
+  REQUIRE_POINTER(p);
+  TRY(step_get_kind(exec, node, OP_FILL, &s));
+  CHANGE(exec, set_fill(&s->op, p));
+}
+
+CUresult cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS *p) {
+  step *s;
+  REQUIRE_POINTER(p);
+  TRY(step_get_kind(exec, node, OP_HOST, &s));
+  CHANGE(exec, set_host(&s->op, p));
+}
+
+CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
+  step *s;
+  TRY(step_get_kind(exec, node, OP_RECORD, &s));
+  CHANGE(exec, set_event(&s->op, event));
+}
+
+CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
+  step *s;
+  TRY(step_get_kind(exec, node, OP_WAIT, &s));
+  CHANGE(exec, set_event(&s->op, event));
+}
+
+CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *p) {
+  step *s;
+  REQUIRE_POINTER(p);
+  TRY(step_get(exec, node, &s));
+  CHANGE(exec, set_any(&s->op, &s->storage, p));
+}
+
+static bool can_disable(const op *o) { return o->kind == OP_KERNEL || o->kind == OP_COPY || o->kind == OP_FILL; }
+
+CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) {
+  step *s;
+  TRY(step_get(exec, node, &s));
+  REQUIRE(can_disable(&s->op), CUDA_ERROR_INVALID_VALUE, "a node of type %d cannot be disabled",
+          (int)node_type(&s->op));
+  CHANGE(exec, (s->enabled = enabled != 0, CUDA_SUCCESS));
+}
+
+CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned *enabled) {
+  step *s;
+  REQUIRE_POINTER(enabled);
+  TRY(step_get(exec, node, &s));
+  REQUIRE(can_disable(&s->op), CUDA_ERROR_INVALID_VALUE, "a node of type %d cannot be disabled",
+          (int)node_type(&s->op));
+  *enabled = s->enabled;
+  return CUDA_SUCCESS;
+}

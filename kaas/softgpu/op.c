@@ -1,0 +1,122 @@
+/* Operations: the one place where work is done, and the way work gets there from a stream. */
+#include "driver.h"
+
+#include <string.h>
+#include <time.h>
+
+static void run_copy(const copy *c) {
+  if (c->height == 1 && c->depth == 1) {
+    memmove(c->dst, c->src, c->width); /* both ends may lie in one allocation */
+    return;
+  }
+  for (size_t z = 0; z < c->depth; z++)
+    for (size_t y = 0; y < c->height; y++)
+      memmove(c->dst + z * c->dst_slice + y * c->dst_pitch, c->src + z * c->src_slice + y * c->src_pitch, c->width);
+}
+
+static void fill_row(uint8_t *row, size_t count, uint32_t value, uint32_t element_bytes) {
+  bool even = value == (value & 0xff) * 0x01010101u; /* all bytes alike, as for 0 */
+  if (element_bytes == 1 || even) memset(row, (int)(value & 0xff), count * element_bytes);
+  else if (element_bytes == 2)
+    for (size_t i = 0; i < count; i++) ((uint16_t *)row)[i] = (uint16_t)value;
+  else
+    for (size_t i = 0; i < count; i++) ((uint32_t *)row)[i] = value;
+}
+
+static void run_fill(const fill *f) {
+  for (size_t y = 0; y < f->height; y++) fill_row(f->dst + y * f->pitch, f->width, f->value, f->element_bytes);
+}
+
+static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
+  char message[400] = "";
+  int status = kaas_run(&call->launch, message, sizeof message);
+  if (__builtin_expect(status == 0, 1)) return CUDA_SUCCESS;
+  int none = 0;
+  CUresult result = fail((CUresult)status, "kernel %s: %s", call->kern->info->name, message);
+  if (atomic_load(&ctx->sticky) == 0) memcpy(ctx->failure, kaas_softgpu_last_error(), sizeof ctx->failure);
+  ctx->failure[sizeof ctx->failure - 1] = 0;
+  atomic_compare_exchange_strong(&ctx->sticky, &none, status); /* the first failure is the one to tell */
+  return result;
+}
+
+CUresult op_run(const op *o, CUcontext ctx) {
+  switch (o->kind) {
+    case OP_KERNEL: return run_kernel(&o->kernel, ctx);
+    case OP_COPY: run_copy(&o->copy); return CUDA_SUCCESS;
+    case OP_FILL: run_fill(&o->fill); return CUDA_SUCCESS;
+    case OP_HOST: o->host.fn(o->host.data); return CUDA_SUCCESS;
+    case OP_RECORD: event_record_now(o->event); return CUDA_SUCCESS;
+    case OP_EXEC: return exec_run(o->exec, ctx);
+    case OP_WAIT: /* what the event stands for has run, as all submitted work has */
+    case OP_EMPTY: return CUDA_SUCCESS;
+    case OP_CHILD: break; /* only in graphs; an instance holds OP_EXEC in its place */
+  }
+  return fail(CUDA_ERROR_INVALID_VALUE, "operation %d cannot run", (int)o->kind);
+}
+
+CUresult submit(CUstream s, const op *o) {
+  if (atomic_load_explicit(&s->capture, memory_order_acquire) != NULL) return capture_op(s, o);
+  TRY(capture_legacy_gate(s));
+  pthread_mutex_lock(&s->turn);
+  CUresult status = op_run(o, s->ctx);
+  pthread_mutex_unlock(&s->turn);
+  return status;
+}
+
+/* The bytes from the first to the last that rows of width bytes touch. */
+static size_t extent(size_t width, size_t height, size_t depth, size_t pitch, size_t slice) {
+  return (depth - 1) * slice + (height - 1) * pitch + width;
+}
+
+CUresult copy_check(const copy *c, bool src_known, bool dst_known) {
+  if (c->width == 0 || c->height == 0 || c->depth == 0) return CUDA_SUCCESS;
+  REQUIRE(c->height == 1 || (c->dst_pitch >= c->width && c->src_pitch >= c->width), CUDA_ERROR_INVALID_VALUE,
+          "a pitch is smaller than the row of %zu bytes", c->width);
+  TRY(memory_check((uintptr_t)c->src, extent(c->width, c->height, c->depth, c->src_pitch, c->src_slice), src_known));
+  return memory_check((uintptr_t)c->dst, extent(c->width, c->height, c->depth, c->dst_pitch, c->dst_slice), dst_known);
+}
+
+CUresult fill_check(const fill *f) {
+  uint32_t e = f->element_bytes;
+  REQUIRE(e == 1 || e == 2 || e == 4, CUDA_ERROR_INVALID_VALUE, "elements of %u bytes cannot be set", e);
+  REQUIRE((uintptr_t)f->dst % e == 0, CUDA_ERROR_INVALID_VALUE, "%p is not aligned to %u bytes", (void *)f->dst, e);
+  if (f->width == 0 || f->height == 0) return CUDA_SUCCESS;
+  REQUIRE(f->width <= SIZE_MAX / 8, CUDA_ERROR_INVALID_VALUE, "%zu elements", f->width);
+  REQUIRE(f->height == 1 || (f->pitch >= f->width * e && f->pitch % e == 0), CUDA_ERROR_INVALID_VALUE,
+          "a pitch of %zu bytes for rows of %zu", f->pitch, f->width * e);
+  return memory_check((uintptr_t)f->dst, extent(f->width * e, f->height, 1, f->pitch, 0), true);
+}
+
+/* One side of a 3D copy: its first byte. Arrays have no memory layout that we could know. */
+static CUresult side(CUmemorytype type, const void *host, CUdeviceptr address, size_t offset, uint8_t **first) {
+  switch (type) {
+    case CU_MEMORYTYPE_HOST: *first = (uint8_t *)(uintptr_t)host + offset; return CUDA_SUCCESS;
+    case CU_MEMORYTYPE_DEVICE:
+    case CU_MEMORYTYPE_UNIFIED: *first = (uint8_t *)(uintptr_t)address + offset; return CUDA_SUCCESS;
+    case CU_MEMORYTYPE_ARRAY: return fail(CUDA_ERROR_NOT_SUPPORTED, "copies of arrays are not supported");
+  }
+  return fail(CUDA_ERROR_INVALID_VALUE, "there is no memory type %d", (int)type);
+}
+
+CUresult copy_from_3d(const CUDA_MEMCPY3D *p, copy *c) {
+  uint8_t *src = NULL, *dst = NULL;
+  /* A pitch or height of 0 means packed rows, as 1D nodes have it. */
+  size_t src_pitch = p->srcPitch ? p->srcPitch : p->WidthInBytes,
+         dst_pitch = p->dstPitch ? p->dstPitch : p->WidthInBytes;
+  size_t src_slice = src_pitch * (p->srcHeight ? p->srcHeight : p->Height);
+  size_t dst_slice = dst_pitch * (p->dstHeight ? p->dstHeight : p->Height);
+  TRY(side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcZ * src_slice + p->srcY * src_pitch + p->srcXInBytes,
+           &src));
+  TRY(side(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstZ * dst_slice + p->dstY * dst_pitch + p->dstXInBytes,
+           &dst));
+  *c = (copy){.dst = dst,
+              .src = src,
+              .width = p->WidthInBytes,
+              .height = p->Height,
+              .depth = p->Depth,
+              .dst_pitch = dst_pitch,
+              .dst_slice = dst_slice,
+              .src_pitch = src_pitch,
+              .src_slice = src_slice};
+  return copy_check(c, p->srcMemoryType == CU_MEMORYTYPE_DEVICE, p->dstMemoryType == CU_MEMORYTYPE_DEVICE);
+}

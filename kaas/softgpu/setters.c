@@ -1,0 +1,101 @@
+/* CUDA's node parameters, turned into operations; shared by graph nodes and by the steps of graph instances. */
+#include "driver.h"
+
+#include <stdlib.h>
+
+static CUresult context_of(CUcontext given, CUcontext *ctx) {
+  if (given == NULL) return current_context(ctx);
+  TRY(require_init());
+  REQUIRE(handle_is(given, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "not a live context");
+  *ctx = given;
+  return CUDA_SUCCESS;
+}
+
+/* Re-pointing a kernel that stays the same is frequent and allocates nothing. */
+CUresult set_kernel(op *o, void **storage, const CUDA_KERNEL_NODE_PARAMS *p) {
+  kernel *kern;
+  CUcontext ctx;
+  kernel_call call;
+  void *fresh = NULL;
+  TRY(context_of(p->ctx, &ctx));
+  TRY(kernel_get(p->func != NULL ? (const void *)p->func : (const void *)p->kern, &kern));
+  const uint32_t grid[3] = {p->gridDimX, p->gridDimY, p->gridDimZ},
+                 block[3] = {p->blockDimX, p->blockDimY, p->blockDimZ};
+  TRY(kernel_prepare(kern, ctx, grid, block, p->sharedMemBytes, &call));
+  bool same = *storage != NULL && o->kernel.kern == kern;
+  if (!same) TRY(kernel_storage(kern, NULL, &fresh));
+  CUresult status = kernel_pack(kern, (kernel_args){p->kernelParams, p->extra}, same ? *storage : fresh);
+  if (status != CUDA_SUCCESS) {
+    free(fresh);
+    return status;
+  }
+  if (!same) {
+    free(*storage);
+    *storage = fresh;
+  }
+  call.launch.params = *storage;
+  o->kernel = call;
+  return CUDA_SUCCESS;
+}
+
+CUresult set_copy(op *o, const CUDA_MEMCPY3D *p) {
+  copy c;
+  TRY(copy_from_3d(p, &c));
+  o->copy = c;
+  return CUDA_SUCCESS;
+}
+
+CUresult set_fill(op *o, const CUDA_MEMSET_NODE_PARAMS *p) {
+  fill f = {.dst = (uint8_t *)(uintptr_t)p->dst,
+            .value = p->value,
+            .element_bytes = p->elementSize,
+            .width = p->width,
+            .height = p->height,
+            .pitch = p->pitch};
+  TRY(fill_check(&f));
+  o->fill = f;
+  return CUDA_SUCCESS;
+}
+
+CUresult set_host(op *o, const CUDA_HOST_NODE_PARAMS *p) {
+  REQUIRE(p->fn != NULL, CUDA_ERROR_INVALID_VALUE, "a host node needs a function");
+  o->host.fn = p->fn;
+  o->host.data = p->userData;
+  return CUDA_SUCCESS;
+}
+
+CUresult set_event(op *o, CUevent event) {
+  REQUIRE_HANDLE(event, HANDLE_EVENT);
+  o->event = event;
+  return CUDA_SUCCESS;
+}
+
+CUresult set_any(op *o, void **storage, const CUgraphNodeParams *p) {
+  REQUIRE(node_type(o) == p->type, CUDA_ERROR_INVALID_VALUE, "parameters of type %d for a node of type %d",
+          (int)p->type, (int)node_type(o));
+  switch (p->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: return set_kernel(o, storage, (const void *)&p->kernel);
+    case CU_GRAPH_NODE_TYPE_MEMCPY: return set_copy(o, &p->memcpy.copyParams);
+    case CU_GRAPH_NODE_TYPE_MEMSET: return set_fill(o, (const void *)&p->memset); /* ctx comes last */
+    case CU_GRAPH_NODE_TYPE_HOST: return set_host(o, (const void *)&p->host);
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return set_event(o, p->eventWait.event);
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return set_event(o, p->eventRecord.event);
+    case CU_GRAPH_NODE_TYPE_EMPTY: return CUDA_SUCCESS;
+    default: return fail(CUDA_ERROR_NOT_SUPPORTED, "parameters of a node of type %d cannot be set", (int)p->type);
+  }
+}
+
+CUgraphNodeType node_type(const op *o) {
+  switch (o->kind) {
+    case OP_KERNEL: return CU_GRAPH_NODE_TYPE_KERNEL;
+    case OP_COPY: return CU_GRAPH_NODE_TYPE_MEMCPY;
+    case OP_FILL: return CU_GRAPH_NODE_TYPE_MEMSET;
+    case OP_HOST: return CU_GRAPH_NODE_TYPE_HOST;
+    case OP_RECORD: return CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+    case OP_WAIT: return CU_GRAPH_NODE_TYPE_WAIT_EVENT;
+    case OP_CHILD:
+    case OP_EXEC: return CU_GRAPH_NODE_TYPE_GRAPH;
+    case OP_EMPTY: break;
+  }
+  return CU_GRAPH_NODE_TYPE_EMPTY;
+}

@@ -1,0 +1,160 @@
+/* Streams. Work has run when its submission returns, so that waiting for a stream only reports its errors. */
+#include "driver.h"
+
+#include <stdlib.h>
+
+void stream_init(CUstream s, CUcontext ctx, unsigned flags, int priority) {
+  pthread_mutexattr_t recursive;
+  pthread_mutexattr_init(&recursive);
+  pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
+  pthread_mutex_init(&s->turn, &recursive);
+  pthread_mutexattr_destroy(&recursive);
+  s->ctx = ctx;
+  s->flags = flags;
+  s->priority = priority;
+  s->id = unique_id();
+}
+
+static CUresult stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *stream) {
+  CUstream s = handle_new(HANDLE_STREAM, sizeof *s);
+  REQUIRE(s != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a stream");
+  stream_init(s, ctx, flags, priority);
+  pthread_mutex_lock(&state_lock);
+  s->next = ctx->streams;
+  ctx->streams = s;
+  pthread_mutex_unlock(&state_lock);
+  *stream = s;
+  return CUDA_SUCCESS;
+}
+
+void stream_forget(CUstream s) {
+  capture_drop_stream(s);
+  pthread_mutex_lock(&s->turn); /* another thread may be running work of this stream */
+  pthread_mutex_unlock(&s->turn);
+  pthread_mutex_lock(&state_lock);
+  for (CUstream *at = &s->ctx->streams; *at != NULL; at = &(*at)->next)
+    if (*at == s) {
+      *at = s->next;
+      break;
+    }
+  pthread_mutex_unlock(&state_lock);
+  nodes_clear(&s->tail);
+  pthread_mutex_destroy(&s->turn);
+  if (s != &s->ctx->legacy && s != &s->ctx->per_thread) handle_delete(s);
+}
+
+/* Like stream_get, but without the error that a kernel left behind. */
+static CUresult stream_find(CUstream given, CUstream *s) {
+  TRY(require_init());
+  CUcontext ctx = peek_context();
+  if (given == NULL || given == CU_STREAM_LEGACY || given == CU_STREAM_PER_THREAD) {
+    REQUIRE(ctx != NULL, CUDA_ERROR_INVALID_CONTEXT, "no context is current in this thread");
+    *s = given == CU_STREAM_PER_THREAD ? &ctx->per_thread : &ctx->legacy;
+    return CUDA_SUCCESS;
+  }
+  REQUIRE(handle_is(given, HANDLE_STREAM), CUDA_ERROR_INVALID_HANDLE, "%p is not a live stream", (void *)given);
+  *s = given;
+  return CUDA_SUCCESS;
+}
+
+CUresult stream_get(CUstream given, CUstream *s) {
+  TRY(stream_find(given, s));
+  int sticky = atomic_load_explicit(&(*s)->ctx->sticky, memory_order_acquire);
+  REQUIRE(sticky == 0, (CUresult)sticky, "%s", (*s)->ctx->failure);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
+  CUcontext ctx;
+  TRY(current_context(&ctx));
+  REQUIRE_POINTER(stream);
+  REQUIRE((flags & ~CU_STREAM_NON_BLOCKING) == 0, CUDA_ERROR_INVALID_VALUE, "%s: flags %#x", __func__, flags);
+  int clamped = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+  return stream_new(ctx, flags, clamped, stream);
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
+
+CUresult cuStreamDestroy_v2(CUstream stream) {
+  TRY(require_init());
+  REQUIRE(handle_is(stream, HANDLE_STREAM), CUDA_ERROR_INVALID_HANDLE, "%p is not a live stream", (void *)stream);
+  stream_forget(stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+  CUstream s;
+  TRY(stream_get(stream, &s));
+  TRY(capture_forbids(s));
+  pthread_mutex_lock(&s->turn); /* another thread may be running work of this stream */
+  pthread_mutex_unlock(&s->turn);
+  return stream_get(stream, &s);
+}
+
+CUresult cuStreamQuery(CUstream stream) {
+  CUstream s;
+  TRY(stream_get(stream, &s));
+  TRY(capture_forbids(s));
+  if (pthread_mutex_trylock(&s->turn) != 0) return CUDA_ERROR_NOT_READY;
+  pthread_mutex_unlock(&s->turn);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetFlags(CUstream stream, unsigned *flags) {
+  CUstream s;
+  REQUIRE_POINTER(flags);
+  TRY(stream_find(stream, &s));
+  *flags = s->flags;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetPriority(CUstream stream, int *priority) {
+  CUstream s;
+  REQUIRE_POINTER(priority);
+  TRY(stream_find(stream, &s));
+  *priority = s->priority;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetId(CUstream stream, unsigned long long *id) {
+  CUstream s;
+  REQUIRE_POINTER(id);
+  TRY(stream_find(stream, &s));
+  *id = s->id;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(CUstream stream, CUcontext *ctx) {
+  CUstream s;
+  REQUIRE_POINTER(ctx);
+  TRY(stream_find(stream, &s));
+  *ctx = s->ctx;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *ctx, CUgreenCtx *green) {
+  if (green != NULL) *green = NULL;
+  return cuStreamGetCtx(stream, ctx);
+}
+
+CUresult cuStreamGetDevice(CUstream stream, CUdevice *dev) {
+  CUstream s;
+  REQUIRE_POINTER(dev);
+  TRY(stream_find(stream, &s));
+  *dev = s->ctx->dev->ordinal;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn fn, void *data) {
+  CUstream s;
+  TRY(stream_get(stream, &s));
+  REQUIRE_POINTER(fn);
+  return submit(s, &(op){.kind = OP_HOST, .host = {fn, data}});
+}
+
+CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr address, size_t bytes, unsigned flags) {
+  CUstream s;
+  (void)flags; /* managed memory is visible to everybody always */
+  TRY(stream_get(stream, &s));
+  return memory_check(address, bytes, true);
+}

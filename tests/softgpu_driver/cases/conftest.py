@@ -1,0 +1,32 @@
+"""Fixtures of the driver's cases: the driver over kernels.c, and a current context per test."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+
+from tests.softgpu_driver.fake import load_fake
+
+
+@pytest.fixture(scope="session")
+def library() -> ctypes.CDLL:
+    """The driver, loaded and initialised."""
+    loaded = load_fake()
+    from cuda.bindings import driver
+
+    assert driver.cuInit(0)[0] == 0
+    return loaded
+
+
+@pytest.fixture
+def ctx(library: ctypes.CDLL) -> Iterator[object]:  # noqa: ARG001 - cuda.bindings finds the driver that it loaded
+    """Device 0's primary context, current; reset afterwards, so that what a test leaves behind ends with it."""
+    from cuda.bindings import driver
+
+    _, context = driver.cuDevicePrimaryCtxRetain(0)
+    driver.cuCtxSetCurrent(context)
+    yield context
+    driver.cuCtxSetCurrent(driver.CUcontext(0))
+    driver.cuDevicePrimaryCtxReset(0)

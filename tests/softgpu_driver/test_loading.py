@@ -1,0 +1,169 @@
+"""Building the driver library and loading it into a process, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kaas.errors import DeviceUnavailable
+from kaas.softgpu import build as driver_build
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 120.0
+TRIVIAL = "int cuInit(unsigned flags) { (void)flags; return %d; }"
+
+
+def python(code: str, **environment: str) -> str:
+    """What a program prints; fails with what it has to say if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def test_loading_twice() -> None:
+    code = """
+from kaas import softgpu
+from kaas.errors import DeviceUnavailable
+assert softgpu.loaded_devices() == () and softgpu.last_error() == ""
+softgpu.load([1 << 20, 2 << 20])
+softgpu.load([1 << 20, 2 << 20])
+try:
+    softgpu.load([1 << 20])
+except DeviceUnavailable as error:
+    print(softgpu.loaded_devices(), error)
+"""
+    said = python(code)
+    assert said.startswith("(1048576, 2097152)")
+    assert "it cannot get" in said
+
+
+def test_calls_before_cu_init() -> None:
+    code = """
+from kaas import softgpu
+softgpu.load([1 << 20])
+from cuda.bindings import driver
+print(int(driver.cuDeviceGetCount()[0]), int(driver.cuMemAlloc(8)[0]), int(driver.cuStreamSynchronize(0)[0]))
+driver.cuInit(0)
+print(int(driver.cuDeviceGetCount()[0]), int(driver.cuMemAlloc(8)[0]))
+print(softgpu.last_error())
+"""
+    assert python(code).splitlines() == ["3 3 3", "0 201", "no context is current in this thread"]
+
+
+def test_without_configured_devices() -> None:
+    code = """
+from kaas.softgpu import build, open_library
+library = open_library(build.build())
+print(library.cuInit(0), library.kaas_softgpu_last_error().decode())
+"""
+    assert python(code) == "100 cuInit: no software devices were configured"
+
+
+@pytest.mark.parametrize("devices", [[], [0], [-1], [1] * 17])
+def test_impossible_devices(devices: list[int]) -> None:
+    from kaas import softgpu
+
+    with pytest.raises(ValueError, match="devices"):
+        softgpu.load(devices)
+
+
+def test_a_real_driver_is_not_hidden(tmp_path: Path) -> None:
+    (tmp_path / "real.c").write_text(TRIVIAL % 0)
+    driver_build.build([tmp_path / "real.c"], tmp_path)
+    (folder,) = (path.parent for path in tmp_path.glob("*/libcuda.so.1"))
+    code = """
+from kaas import softgpu
+from kaas.errors import DeviceUnavailable
+try:
+    softgpu.load([1 << 20])
+except DeviceUnavailable as error:
+    print(error)
+softgpu.load([1 << 20], force=True)
+print(softgpu.loaded_devices())
+"""
+    first, second = python(code, LD_LIBRARY_PATH=str(folder)).splitlines()
+    assert first.startswith("a working NVIDIA driver is present")
+    assert second == "(1048576,)"
+
+
+def test_a_driver_library_without_a_gpu_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "real.c").write_text(TRIVIAL % 100)
+    library = driver_build.build([tmp_path / "real.c"], tmp_path)
+    code = "from kaas import softgpu; softgpu.load([1 << 20]); print(softgpu.loaded_devices())"
+    assert python(code, LD_LIBRARY_PATH=str(library.parent)) == "(1048576,)"
+
+
+def test_a_changed_source_is_built_anew(tmp_path: Path) -> None:
+    source = tmp_path / "driver.c"
+    source.write_text(TRIVIAL % 0)
+    first = driver_build.build([source], tmp_path)
+    written = first.stat().st_mtime_ns
+    assert driver_build.build([source], tmp_path) == first
+    assert first.stat().st_mtime_ns == written
+    source.write_text(TRIVIAL % 1)
+    assert driver_build.build([source], tmp_path) != first
+
+
+def test_many_builders_at_once(tmp_path: Path) -> None:
+    source = tmp_path / "driver.c"
+    source.write_text(TRIVIAL % 0)
+    with ThreadPoolExecutor(4) as threads:
+        built = set(threads.map(lambda _: driver_build.build([source], tmp_path), range(4)))
+    assert len(built) == 1
+    assert [path.name for path in built.pop().parent.iterdir()] == ["libcuda.so.1"]
+
+
+def test_without_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(DeviceUnavailable, match="C compiler"):
+        driver_build.build(directory=tmp_path)
+
+
+def test_a_compiler_that_fails(tmp_path: Path) -> None:
+    source = tmp_path / "driver.c"
+    source.write_text("this is not C")
+    with pytest.raises(DeviceUnavailable, match=r"could not be compiled.*error"):
+        driver_build.build([source], tmp_path)
+    assert not list(tmp_path.glob("*/*"))
+
+
+def test_the_driver_compiles_without_warnings(tmp_path: Path) -> None:
+    command = [*driver_build._compiler(), "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-c"]
+    for source in driver_build.driver_sources():
+        if source.name.startswith(("runner", "rt_")):
+            continue  # not the driver
+        subprocess.run([*command, str(source), "-o", str(tmp_path / "object.o")], check=True, timeout=LIMIT_S)
+
+
+def toolkit_header() -> Path | None:
+    """The cuda.h that nvcc would include, if there is an nvcc."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        return None
+    command, program = [nvcc, "-M", "-x", "cu", "-"], "#include <cuda.h>"
+    listed = subprocess.run(command, input=program, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    return next(Path(word) for word in listed.stdout.split() if word.endswith("/cuda.h"))
+
+
+def test_prototypes_are_those_of_the_toolkit() -> None:
+    """Every function of ours has the type that cuda.h gives it. Without a toolkit there is nothing to compare."""
+    header = toolkit_header()
+    command = [*driver_build._compiler(), "-fsyntax-only", "-w", "-DKAAS_SOFTGPU_CUDA_ABI_H", "-include", str(header)]
+    for source in driver_build.driver_sources() if header else []:
+        if not source.name.startswith(("runner", "rt_", "symbols")):
+            subprocess.run([*command, str(source)], check=True, timeout=LIMIT_S)
