@@ -1,0 +1,138 @@
+"""The compiler as the table of C functions that the driver calls (kaas_compiler in abi.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kaas.softgpu.jit import Compiler, ModuleInfo
+
+SUCCESS, INVALID_VALUE, INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX = 0, 1, 200, 209, 218  # CUresult
+INVALID_HANDLE, UNKNOWN = 400, 999
+
+
+class CompileError(Exception):
+    """What kept an image from being loaded or a kernel from being compiled; `result` is a CUresult."""
+
+    def __init__(self, result: int, message: str) -> None:
+        super().__init__(result, message)
+        self.result, self.message = result, message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class _KernelInfo(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("param_count", ctypes.c_uint32),
+        ("param_offsets", ctypes.POINTER(ctypes.c_uint32)),
+        ("param_sizes", ctypes.POINTER(ctypes.c_uint32)),
+        ("param_bytes", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
+        ("local_bytes", ctypes.c_uint32),
+        ("max_threads", ctypes.c_uint32),
+        ("registers", ctypes.c_uint32),
+    ]
+
+
+class _GlobalInfo(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64)]
+
+
+_U32 = ctypes.c_uint32
+_LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64))
+_DESCRIBE = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_uint64,
+    ctypes.POINTER(ctypes.POINTER(_KernelInfo)),
+    ctypes.POINTER(_U32),
+    ctypes.POINTER(ctypes.POINTER(_GlobalInfo)),
+    ctypes.POINTER(_U32),
+)
+_COMPILE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, _U32, ctypes.POINTER(_U32), ctypes.POINTER(ctypes.c_void_p))
+_UNLOAD = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
+
+
+class CompilerTable(ctypes.Structure):
+    _fields_ = [("load", _LOAD), ("describe", _DESCRIBE), ("compile", _COMPILE), ("unload", _UNLOAD)]
+
+
+class CInterface:
+    """Keeps the table, and for each module the arrays that `describe` has handed out."""
+
+    def __init__(self, compiler: Compiler, library: ctypes.CDLL) -> None:
+        self._compiler, self._library = compiler, library
+        self._described: dict[int, tuple[Any, Any, list[Any]]] = {}
+        self.table = CompilerTable(
+            _LOAD(self._load), _DESCRIBE(self._describe), _COMPILE(self._compile), _UNLOAD(self._unload)
+        )
+
+    def _guarded(self, action: Callable[[], None]) -> int:
+        """Runs a callback's work; no exception may reach C, so each becomes a CUresult and a message."""
+        try:
+            action()
+        except CompileError as error:
+            result, message = error.result, error.message
+        except Exception as error:  # noqa: BLE001 - C cannot pass it on
+            result, message = UNKNOWN, f"the compiler failed: {type(error).__name__}: {error}"
+        else:
+            return SUCCESS
+        self._library.kaas_softgpu_set_last_error(message.encode())
+        return result
+
+    def _load(self, content: int, size: int, handle: Any) -> int:
+        def action() -> None:
+            if not content:
+                raise CompileError(INVALID_VALUE, "no image")
+            handle[0] = self._compiler.load(ctypes.string_at(content, size) if size else ctypes.string_at(content))
+
+        return self._guarded(action)
+
+    def _describe(self, module: int, kernels: Any, kernel_count: Any, variables: Any, variable_count: Any) -> int:
+        def action() -> None:
+            if module not in self._described:
+                info, base = self._compiler.describe(module)
+                self._described[module] = _arrays(info, base)
+            kernel_array, variable_array, _ = self._described[module]
+            kernels[0] = ctypes.cast(kernel_array, ctypes.POINTER(_KernelInfo))
+            kernel_count[0] = len(kernel_array)
+            variables[0] = ctypes.cast(variable_array, ctypes.POINTER(_GlobalInfo))
+            variable_count[0] = len(variable_array)
+
+        return self._guarded(action)
+
+    def _compile(self, module: int, kernel: int, block: Any, function: Any) -> int:
+        def action() -> None:
+            function[0] = self._compiler.compile(module, kernel, (block[0], block[1], block[2]))
+
+        return self._guarded(action)
+
+    def _unload(self, module: int) -> None:
+        def action() -> None:
+            self._compiler.unload(module)
+            self._described.pop(module, None)
+
+        self._guarded(action)
+
+
+def _arrays(info: ModuleInfo, base: int) -> tuple[Any, Any, list[Any]]:
+    """The C view of a module, and the arrays it points into."""
+    keep: list[Any] = []
+    kernels = (_KernelInfo * len(info.kernels))()
+    for place, kernel in zip(kernels, info.kernels):
+        count = len(kernel.parameters)
+        offsets = (_U32 * count)(*(offset for offset, _ in kernel.parameters))
+        sizes = (_U32 * count)(*(size for _, size in kernel.parameters))
+        keep += [offsets, sizes]
+        place.name = kernel.name.encode()
+        place.param_count, place.param_offsets, place.param_sizes = count, offsets, sizes
+        place.param_bytes = max((offset + size for offset, size in kernel.parameters), default=0)
+        place.shared_bytes, place.local_bytes = kernel.shared_bytes, kernel.local_bytes
+        place.max_threads, place.registers = kernel.max_threads, kernel.registers
+    variables = (_GlobalInfo * len(info.globals))()
+    for slot, variable in zip(variables, info.globals):
+        slot.name, slot.address, slot.bytes = variable.name.encode(), base + variable.offset, variable.size
+    return kernels, variables, keep

@@ -1,0 +1,80 @@
+"""A directory of compiled code: bounded, shared by any number of processes, indifferent to damage."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+_MAGIC = b"KAASOBJ1"
+_DIGEST_BYTES = 16
+_log = logging.getLogger(__name__)
+
+
+class DiskCache:
+    """Entries are files named by their key. A read refreshes its entry; when the files exceed `limit_bytes` the ones
+    longest unread go. Whatever keeps an entry from being read or written costs time, not correctness: it is logged."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self.directory, self.limit_bytes = directory, limit_bytes
+        self._written_bytes = limit_bytes  # the first write looks at the directory
+
+    def get(self, key: str) -> bytes | None:
+        """The entry, or None where there is none that is whole."""
+        path = self.directory / key
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _log.warning("cannot read the kernel cache: %s", error)
+            return None
+        payload = content[len(_MAGIC) + _DIGEST_BYTES :]
+        if content[: len(_MAGIC)] != _MAGIC or content[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES] != _digest(payload):
+            _log.warning("the kernel cache entry %s is damaged and will be made again", key)
+            return None
+        try:
+            os.utime(path)
+        except OSError as error:  # another process may have just removed it
+            _log.debug("cannot refresh %s: %s", path, error)
+        return payload
+
+    def put(self, key: str, payload: bytes) -> None:
+        content = _MAGIC + _digest(payload) + payload
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(prefix=".new-", dir=self.directory)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+                os.replace(name, self.directory / key)
+            except OSError:
+                os.unlink(name)
+                raise
+            self._written_bytes += len(content)
+            if self._written_bytes > self.limit_bytes // 8:
+                self._trim()
+                self._written_bytes = 0
+        except OSError as error:
+            _log.warning("cannot write the kernel cache: %s", error)
+
+    def _trim(self) -> None:
+        entries = []
+        for path in self.directory.iterdir():
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            entries.append((status.st_mtime_ns, status.st_size, path))
+        excess = sum(size for _, size, _ in entries) - self.limit_bytes
+        for _, size, path in sorted(entries):
+            if excess <= 0:
+                return
+            path.unlink(missing_ok=True)
+            excess -= size
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest()

@@ -1,0 +1,381 @@
+"""Writes LLVM IR text for one kernel: values by shape, registers, the mask of running lanes, calls out of line."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kaas.softgpu.analysis import Plan
+from kaas.softgpu.flow import Step
+from kaas.softgpu.inline import Kernel
+from kaas.softgpu.ptx import Immediate, Not, Operand, PtxError, Register, Special, Symbol
+from kaas.softgpu.ptx_types import SCALARS
+from kaas.softgpu.shapes import UNIFORM, VARYING, WARP, Affine, Shape, Varying, Wide, constant, is_uniform
+from kaas.softgpu.target import Target
+
+SIZES = {"i1": 1, "i8": 8, "i16": 16, "half": 16, "i32": 32, "float": 32, "i64": 64, "double": 64}
+_INTEGER = {"half": "i16", "float": "i32", "double": "i64"}
+LANES = "<" + ", ".join(f"i32 {i}" for i in range(WARP)) + ">"
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """Scalar or 32-wide: how an elementwise operation spells its types and constants."""
+
+    lanes: int
+
+    def of(self, element: str) -> str:
+        return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
+
+    def name(self, element: str) -> str:
+        short = {"float": "f32", "double": "f64", "half": "f16"}.get(element, element)
+        return short if self.lanes == 1 else f"v{self.lanes}{short}"
+
+    def const(self, element: str, value: int | str) -> str:
+        text = integer(element, value) if isinstance(value, int) else value
+        return text if self.lanes == 1 else f"splat ({element} {text})"
+
+
+SCALAR, VECTOR = Width(1), Width(WARP)
+
+
+def integer(element: str, value: int) -> str:
+    """The integer with these low bits as LLVM writes it, or the floating-point constant with these bits."""
+    bits = SIZES[element]
+    if element == "i1":
+        return "true" if value & 1 else "false"
+    value &= (1 << bits) - 1
+    return f"bitcast (i{bits} {value} to {element})" if element in _INTEGER else str(value)
+
+
+@dataclass(slots=True)
+class Value:
+    """parts: one scalar for each group of an Affine; bases then offsets of a Wide; the vector of a Varying."""
+
+    shape: Shape
+    type: str
+    parts: list[str]
+    vector: str = ""  # the 32-wide form, once it was made
+
+
+@dataclass(slots=True)
+class Emitter:
+    kernel: Kernel
+    plan: Plan
+    target: Target
+    block_shape: tuple[int, int, int]
+    special: Callable[[Emitter, str], Value]
+    lines: list[str] = field(default_factory=list)
+    declared: set[str] = field(default_factory=set)
+    registers: dict[str, Value] = field(default_factory=dict)  # known in this block
+    written: set[str] = field(default_factory=set)
+    cache: dict[object, str] = field(default_factory=dict)  # what this block has computed already
+    label: str = "entry"
+    block: int = 0
+    count: int = 0
+    uses_globals: bool = False
+
+    # --- text
+
+    def new(self, text: str) -> str:
+        self.count += 1
+        name = f"%v{self.count}"
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def put(self, text: str) -> None:
+        self.lines.append(text)
+
+    def fresh(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}.{self.count}"
+
+    def start(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+        self.label = label
+
+    def intrinsic(self, name: str, result: str, arguments: list[tuple[str, str]]) -> str:
+        """A call with a result; arguments are (type, value)."""
+        self.declared.add(f"declare {result} @{name}({', '.join(kind for kind, _ in arguments)})")
+        return self.new(f"call {result} @{name}({', '.join(f'{kind} {value}' for kind, value in arguments)})")
+
+    def call(self, name: str, arguments: list[tuple[str, str]]) -> None:
+        self.declared.add(f"declare void @{name}({', '.join(kind for kind, _ in arguments)})")
+        self.put(f"call void @{name}({', '.join(f'{kind} {value}' for kind, value in arguments)})")
+
+    def once(self, key: object, make: Callable[[], str]) -> str:
+        if key not in self.cache:
+            self.cache[key] = make()
+        return self.cache[key]
+
+    # --- values
+
+    def splat(self, element: str, parts: list[str]) -> str:
+        """The vector whose groups hold these scalars."""
+        kind = VECTOR.of(element)
+        if len(parts) == 1:
+            if not parts[0].startswith("%"):
+                return VECTOR.const(element, parts[0])
+            one = self.new(f"insertelement {kind} poison, {element} {parts[0]}, i64 0")
+            return self.new(f"shufflevector {kind} {one}, {kind} poison, <{WARP} x i32> zeroinitializer")
+        few = f"<{len(parts)} x {element}>"
+        vector = "poison"
+        for index, part in enumerate(parts):
+            vector = self.new(f"insertelement {few} {vector}, {element} {part}, i64 {index}")
+        segment = WARP // len(parts)
+        order = ", ".join(f"i32 {lane // segment}" for lane in range(WARP))
+        return self.new(f"shufflevector {few} {vector}, {few} poison, <{WARP} x i32> <{order}>")
+
+    def ramp(self, element: str, segment: int, step: int) -> str:
+        """The constant vector step * (lane % segment)."""
+        return "<" + ", ".join(f"{element} {integer(element, step * (lane % segment))}" for lane in range(WARP)) + ">"
+
+    def vector(self, value: Value) -> str:
+        if value.vector:
+            return value.vector
+        match value.shape:
+            case Varying():
+                value.vector = value.parts[0]
+            case Affine(segment, step):
+                base = self.splat(value.type, value.parts)
+                kind = VECTOR.of(value.type)
+                value.vector = self.new(f"add {kind} {base}, {self.ramp(value.type, segment, step)}") if step else base
+            case Wide(segment, step, signed, scale) as wide:
+                base = self.splat("i32", value.parts[: wide.groups])
+                lanes = self.new(f"add <{WARP} x i32> {base}, {self.ramp('i32', segment, step)}")
+                extend = "sext" if signed else "zext"
+                lanes = self.new(f"{extend} <{WARP} x i32> {lanes} to <{WARP} x i64>")
+                if scale != 1:
+                    lanes = self.new(f"mul <{WARP} x i64> {lanes}, {VECTOR.const('i64', scale)}")
+                offset = self.splat("i64", value.parts[wide.groups :])
+                value.vector = self.new(f"add <{WARP} x i64> {lanes}, {offset}")
+        return value.vector
+
+    def groups(self, value: Value, segment: int) -> list[str]:
+        """The bases of an Affine at this granularity."""
+        assert isinstance(value.shape, Affine)
+        have, step = value.shape.segment, value.shape.step
+        if have == segment:
+            return value.parts
+        out = []
+        for index in range(WARP // segment):
+            base = value.parts[index * segment // have]
+            shift = step * (index * segment % have)
+            out.append(self.new(f"add {value.type} {base}, {integer(value.type, shift)}") if shift else base)
+        return out
+
+    def reshape(self, value: Value, shape: Shape) -> Value:
+        """The same value in a wider shape."""
+        if value.shape == shape:
+            return value
+        match shape, value.shape:
+            case Affine(segment), Affine():
+                return Value(shape, value.type, self.groups(value, segment), value.vector)
+            case Wide(segment), Wide(have):
+                parts: list[str] = []
+                for index in range(shape.groups):
+                    base, shift = value.parts[index * segment // have], value.shape.step * (index * segment % have)
+                    parts.append(self.new(f"add i32 {base}, {integer('i32', shift)}") if shift else base)
+                offsets = value.parts[value.shape.groups :]
+                parts += [offsets[index * segment // have] for index in range(shape.groups)]
+                return Value(shape, value.type, parts, value.vector)
+        return Value(VARYING, value.type, [self.vector(value)])
+
+    def cast(self, value: Value, element: str, signed: bool = False) -> Value:
+        """The bits of the value as another element type; wider sources are cut, narrower ones extended."""
+        if value.type == element:
+            return value
+        have, want = SIZES[value.type], SIZES[element]
+        if isinstance(value.shape, Wide) or (isinstance(value.shape, Affine) and value.shape.step and have <= want):
+            value = Value(VARYING, value.type, [self.vector(value)])
+        shape, parts, kind = value.shape, value.parts, value.type
+        width = VECTOR if isinstance(shape, Varying) else SCALAR
+        if isinstance(shape, Affine) and shape.value is not None and kind not in _INTEGER and element not in _INTEGER:
+            shape = Affine(shape.segment, 0)
+        if kind in _INTEGER and have != want:
+            parts = [self.new(f"bitcast {width.of(kind)} {p} to {width.of(_INTEGER[kind])}") for p in parts]
+            kind = _INTEGER[kind]
+        middle = _INTEGER.get(element, element)
+        if have != want:
+            how = "trunc" if have > want else "sext" if signed else "zext"
+            parts = [self.new(f"{how} {width.of(kind)} {p} to {width.of(middle)}") for p in parts]
+            kind = middle
+        if kind != element:
+            parts = [self.new(f"bitcast {width.of(kind)} {p} to {width.of(element)}") for p in parts]
+        return Value(shape, element, parts)
+
+    def read(self, operand: Operand, element: str, signed: bool = False) -> Value:
+        """A source operand as `element`."""
+        match operand:
+            case Register(name):
+                return self.cast(self.register(name), element, signed)
+            case Immediate(bits, float_bits):
+                return self._immediate(bits, float_bits, element)
+            case Not(register):
+                value = self.register(register.name)
+                width = VECTOR if isinstance(value.shape, Varying) else SCALAR
+                flipped = [self.new(f"xor {width.of('i1')} {p}, {width.const('i1', 1)}") for p in value.parts]
+                return Value(value.shape, "i1", flipped)
+            case Special(name):
+                return self.cast(self.special(self, name), element)
+            case Symbol(name, offset):
+                return self.cast(self.symbol(name, offset), element)
+        raise PtxError(0, f"{operand} cannot be read")
+
+    def _immediate(self, bits: int, float_bits: int, element: str) -> Value:
+        if float_bits == 64 and element == "float":
+            bits = int.from_bytes(struct.pack("<f", struct.unpack("<d", bits.to_bytes(8, "little"))[0]), "little")
+        shape = UNIFORM if element in _INTEGER else constant(bits)
+        return Value(shape, element, [integer(element, bits)])
+
+    def symbol(self, name: str, offset: int) -> Value:
+        """The address of a variable in its own space (local and global ones: the host address)."""
+        kernel = self.kernel
+        if name in kernel.shared:
+            return Value(constant(kernel.shared[name] + offset), "i64", [str(kernel.shared[name] + offset)])
+        if name in kernel.local:
+            start = self.new(f"add i64 %local, {kernel.local[name] + offset}")
+            return Value(Affine(WARP, kernel.local_bytes, 16), "i64", [start])
+        if name in kernel.globals:
+            self.uses_globals = True
+            return Value(UNIFORM, "i64", [self.new(f"add i64 %globals, {kernel.globals[name] + offset}")])
+        for parameter in kernel.parameters:
+            if parameter.name == name:
+                base = self.new("ptrtoint ptr %params to i64")
+                return Value(UNIFORM, "i64", [self.new(f"add i64 {base}, {parameter.offset + offset}")])
+        raise PtxError(0, f"no variable {name}")
+
+    # --- registers
+
+    def storage(self, name: str) -> str:
+        return SCALARS[self.kernel.registers[name]].storage
+
+    def slots(self, name: str) -> list[tuple[str, str]]:
+        """(stack slot, type) of the parts of a register; a varying predicate is kept as a bit mask."""
+        kind, shape = self.storage(name), self.plan.shapes[name]
+        match shape:
+            case Varying():
+                return [(f"%\"{name}\"", "i32" if kind == "i1" else VECTOR.of(kind))]
+            case Affine():
+                return [(f"%\"{name}.{i}\"", kind) for i in range(shape.groups)]
+            case Wide():
+                kinds = ["i32"] * shape.groups + ["i64"] * shape.groups
+                return [(f"%\"{name}.{i}\"", part) for i, part in enumerate(kinds)]
+
+    def register(self, name: str) -> Value:
+        value = self.registers.get(name)
+        if value is None:
+            kind, shape = self.storage(name), self.plan.shapes[name]
+            parts = [self.new(f"load {part}, ptr {slot}") for slot, part in self.slots(name)]
+            if kind == "i1" and isinstance(shape, Varying):
+                parts = [self.new(f"bitcast i32 {parts[0]} to <{WARP} x i1>")]
+            value = self.registers[name] = Value(shape, kind, parts)
+        return value
+
+    def write(self, name: str, value: Value, step: Step, signed: bool = False) -> None:
+        """Sets a register where the step's guard holds, for the lanes that run. Others keep theirs if they need it."""
+        if name == "_":
+            return
+        kind, shape = self.storage(name), self.plan.shapes[name]
+        value = self.cast(value, kind, signed)
+        guard = step.inst.guard
+        condition = self.guard(step) if guard is not None else None
+        if isinstance(shape, Varying):
+            vector = self.vector(value)
+            choose = self._lanes_to_write(name, condition)
+            if choose:
+                old = self.vector(self.register(name))
+                vector = self.new(f"select {choose}, {VECTOR.of(kind)} {vector}, {VECTOR.of(kind)} {old}")
+            value = Value(VARYING, kind, [vector])
+        else:
+            value = self.reshape(value, shape)
+            if condition is not None:
+                old_parts = self.register(name).parts
+                kinds = [part for _, part in self.slots(name)]
+                new = [
+                    self.new(f"select i1 {condition.parts[0]}, {part} {one}, {part} {old}")
+                    for part, one, old in zip(kinds, value.parts, old_parts)
+                ]
+                value = Value(shape, kind, new)
+        self.registers[name] = value
+        self.written.add(name)
+
+    def _lanes_to_write(self, name: str, condition: Value | None) -> str:
+        shared = self.plan.is_live_elsewhere(self.block, name)
+        if condition is not None and is_uniform(condition.shape) and not shared:
+            return f"i1 {condition.parts[0]}"
+        if condition is None:
+            return f"<{WARP} x i1> {self.lanes()}" if shared else ""
+        vector = self.vector(condition)
+        if shared:
+            vector = self.new(f"and <{WARP} x i1> {vector}, {self.lanes()}")
+        return f"<{WARP} x i1> {vector}"
+
+    def guard(self, step: Step) -> Value:
+        register = step.inst.guard
+        assert register is not None
+        return self.read(Not(register) if step.inst.negated else register, "i1")
+
+    def flush(self, live: int) -> None:
+        """Stores what later blocks read."""
+        for name in self.written:
+            if not live & self.plan.flow.register_bit[name]:
+                continue
+            value = self.registers[name]
+            for (slot, kind), part in zip(self.slots(name), value.parts):
+                if isinstance(value.shape, Varying) and value.type == "i1":
+                    part = self.new(f"bitcast <{WARP} x i1> {part} to i32")
+                self.put(f"store {kind} {part}, ptr {slot}")
+
+    # --- lanes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all 32 lanes surely run this block."""
+        return self.plan.is_full(self.block)
+
+    def mask(self) -> str:
+        """The running lanes as bits."""
+        return "-1" if self.is_full else self.once("mask", lambda: self.new("load i32, ptr %mask"))
+
+    def lanes(self) -> str:
+        """The running lanes as <32 x i1>."""
+        mask = self.mask()
+        return self.once("lanes", lambda: self.new(f"bitcast i32 {mask} to <{WARP} x i1>"))
+
+    def active(self, step: Step) -> tuple[str, str]:
+        """The lanes for which the step's guard holds: bits, and <32 x i1> ("" if surely all)."""
+        if step.inst.guard is None:
+            return (self.mask(), "") if self.is_full else (self.mask(), self.lanes())
+        condition = self.guard(step)
+        if is_uniform(condition.shape):
+            bits = self.new(f"select i1 {condition.parts[0]}, i32 {self.mask()}, i32 0")
+            return bits, self.new(f"bitcast i32 {bits} to <{WARP} x i1>")
+        vector = self.vector(condition)
+        if not self.is_full:
+            vector = self.new(f"and <{WARP} x i1> {vector}, {self.lanes()}")
+        return self.new(f"bitcast <{WARP} x i1> {vector} to i32"), vector
+
+    # --- elementwise work
+
+    def apply(self, shape: Shape, element: str, function: Elementwise, sources: list[Value]) -> Value:
+        """function on each group's scalars where the shape allows, else on vectors."""
+        if isinstance(shape, Affine):
+            columns = [self.groups(source, shape.segment) for source in sources]
+            parts = [function(SCALAR, *(column[i] for column in columns)) for i in range(shape.groups)]
+            return Value(shape, element, parts)
+        return Value(VARYING, element, [function(VECTOR, *(self.vector(source) for source in sources))])
+
+    def outline(self, name: str, result: str, arguments: list[tuple[str, str]], width: Width) -> str:
+        """An elementwise helper of the runner: name(const inputs..., output, lanes). arguments: (element, value)."""
+        pointers = []
+        for index, (element, value) in enumerate(arguments):
+            slot = f"%in{index}"
+            self.put(f"store {width.of(element)} {value}, ptr {slot}")
+            pointers.append(("ptr", slot))
+        self.call(name, [*pointers, ("ptr", "%out"), ("i32", str(width.lanes))])
+        return self.new(f"load {width.of(result)}, ptr %out")
+
+
+Elementwise = Callable[..., str]

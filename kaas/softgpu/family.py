@@ -1,0 +1,57 @@
+"""What the compiler knows about a family of instructions; `instructions.FAMILIES` is the table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kaas.softgpu.ptx_types import Scalar
+from kaas.softgpu.shapes import Shape
+
+if TYPE_CHECKING:
+    from kaas.softgpu.emitter import Emitter
+    from kaas.softgpu.flow import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """emit writes the code; shape gives the result's shape from those of the operands after the first.
+
+    types: the types an opcode may name; modifiers: what else it may contain, `required`: one of these it must.
+    operands: least and largest number of operands. guard_branches: a guard becomes a branch around the instruction.
+    """
+
+    summary: str
+    emit: Callable[[Emitter, Step], None]
+    shape: Callable[[Operation, list[Shape]], Shape]
+    types: frozenset[str]
+    modifiers: frozenset[str]
+    operands: tuple[int, int]
+    required: frozenset[str] = frozenset()
+    has_result: bool = True
+    guard_branches: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One opcode taken apart: mul.wide.s32 is base mul, modifiers (wide,), types (s32,)."""
+
+    opcode: str
+    base: str
+    modifiers: tuple[str, ...]
+    types: tuple[Scalar, ...]
+    family: Family
+
+    @property
+    def type(self) -> Scalar:
+        return self.types[-1]
+
+    @property
+    def llvm(self) -> str:
+        return self.types[-1].llvm
+
+    @property
+    def rounding(self) -> str:
+        """rz, rm or rp; "" for the default, to nearest even."""
+        return next((m for m in self.modifiers if m in ("rz", "rm", "rp")), "")

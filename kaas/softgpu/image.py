@@ -1,0 +1,73 @@
+"""Finds the PTX in what a program hands to the driver: PTX text, or a fatbin that holds some."""
+
+from __future__ import annotations
+
+import struct
+
+INVALID_IMAGE, NO_BINARY_FOR_GPU = 200, 209  # CUresult
+
+_FATBIN_MAGIC, _FATBIN_WRAPPER_MAGIC = 0xBA55ED50, 0x466243B1
+_HEADER = struct.Struct("<IHHQ")  # magic, version, header bytes, bytes that follow
+_ENTRY = struct.Struct("<HHIQ")  # kind, version, header bytes, payload bytes
+_FLAGS_OFFSET = 40  # of the 64-bit flags in an entry's header
+_PTX_KIND = 1
+_COMPRESSED_FLAGS = 0xF000
+_ELF_MACHINE_CUDA = 190
+
+
+class ImageError(Exception):
+    """An image with no PTX to compile; `result` is the CUresult that says why."""
+
+    def __init__(self, result: int, message: str) -> None:
+        super().__init__(result, message)
+        self.result, self.message = result, message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def ptx_of(image: bytes) -> str:
+    """The PTX text of an image. Raises ImageError."""
+    if image[:4] == b"\x7fELF":
+        raise _no_ptx_in_elf(image)
+    if len(image) >= 4 and struct.unpack_from("<I", image)[0] == _FATBIN_MAGIC:
+        image = _from_fatbin(image)
+    elif len(image) >= 4 and struct.unpack_from("<I", image)[0] == _FATBIN_WRAPPER_MAGIC:
+        raise ImageError(INVALID_IMAGE, "a fatbin wrapper holds a pointer: hand over the fatbin itself")
+    text = image.split(b"\0", 1)[0]
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ImageError(INVALID_IMAGE, "the image is neither PTX text, nor a fatbin, nor a cubin") from None
+
+
+def _no_ptx_in_elf(image: bytes) -> ImageError:
+    if len(image) >= 20 and struct.unpack_from("<H", image, 18)[0] == _ELF_MACHINE_CUDA:
+        return ImageError(
+            NO_BINARY_FOR_GPU, "a cubin holds GPU machine code: the software GPU runs PTX (nvcc -ptx, or -fatbin with PTX)"
+        )
+    return ImageError(INVALID_IMAGE, "the image is an object file of another machine, not GPU code")
+
+
+def _from_fatbin(image: bytes) -> bytes:
+    if len(image) < _HEADER.size:
+        raise ImageError(INVALID_IMAGE, "the fatbin is cut off")
+    _, _, start, length = _HEADER.unpack_from(image)
+    if start < _HEADER.size or start + length > len(image):
+        raise ImageError(INVALID_IMAGE, f"the fatbin is cut off: {start + length} bytes announced, {len(image)} there")
+    position, end, compressed = start, start + length, False
+    while position + _ENTRY.size <= end:
+        kind, _, header, payload = _ENTRY.unpack_from(image, position)
+        if header < _ENTRY.size or position + header + payload > end:
+            raise ImageError(INVALID_IMAGE, "the fatbin is corrupt: an entry reaches beyond its end")
+        if kind == _PTX_KIND:
+            flags = struct.unpack_from("<Q", image, position + _FLAGS_OFFSET)[0] if header >= _FLAGS_OFFSET + 8 else 0
+            if not flags & _COMPRESSED_FLAGS:
+                return image[position + header : position + header + payload]
+            compressed = True
+        position += header + payload
+    if compressed:
+        raise ImageError(
+            NO_BINARY_FOR_GPU, "the PTX in this fatbin is compressed: make it with nvcc -fatbin --no-compress"
+        )
+    raise ImageError(NO_BINARY_FOR_GPU, "this fatbin holds no PTX, which is what the software GPU runs")

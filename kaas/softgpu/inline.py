@@ -1,0 +1,267 @@
+"""Flattens an entry into one list of instructions: calls are expanded in place, variables get their offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from kaas.softgpu.ptx import (
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Label,
+    Module,
+    Not,
+    Operand,
+    Pair,
+    Parameter,
+    PtxError,
+    Register,
+    Special,
+    Symbol,
+    Unsupported,
+    Variable,
+    Vector,
+)
+from kaas.softgpu.ptx_types import SCALARS
+
+SHARED_ALIGN = 16  # dynamic shared memory starts at a multiple of this many bytes
+
+
+@dataclass(slots=True)
+class Kernel:
+    """An entry without calls. Offsets are in bytes from the start of the parameter buffer, the block's shared memory,
+    the lane's local memory and the module's globals."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    max_threads: int
+    registers: dict[str, str] = field(default_factory=dict)
+    body: list[Instruction | Label] = field(default_factory=list)
+    shared: dict[str, int] = field(default_factory=dict)
+    shared_bytes: int = 0
+    local: dict[str, int] = field(default_factory=dict)
+    local_bytes: int = 0
+    globals: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def param_bytes(self) -> int:
+        return max((p.offset + p.size for p in self.parameters), default=0)
+
+
+def flatten(module: Module, entry: Function, global_offsets: dict[str, int], refusals: list[Unsupported]) -> Kernel:
+    """The kernel of `entry`; what cannot be expanded is appended to `refusals`."""
+    kernel = Kernel(entry.name, entry.parameters, entry.max_threads, globals=global_offsets)
+    work = _Flattening(module, kernel, refusals)
+    work.expand(entry, {}, (entry.name,), "")
+    work.place_shared()
+    return kernel
+
+
+def align_up(offset: int, align: int) -> int:
+    return (offset + align - 1) // align * align
+
+
+class _Flattening:
+    def __init__(self, module: Module, kernel: Kernel, refusals: list[Unsupported]) -> None:
+        self.module, self.kernel, self.refusals = module, kernel, refusals
+        self.copies = 0
+        self.dynamic: list[str] = []
+        self.slots: dict[tuple[str, int], int] = {}  # (call variable, byte offset) -> bytes
+
+    def expand(self, function: Function, formals: dict[str, str], stack: tuple[str, ...], suffix: str) -> None:
+        """Appends the body; `formals` maps the function's parameters to the caller's call variables."""
+        for name, type_name in function.registers.items():
+            self.kernel.registers[name + suffix] = type_name
+        for variable in function.variables.values():
+            self.place(variable, suffix)
+        done = f"$done{suffix}"
+        names = formals | {v.name: v.name + suffix for v in function.variables.values() if v.space in ("param", "local")}
+        rename = _renamer(suffix, names)
+        for item in function.body:
+            if isinstance(item, Label):
+                targets = tuple(target + suffix for target in item.targets)
+                self.kernel.body.append(Label(item.line, item.name + suffix, targets))
+                continue
+            base = item.opcode.split(".", 1)[0]
+            if suffix:
+                item = _renamed(item, rename, suffix)
+            if base == "call":
+                self.call(item, stack, suffix, rename)
+            elif base == "ret" and suffix:
+                self.kernel.body.append(replace(item, opcode="bra", operands=(Symbol(done),)))
+            elif base in ("ld", "st") and ".param" in item.opcode and self.is_call_variable(item, function, names):
+                self.move_parameter(item, names)
+            else:
+                for operand in item.operands:
+                    self.reference(operand)
+                self.kernel.body.append(item)
+        if suffix:
+            self.kernel.body.append(Label(function.line, done))
+
+    def place(self, variable: Variable, suffix: str) -> None:
+        if variable.space == "shared":
+            self.add_shared(variable)
+        elif variable.space == "local":
+            offset = align_up(self.kernel.local_bytes, variable.align)
+            self.kernel.local[variable.name + suffix] = offset
+            # Each lane's area keeps 16-byte alignment: vector accesses go up to that.
+            self.kernel.local_bytes = align_up(offset + variable.size, 16)
+
+    def add_shared(self, variable: Variable) -> None:
+        if variable.name in self.kernel.shared or variable.name in self.dynamic:
+            return
+        if variable.external:
+            self.dynamic.append(variable.name)
+            return
+        offset = align_up(self.kernel.shared_bytes, max(variable.align, 1))
+        self.kernel.shared[variable.name] = offset
+        self.kernel.shared_bytes = offset + variable.size
+
+    def reference(self, operand: Operand) -> None:
+        """Shared variables of the module take room only in the kernels that name them."""
+        symbol = operand.base if isinstance(operand, Address) else operand
+        if isinstance(symbol, Symbol):
+            variable = self.module.variables.get(symbol.name)
+            if variable is not None and variable.space == "shared":
+                self.add_shared(variable)
+
+    def place_shared(self) -> None:
+        if self.dynamic:
+            self.kernel.shared_bytes = align_up(self.kernel.shared_bytes, SHARED_ALIGN)
+        for name in self.dynamic:
+            self.kernel.shared[name] = self.kernel.shared_bytes
+
+    def is_call_variable(self, item: Instruction, function: Function, names: dict[str, str]) -> bool:
+        address = next((o for o in item.operands if isinstance(o, Address)), None)
+        if address is None or not isinstance(address.base, Symbol):
+            return False
+        if function.is_entry and any(p.name == address.base.name for p in function.parameters):
+            return False
+        return address.base.name in names or address.base.name in names.values()
+
+    def call(self, item: Instruction, stack: tuple[str, ...], suffix: str, rename: Callable[[Operand], Operand]) -> None:
+        lists = [operand for operand in item.operands if isinstance(operand, Vector)]
+        callees = [operand for operand in item.operands if not isinstance(operand, Vector)]
+        if len(callees) != 1 or not isinstance(callees[0], Symbol):
+            self.refusals.append(Unsupported(item.line, f"indirect call: {_one_line(item)}"))
+            return
+        callee = self.module.functions.get(callees[0].name)
+        if callee is None or not callee.has_body:
+            self.refusals.append(Unsupported(item.line, f"call of {callees[0].name}, which has no body here"))
+            return
+        if callee.name in stack:
+            self.refusals.append(Unsupported(item.line, f"recursive call of {callee.name}"))
+            return
+        results = lists.pop(0).items if item.operands and isinstance(item.operands[0], Vector) else ()
+        arguments = lists[0].items if lists else ()
+        if len(results) != len(callee.results) or len(arguments) != len(callee.parameters):
+            raise PtxError(item.line, f"{callee.name} is called with {len(arguments)} arguments and {len(results)} results")
+        self.copies += 1
+        inner = f"~{self.copies}"
+        self.enter(item, callee, arguments, results, inner, stack)
+
+    def enter(
+        self,
+        item: Instruction,
+        callee: Function,
+        arguments: tuple[Operand, ...],
+        results: tuple[Operand, ...],
+        inner: str,
+        stack: tuple[str, ...],
+    ) -> None:
+        formals: dict[str, str] = {}
+        before, after = [], []
+        for formal, actual in (*zip(callee.parameters, arguments), *zip(callee.results, results)):
+            if formal.in_register:
+                own = Register(formal.name + inner)
+                move = f"mov.{'pred' if formal.type == 'pred' else 'b' + str(SCALARS[formal.type].bits)}"
+                if formal in callee.results:
+                    after.append(Instruction(item.line, move, (actual, own), item.text))
+                else:
+                    before.append(Instruction(item.line, move, (own, actual), item.text))
+            elif isinstance(actual, Symbol):
+                formals[formal.name] = actual.name
+            else:
+                raise PtxError(item.line, f"{callee.name} wants a .param variable for {formal.name}")
+        skip = f"$skip{inner}"
+        if item.guard is not None:
+            jump = Instruction(item.line, "bra", (Symbol(skip),), item.text, item.guard, not item.negated)
+            self.kernel.body.append(jump)
+        self.kernel.body += before
+        self.expand(callee, formals, (*stack, callee.name), inner)
+        self.kernel.body += after
+        if item.guard is not None:
+            self.kernel.body.append(Label(item.line, skip))
+
+    def move_parameter(self, item: Instruction, names: dict[str, str]) -> None:
+        """ld.param/st.param of a call variable is a move from or to a register that stands for those bytes."""
+        address = next(o for o in item.operands if isinstance(o, Address))
+        values = next(o for o in item.operands if not isinstance(o, Address))
+        parts = values.items if isinstance(values, Vector) else (values,)
+        type_name = item.opcode.rsplit(".", 1)[1]
+        scalar = SCALARS[type_name]
+        assert isinstance(address.base, Symbol)
+        variable = names.get(address.base.name, address.base.name)
+        for index, part in enumerate(parts):
+            offset = address.offset + index * scalar.bits // 8
+            slot = Register(f"{variable}+{offset}")
+            known = self.slots.setdefault((variable, offset), scalar.bits)
+            if known != scalar.bits:
+                self.refusals.append(Unsupported(item.line, f"parameter bytes accessed in two widths: {_one_line(item)}"))
+            self.kernel.registers[slot.name] = f"b{scalar.bits}"
+            load = item.opcode.startswith("ld")
+            opcode = f"mov.b{scalar.bits}"
+            if scalar.bits < 32 and isinstance(part, Register):
+                width = SCALARS[self.kernel.registers[part.name]].bits
+                sign = "s" if scalar.signed else "u"
+                narrow = f"{sign}{scalar.bits}"
+                if width != scalar.bits:
+                    opcode = f"cvt.{sign}{width}.{narrow}" if load else f"cvt.{narrow}.{sign}{width}"
+            pair = (part, slot) if load else (slot, part)
+            self.kernel.body.append(replace(item, opcode=opcode, operands=pair))
+
+
+def _one_line(item: Instruction) -> str:
+    return " ".join(item.text.split())
+
+
+def _renamer(suffix: str, names: dict[str, str]) -> Callable[[Operand], Operand]:
+    def rename(operand: Operand) -> Operand:
+        match operand:
+            case Register("_"):
+                return operand
+            case Register(name):
+                return Register(name + suffix)
+            case Symbol(name, offset):
+                return Symbol(names.get(name, name), offset)
+            case Address(base, offset):
+                inner = rename(base)
+                assert isinstance(inner, Register | Symbol | Immediate)
+                return Address(inner, offset)
+            case Vector(items):
+                return Vector(tuple(rename(item) for item in items))
+            case Pair(first, second):
+                return Pair(_register(rename(first)), _register(rename(second)))
+            case Not(register):
+                return Not(_register(rename(register)))
+            case Special() | Immediate():
+                return operand
+
+    return rename
+
+
+def _register(operand: Operand) -> Register:
+    assert isinstance(operand, Register)
+    return operand
+
+
+def _renamed(item: Instruction, rename: Callable[[Operand], Operand], suffix: str) -> Instruction:
+    base = item.opcode.split(".", 1)[0]
+    if base in ("bra", "brx"):
+        operands = tuple(Symbol(o.name + suffix) if isinstance(o, Symbol) else rename(o) for o in item.operands)
+    else:
+        operands = tuple(rename(operand) for operand in item.operands)
+    guard = None if item.guard is None else _register(rename(item.guard))
+    return replace(item, operands=operands, guard=guard)

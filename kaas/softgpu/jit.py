@@ -1,0 +1,266 @@
+"""The software GPU's compiler: images in, kernels as functions of this process out; and its C interface (abi.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import llvmlite.binding as llvm
+import msgspec
+
+from kaas.softgpu import codegen, image, inline, instructions, machine_code, ptx, target
+from kaas.softgpu.c_interface import (
+    INVALID_HANDLE,
+    INVALID_PTX,
+    INVALID_VALUE,
+    CInterface,
+    CompileError,
+    CompilerTable,
+)
+from kaas.softgpu.disk_cache import DiskCache
+from kaas.softgpu.inline import align_up
+from kaas.softgpu.ptx import PtxError, Unsupported
+
+T = TypeVar("T")
+
+CACHE_BYTES = 256 << 20
+_GLOBAL_ALIGN = 256
+
+
+class KernelInfo(msgspec.Struct, frozen=True):
+    """As kaas_kernel_info in abi.h: (offset, size) in bytes of each parameter."""
+
+    name: str
+    parameters: tuple[tuple[int, int], ...]
+    shared_bytes: int
+    local_bytes: int
+    max_threads: int
+    registers: int
+
+
+class GlobalInfo(msgspec.Struct, frozen=True):
+    name: str
+    offset: int
+    size: int
+
+
+class ModuleInfo(msgspec.Struct, frozen=True):
+    """What a program may ask about an image, and how its variables start out."""
+
+    kernels: tuple[KernelInfo, ...]
+    globals: tuple[GlobalInfo, ...]
+    data: bytes
+    pointers: tuple[tuple[int, int], ...]  # 64-bit places in data: the offset in data that each points to
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """Compiled code in the cache."""
+
+    code: bytes
+    helpers: tuple[str, ...]
+    needs_globals: bool
+
+
+@dataclass(slots=True)
+class LoadedModule:
+    """One load of an image: its own variables, its own copies of the code."""
+
+    key: str
+    text: str
+    info: ModuleInfo
+    memory: ctypes.Array[ctypes.c_char]
+    base: int
+    kernels: dict[str, inline.Kernel] = field(default_factory=dict)
+    code: dict[tuple[int, tuple[int, int, int]], machine_code.Loaded] = field(default_factory=dict)
+
+
+class Compiler:
+    """Loads images and compiles their kernels, one (kernel, block shape) at a time.
+
+    library: the runner, which has the kaas_rt_* functions. cache_directory: None for ~/.cache/kaas/softgpu.
+    All methods may be called from any thread; they raise CompileError."""
+
+    def __init__(
+        self, library: ctypes.CDLL, cache_directory: Path | None = None, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        self._library = library
+        self._cache = DiskCache(cache_directory or Path.home() / ".cache" / "kaas" / "softgpu", cache_bytes)
+        self._target = target.host()
+        self._modules: dict[int, LoadedModule] = {}
+        self._next = 1
+        self._lock = threading.RLock()
+        self._known: set[str] = set()
+        self._interface = CInterface(self, library)
+
+    @property
+    def callbacks(self) -> CompilerTable:
+        """The C functions for kaas_softgpu_configure; they live as long as this object."""
+        return self._interface.table
+
+    def load(self, content: bytes) -> int:
+        """A handle for PTX or a fatbin with PTX. Everything in it is checked now; nothing is compiled yet."""
+        with self._lock:
+            key = hashlib.blake2b(
+                b"\0".join((_sources(), self._target.key.encode(), content)), digest_size=20
+            ).hexdigest()
+            text = _text(content)
+            cached = self._cache.get(f"{key}.module")
+            kernels: dict[str, inline.Kernel] = {}
+            if cached is None:
+                info, kernels = _translating(lambda: _examine(text))
+                self._cache.put(f"{key}.module", msgspec.msgpack.encode(info))
+            else:
+                info = msgspec.msgpack.decode(cached, type=ModuleInfo)
+            memory, base = _variables(info)
+            handle = self._next
+            self._next += 1
+            self._modules[handle] = LoadedModule(key, text, info, memory, base, kernels)
+            return handle
+
+    def describe(self, handle: int) -> tuple[ModuleInfo, int]:
+        """The module's kernels and variables, and the address that the variables' offsets count from."""
+        module = self._module(handle)
+        return module.info, module.base
+
+    def compile(self, handle: int, kernel: int, block: tuple[int, int, int]) -> int:
+        """The address of the kaas_kernel_fn of a kernel (by its place in describe) for blocks of this shape."""
+        with self._lock:
+            module = self._module(handle)
+            if not 0 <= kernel < len(module.info.kernels):
+                raise CompileError(INVALID_VALUE, f"no kernel {kernel} in this module")
+            if min(block) < 1 or block[0] * block[1] * block[2] > 1024:
+                raise CompileError(INVALID_VALUE, f"no block can be {block[0]} x {block[1]} x {block[2]}")
+            loaded = module.code.get((kernel, block))
+            if loaded is None:
+                entry = self._entry(module, module.info.kernels[kernel].name, block)
+                self._make_known(entry.helpers)
+                loaded = machine_code.place(entry.code, self._target, module.base if entry.needs_globals else None)
+                module.code[kernel, block] = loaded
+            return loaded.entry
+
+    def unload(self, handle: int) -> None:
+        """Frees the module's code and variables."""
+        with self._lock:
+            module = self._module(handle)
+            del self._modules[handle]
+            for loaded in module.code.values():
+                loaded.close()
+
+    def _module(self, handle: int) -> LoadedModule:
+        if handle not in self._modules:
+            raise CompileError(INVALID_HANDLE, f"no module {handle}")
+        return self._modules[handle]
+
+    def _entry(self, module: LoadedModule, name: str, block: tuple[int, int, int]) -> _Entry:
+        digest = hashlib.blake2b(f"{name}\0{block}".encode(), digest_size=12).hexdigest()
+        key = f"{module.key}.{digest}"
+        cached = self._cache.get(key)
+        if cached is not None:
+            return msgspec.msgpack.decode(cached, type=_Entry)
+        if not module.kernels:
+            _, module.kernels = _translating(lambda: _examine(module.text))
+        code = _translating(lambda: codegen.generate(module.kernels[name], block, self._target))
+        entry = _Entry(machine_code.assemble(code.text, self._target), code.helpers, code.needs_globals)
+        self._cache.put(key, msgspec.msgpack.encode(entry))
+        return entry
+
+    def _make_known(self, helpers: tuple[str, ...]) -> None:
+        for name in helpers:
+            if name not in self._known:
+                llvm.add_symbol(name, ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value)
+                self._known.add(name)
+
+
+@cache
+def _sources() -> bytes:
+    """Names the version of the code that compiles: a change to it makes older cache entries unreachable."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def _text(content: bytes) -> str:
+    try:
+        return image.ptx_of(content)
+    except image.ImageError as error:
+        raise CompileError(error.result, error.message) from error
+
+
+def _translating(action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except PtxError as error:
+        raise CompileError(INVALID_PTX, f"PTX {error}") from error
+
+
+def _examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
+    """Reads and checks a whole image. Raises PtxError; all that is unsupported in one."""
+    module = ptx.parse(text)
+    offsets, info_globals, data, pointers = _lay_out(module)
+    refusals: list[Unsupported] = []
+    kernels = {}
+    for entry in module.entries:
+        if not entry.has_body:
+            continue
+        kernel = inline.flatten(module, entry, offsets, refusals)
+        refusals += instructions.check(kernel)
+        kernels[entry.name] = kernel
+    if refusals:
+        unique = sorted({(refusal.line, refusal.message) for refusal in refusals})
+        listed = [f"line {line}: {message}" if line else message for line, message in unique]
+        shown = "; ".join(listed[:20]) + (f"; and {len(listed) - 20} more" if len(listed) > 20 else "")
+        raise Unsupported(0, f"the software GPU has no code for: {shown}")
+    infos = tuple(_kernel_info(kernel) for kernel in kernels.values())
+    return ModuleInfo(infos, info_globals, data, pointers), kernels
+
+
+def _kernel_info(kernel: inline.Kernel) -> KernelInfo:
+    return KernelInfo(
+        kernel.name,
+        tuple((p.offset, p.size) for p in kernel.parameters),
+        kernel.shared_bytes,
+        kernel.local_bytes,
+        kernel.max_threads,
+        min(255, len(kernel.registers)),
+    )
+
+
+def _lay_out(
+    module: ptx.Module,
+) -> tuple[dict[str, int], tuple[GlobalInfo, ...], bytes, tuple[tuple[int, int], ...]]:
+    """Places the module's variables one behind the other."""
+    offsets: dict[str, int] = {}
+    infos, data, end = [], bytearray(), 0
+    placed = [v for v in module.variables.values() if v.space in ("global", "const") and not v.external]
+    for function in module.functions.values():
+        placed += [v for v in function.variables.values() if v.space in ("global", "const")]
+    for variable in placed:
+        start = align_up(end, max(variable.align, 16))
+        offsets[variable.name] = start
+        infos.append(GlobalInfo(variable.name, start, variable.size))
+        end = start + variable.size
+        data += bytes(start - len(data)) + variable.data
+    pointers = []
+    for variable in placed:
+        for place, name, addend in variable.pointers:
+            if name not in offsets:
+                raise Unsupported(variable.line, f"the address of {name} in the initial value of {variable.name}")
+            pointers.append((offsets[variable.name] + place, offsets[name] + addend))
+    return offsets, tuple(infos), bytes(data) + bytes(end - len(data)), tuple(pointers)
+
+
+def _variables(info: ModuleInfo) -> tuple[ctypes.Array[ctypes.c_char], int]:
+    """Memory for the variables, initialised, and its aligned start."""
+    memory = ctypes.create_string_buffer(len(info.data) + _GLOBAL_ALIGN)
+    base = align_up(ctypes.addressof(memory), _GLOBAL_ALIGN)
+    ctypes.memmove(base, info.data, len(info.data))
+    for place, goal in info.pointers:
+        ctypes.c_uint64.from_address(base + place).value = base + goal
+    return memory, base
