@@ -1,0 +1,1 @@
+"""The executor: one device, its memory and its plans. Everything here runs without Ray."""

@@ -1,0 +1,141 @@
+"""The inputs of one request, resolved and sorted by the way they take to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kaas.arguments import Buffer
+from kaas.dtypes import KIND_BYTES
+from kaas.errors import InputFailed, MissingScalar, WrongScalar
+from kaas.executor.plan import Plan
+from kaas.request import View, check_fit, input_bytes, raw_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one input of one request comes from.
+
+    Args:
+        value: an array or anything with the buffer protocol; None if fetch brings it.
+        key: identity of the object; it is cached under it. None: passed by value, never cached.
+        fetch: gets the object when it is not cached; what it raises becomes the cause of InputFailed.
+        offset_bytes: None: the object is the whole input. Else the input is the object's bytes from there on.
+    """
+
+    value: Any = None
+    key: bytes | None = None
+    fetch: Callable[[], Any] | None = None
+    offset_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CachedObject:
+    """An object on the device. dtype None: plain bytes, good for every buffer."""
+
+    address: int
+    nbytes: int
+    dtype: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """An object that has to be copied to the device."""
+
+    data: memoryview
+    nbytes: int
+    dtype: str | None
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What a request brings.
+
+    Fields:
+        objects: bytes of every object with a key, by key. arriving: those that are not cached.
+        staged: (buffer's index, bytes) of what is passed by value.
+        shared, copied: (buffer's index, key, offset) of objects that are read where they are cached, or that some
+            kernel writes, so that the request works on a copy.
+        resident: bit i: the buffer with index i lies in the arena.
+    """
+
+    objects: dict[bytes, int] = field(default_factory=dict)
+    arriving: dict[bytes, Arriving] = field(default_factory=dict)
+    staged: list[tuple[int, memoryview]] = field(default_factory=list)
+    shared: list[tuple[int, bytes, int]] = field(default_factory=list)
+    copied: list[tuple[int, bytes, int]] = field(default_factory=list)
+    resident: int = 0
+
+
+def gather(plan: Plan, sources: Mapping[str, Source], cached: Callable[[bytes], CachedObject | None]) -> Inputs:
+    """Resolves the sources; fetches what neither came along nor is cached.
+
+    Raises:
+        InputFailed, WrongSize, WrongDtype, NotContiguous
+    """
+    inputs = Inputs()
+    for index in plan.inputs:
+        buffer = plan.buffers[index]
+        source = sources[buffer.name]
+        key = source.key
+        if key is None:
+            value = _value(plan, buffer, source)
+            view = value if source.offset_bytes is None else View(value, source.offset_bytes)
+            inputs.staged.append((index, input_bytes(buffer, view)))
+            inputs.resident |= 1 << index
+            continue
+        known = cached(key) or inputs.arriving.get(key)
+        if known is None:
+            data, dtype = raw_bytes(buffer, _value(plan, buffer, source))
+            known = inputs.arriving[key] = Arriving(data, len(data), dtype)
+        check_fit(buffer, known.nbytes, known.dtype, source.offset_bytes)
+        inputs.objects[key] = known.nbytes
+        if index in plan.private:
+            inputs.copied.append((index, key, source.offset_bytes or 0))
+            inputs.resident |= 1 << index
+        else:
+            inputs.shared.append((index, key, source.offset_bytes or 0))
+    return inputs
+
+
+def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
+    """The scalars in the plan's order.
+
+    Raises:
+        MissingScalar, WrongScalar: not exactly the kTask's, or bytes of another size than their kinds have.
+    """
+    task = plan.task
+    if len(scalars) > len(plan.scalars):
+        name = min(scalars.keys() - task.scalars.keys())
+        raise WrongScalar(f"kTask {task.label!r} has no scalar {name!r}", task=task.label, scalar=name)
+    found: list[bytes] = []
+    for name in plan.scalars:
+        if name not in scalars:
+            raise MissingScalar(f"kTask {task.label!r}: scalar {name!r} was not given", task=task.label, scalar=name)
+        kind = task.scalars[name]
+        given, expected = len(scalars[name]), KIND_BYTES[kind]
+        if given != expected:
+            raise WrongScalar(
+                f"kTask {task.label!r}: scalar {name!r} ({kind}) has {expected} bytes, not {given}",
+                task=task.label,
+                scalar=name,
+                kind=kind,
+            )
+        found.append(scalars[name])
+    return found
+
+
+def _value(plan: Plan, buffer: Buffer, source: Source) -> Any:
+    if source.fetch is None:
+        return source.value
+    try:
+        return source.fetch()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputFailed(
+            f"kTask {plan.task.label!r}: input {buffer.name!r} could not be had: {reason}",
+            task=plan.task.label,
+            buffer=buffer.name,
+            reason=reason,
+        ) from error

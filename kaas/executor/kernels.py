@@ -1,0 +1,58 @@
+"""The kernels of a device by (library hash, symbol): each library is loaded once for as long as the device is open."""
+
+from __future__ import annotations
+
+import difflib
+
+from kaas.errors import UnknownSymbol
+from kaas.executor.device import Device, Function, LoadedLibrary
+from kaas.library import Library
+
+
+class Kernels:
+    """Loaded libraries and the kernels taken from them so far. Use it inside `device.current()`."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._libraries: dict[str, LoadedLibrary] = {}
+        self._functions: dict[tuple[str, str], Function] = {}
+
+    def get(self, library: Library, symbol: str) -> Function:
+        """
+        Raises:
+            CorruptImage, UnsupportedCode: the library does not load here.
+            UnknownSymbol: it does, and holds no such kernel.
+        """
+        key = (library.hash, symbol)
+        if key not in self._functions:
+            loaded = self._load(library)
+            function = loaded.kernel(symbol)
+            if function is None:
+                raise _unknown(library, symbol, loaded.symbols())
+            self._functions[key] = function
+        return self._functions[key]
+
+    def close(self) -> None:
+        self._functions.clear()
+        while self._libraries:
+            self._libraries.popitem()[1].close()
+
+    def _load(self, library: Library) -> LoadedLibrary:
+        if library.hash not in self._libraries:
+            self._libraries[library.hash] = self._device.load(library)
+        return self._libraries[library.hash]
+
+
+def _unknown(library: Library, symbol: str, known: list[str]) -> UnknownSymbol:
+    near = tuple(difflib.get_close_matches(symbol, known)) or tuple(name for name in known if symbol in name)
+    if near:
+        hint = f"did you mean {' or '.join(repr(name) for name in near)}?"
+    else:
+        hint = f"its kernels are {', '.join(sorted(known)) or 'none'}"
+    return UnknownSymbol(
+        f"library {library.hash[:12]} has no kernel {symbol!r}; {hint}",
+        library=library.hash,
+        symbol=symbol,
+        kernel=symbol,
+        near=near,
+    )

@@ -1,0 +1,96 @@
+"""kTasks in this process, without Ray: `kaas.run_local` and what `kaas check` does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kaas.config import SOFTWARE_GPU_BYTES, Device
+from kaas.errors import DeviceUnavailable
+from kaas.request import View, check_names, encode_scalars
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from kaas.executor.executor import Executor, Result
+    from kaas.executor.plan import Plan
+    from kaas.graph import KTask
+
+_lock = threading.Lock()
+_executors: dict[tuple[str, int, int | None], Executor] = {}
+
+
+def run_local(
+    task: KTask,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    scalars: Mapping[str, Any] | None = None,
+    device: Device | int | None = None,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Runs a kTask in this process and returns its outputs, in the order in which it lists them.
+
+    Args:
+        inputs: by buffer name: NumPy arrays, anything with the buffer protocol, or Views of these.
+        scalars: by name.
+        device: None is the first GPU or, where there is none, a software GPU; an int is the number of a device of that
+            kind; a kaas.Device says which kind, and how much memory of it to use.
+
+    Raises:
+        KaasError: every kind that the kTask, the request or the device gives reason for.
+    """
+    return run(task, inputs, scalars=scalars, device=device).outputs
+
+
+def run(
+    task: KTask,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    scalars: Mapping[str, Any] | None = None,
+    device: Device | int | None = None,
+) -> Result:
+    """As run_local; the result also has the stage times."""
+    from kaas.executor.executor import Request
+
+    given = dict(inputs or {})
+    check_names(task, given)
+    encoded = encode_scalars(task, scalars)
+    sources = {name: _source(value) for name, value in given.items()}
+    return executor_for(device).run(Request(task, sources, encoded))
+
+
+def check(task: KTask, device: Device | int | None = None) -> Plan:
+    """Checks a kTask against its code and a device (as in run_local) and runs nothing.
+
+    Raises:
+        CorruptImage, UnsupportedCode, UnknownSymbol, ArgumentMismatch, LaunchLimit, RequestTooLarge, DeviceUnavailable
+    """
+    return executor_for(device).prepare(task)
+
+
+def executor_for(device: Device | int | None = None) -> Executor:
+    """This process's executor for a device; it is opened once."""
+    from kaas.executor.device import gpu_count, open_device
+    from kaas.executor.executor import Executor
+
+    with _lock:
+        if isinstance(device, Device):
+            kind, ordinal, memory_bytes = device.kind, 0, device.memory_bytes
+        elif device is None or isinstance(device, int):
+            kind, ordinal, memory_bytes = ("gpu" if gpu_count() else "software"), device or 0, None
+        else:
+            raise DeviceUnavailable(f"a device is a kaas.Device, a number or None, not {device!r}")
+        key = (kind, ordinal, memory_bytes)
+        if key not in _executors:
+            size = memory_bytes or (SOFTWARE_GPU_BYTES if kind == "software" else None)
+            opened = open_device(kind, ordinal, memory_bytes=size)
+            _executors[key] = Executor(opened, cache_bytes=memory_bytes)
+        return _executors[key]
+
+
+def _source(value: Any) -> Any:
+    from kaas.executor.inputs import Source
+
+    if isinstance(value, View):
+        return Source(value.source, offset_bytes=value.offset_bytes)
+    return Source(value)

@@ -1,0 +1,229 @@
+"""A kTask prepared for one device: its launches checked against the code image, and all that a request only fills in.
+
+What varies between requests are the address of every buffer and of every table of pointers, and every scalar's bytes.
+A plan says where each of them goes in the launches' parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kaas.arguments import POINTER_BYTES, Access, Buffer, Literal, Pointers, Scalar, Struct, argument_bytes
+from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
+from kaas.executor.arena import Layout, Order, Tenant, lay_out
+from kaas.executor.device import Function, Launch, Limits
+from kaas.executor.kernels import Kernels
+from kaas.graph import KTask
+from kaas.kernel import Kernel
+
+Table = tuple[tuple[int, int], ...]
+"""What a table of pointers holds: (index of a buffer, offset in bytes) of each."""
+
+
+class Patch(NamedTuple):
+    """Where an address or a scalar goes: the launch, the byte in its parameters, and what is added to an address.
+
+    A tuple, since warm requests go through many of them.
+    """
+
+    launch: int
+    at: int
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A kTask for one device.
+
+    Fields:
+        launches, parameters: of each kernel; the parameters hold its literals, and zeros where patches go.
+        buffers, tables: what has an address, counted through in this order.
+        address_patches, scalar_patches: by that index, and in the order of scalars.
+        tenants, order: what may lie in the arena, and when each holds something.
+        inputs, private, outputs, zeroed: indices of buffers: read first, also written, returned, cleared.
+    """
+
+    task: KTask
+    launches: tuple[Launch, ...]
+    parameters: tuple[bytes, ...]
+    buffers: tuple[Buffer, ...]
+    tables: tuple[Table, ...]
+    scalars: tuple[str, ...]
+    address_patches: tuple[tuple[Patch, ...], ...]
+    scalar_patches: tuple[tuple[Patch, ...], ...]
+    tenants: tuple[Tenant, ...] = field(repr=False)
+    order: Order = field(repr=False)
+    inputs: tuple[int, ...]
+    private: frozenset[int]
+    outputs: tuple[int, ...]
+    zeroed: tuple[int, ...]
+    input_names: frozenset[str]
+
+    def layout(self, resident: int) -> Layout:
+        """The arena of a request. Bit i of resident: the input that is buffer i lies there, not in the cache."""
+        cached = {index for index in self.inputs if not resident >> index & 1}
+        return lay_out((tenant for tenant in self.tenants if tenant.index not in cached), self.order)
+
+    @property
+    def private_mask(self) -> int:
+        """What `layout` takes when every input that may come from the cache does."""
+        return sum(1 << index for index in self.private)
+
+
+def make_plan(task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int, device: str) -> Plan:
+    """Checks a kTask against its code and the device, and prepares it. Nothing runs, no memory is taken.
+
+    Raises:
+        CorruptImage, UnsupportedCode, UnknownSymbol, ArgumentMismatch: the code.
+        LaunchLimit: a grid, a block or shared memory beyond the device's or the kernel's.
+        RequestTooLarge: more memory than the device has, however the inputs come.
+    """
+    functions = [kernels.get(kernel.library, kernel.symbol) for kernel in task.kernels]
+    for kernel, function in zip(task.kernels, functions, strict=True):
+        _check_arguments(kernel, function)
+        _check_limits(kernel, function, limits, device)
+    for kernel, function in zip(task.kernels, functions, strict=True):
+        if kernel.shared_bytes + function.static_shared_bytes > limits.shared_bytes:
+            function.allow_dynamic_shared(kernel.shared_bytes)
+
+    builder = _Parameters(task)
+    parameters = [builder.build(number, kernel, functions[number]) for number, kernel in enumerate(task.kernels)]
+    index = builder.buffers
+    plan = Plan(
+        task=task,
+        launches=tuple(
+            Launch(function, kernel.grid, kernel.block, kernel.shared_bytes)
+            for kernel, function in zip(task.kernels, functions, strict=True)
+        ),
+        parameters=tuple(parameters),
+        buffers=tuple(index),
+        tables=tuple(builder.tables),
+        scalars=tuple(builder.scalars),
+        address_patches=tuple(map(tuple, (*builder.accesses, *builder.tables.values()))),
+        scalar_patches=tuple(map(tuple, builder.scalars.values())),
+        tenants=tuple(_tenants(task, index, builder.tables)),
+        order=Order(len(task.kernels), task.edges),
+        inputs=tuple(index[buffer] for buffer in task.inputs),
+        private=frozenset(index[buffer] for buffer in task.private_inputs),
+        outputs=tuple(index[buffer] for buffer in task.outputs),
+        zeroed=tuple(number for buffer, number in index.items() if buffer.init == "zero"),
+        input_names=frozenset(buffer.name for buffer in task.inputs),
+    )
+    _check_size(plan, capacity_bytes, device)
+    return plan
+
+
+def _tenants(task: KTask, buffers: Mapping[Buffer, int], tables: Iterable[Table]) -> Iterator[Tenant]:
+    users: dict[Buffer, list[int]] = {buffer: [] for buffer in buffers}
+    for number, kernel in enumerate(task.kernels):
+        for buffer in dict.fromkeys(access.buffer for access in kernel.accesses):
+            users[buffer].append(number)
+    for buffer, index in buffers.items():
+        # What an iteration leaves for the next one must outlive the list of kernels.
+        carried = task.iterations != 1 and buffer in task.kernels[users[buffer][0]].reads
+        from_start = buffer in task.inputs or buffer.init is not None
+        yield Tenant(index, buffer.nbytes, frozenset(users[buffer]), from_start, buffer in task.outputs or carried)
+    for number, table in enumerate(tables, start=len(buffers)):
+        yield Tenant(number, POINTER_BYTES * len(table), frozenset(), from_start=True, to_end=True)
+
+
+class _Parameters:
+    """Collects, kernel by kernel, the parameters' fixed bytes and what has to be filled in where."""
+
+    def __init__(self, task: KTask) -> None:
+        self.buffers: Mapping[Buffer, int] = {buffer: index for index, buffer in enumerate(task.buffers)}
+        self.tables: dict[Table, list[Patch]] = {}
+        self.scalars: dict[str, list[Patch]] = {name: [] for name in task.scalars}
+        self.accesses: list[list[Patch]] = [[] for _ in self.buffers]
+
+    def build(self, launch: int, kernel: Kernel, function: Function) -> bytes:
+        memory = bytearray(max((offset + nbytes for offset, nbytes in function.params), default=0))
+        for argument, (at, _) in zip(kernel.args, function.params, strict=True):
+            match argument:
+                case Literal():
+                    memory[at : at + len(argument.data)] = argument.data
+                case Scalar():
+                    self.scalars[argument.name].append(Patch(launch, at))
+                case Struct():
+                    memory[at : at + len(argument.blob)] = argument.blob
+                    for offset, target in argument.pointers:
+                        self._pointer(launch, at + offset, target)
+                    for offset, scalar in argument.scalars:
+                        self.scalars[scalar.name].append(Patch(launch, at + offset))
+                case _:
+                    self._pointer(launch, at, argument)
+        return bytes(memory)
+
+    def _pointer(self, launch: int, at: int, target: Access | Pointers) -> None:
+        if isinstance(target, Access):
+            self.accesses[self.buffers[target.buffer]].append(Patch(launch, at, target.offset_bytes))
+        else:
+            table = tuple((self.buffers[entry.buffer], entry.offset_bytes) for entry in target.entries)
+            self.tables.setdefault(table, []).append(Patch(launch, at))
+
+
+# --- checks
+
+
+def _check_arguments(kernel: Kernel, function: Function) -> None:
+    names = {"library": kernel.library.hash, "symbol": kernel.symbol, "kernel": kernel.symbol}
+    expected, given = len(function.params), len(kernel.args)
+    if expected != given:
+        raise ArgumentMismatch(
+            f"kernel {kernel.symbol!r} takes {expected} arguments, not {given}",
+            expected_count=expected,
+            given_count=given,
+            **names,
+        )
+    for position, (argument, (_, nbytes)) in enumerate(zip(kernel.args, function.params, strict=True)):
+        if argument_bytes(argument) != nbytes:
+            raise ArgumentMismatch(
+                f"kernel {kernel.symbol!r}: argument {position} has {nbytes} bytes in the code, not "
+                f"{argument_bytes(argument)} ({argument!r})",
+                argument=position,
+                expected_bytes=nbytes,
+                given_bytes=argument_bytes(argument),
+                **names,
+            )
+
+
+def _check_limits(kernel: Kernel, function: Function, limits: Limits, device: str) -> None:
+    static = function.static_shared_bytes
+    bounds = [
+        ("threads in a block", math.prod(kernel.block), min(limits.threads, function.max_threads)),
+        *((f"block.{axis}", n, limit) for axis, n, limit in zip("xyz", kernel.block, limits.block, strict=True)),
+        *((f"grid.{axis}", n, limit) for axis, n, limit in zip("xyz", kernel.grid, limits.grid, strict=True)),
+        ("bytes of shared memory", static + kernel.shared_bytes, limits.shared_optin_bytes),
+    ]
+    for what, given, limit in bounds:
+        if given > limit:
+            raise LaunchLimit(
+                f"kernel {kernel.symbol!r}: {given} {what}; {device} allows {limit}",
+                kernel=kernel.symbol,
+                device=device,
+                what=what,
+                given=given,
+                limit=limit,
+            )
+
+
+def _check_size(plan: Plan, capacity_bytes: int, device: str) -> None:
+    """Refuses what cannot fit even if all inputs are views of one object, no larger than the largest of them."""
+    arena = plan.layout(plan.private_mask).nbytes
+    largest = max((plan.buffers[i].nbytes for i in plan.inputs if i not in plan.private), default=0)
+    if arena + largest > capacity_bytes:
+        raise too_large(plan.task, arena + largest, capacity_bytes, device)
+
+
+def too_large(task: KTask, needed_bytes: int, capacity_bytes: int, device: str) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"kTask {task.label!r} needs {needed_bytes} bytes at once; {device} has {capacity_bytes}, "
+        f"{needed_bytes - capacity_bytes} too few",
+        device=device,
+        needed_bytes=needed_bytes,
+        capacity_bytes=capacity_bytes,
+        excess_bytes=needed_bytes - capacity_bytes,
+    )

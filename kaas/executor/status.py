@@ -1,0 +1,79 @@
+"""What a failing call of the CUDA driver means to us: its CUresult as an error of KaaS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kaas.errors import (
+    CorruptImage,
+    DeviceError,
+    DeviceLost,
+    DeviceUnavailable,
+    KaasError,
+    OutOfDeviceMemory,
+    UnsupportedCode,
+)
+
+_CORRUPT = {
+    200,  # INVALID_IMAGE
+    300,  # INVALID_SOURCE
+}
+_UNSUPPORTED = {
+    209,  # NO_BINARY_FOR_GPU
+    218,  # INVALID_PTX
+    222,  # UNSUPPORTED_PTX_VERSION
+}
+_OUT_OF_MEMORY = {2}
+_UNAVAILABLE = {
+    3,  # NOT_INITIALIZED
+    34,  # STUB_LIBRARY
+    46,  # DEVICE_UNAVAILABLE
+    100,  # NO_DEVICE
+    101,  # INVALID_DEVICE
+    102,  # DEVICE_NOT_LICENSED
+    802,  # SYSTEM_NOT_READY
+    803,  # SYSTEM_DRIVER_MISMATCH
+    804,  # COMPAT_NOT_SUPPORTED_ON_DEVICE
+}
+_LOST = {
+    4,  # DEINITIALIZED
+    214,  # ECC_UNCORRECTABLE
+    220,  # NVLINK_UNCORRECTABLE
+    226,  # CONTAINED
+    700,  # ILLEGAL_ADDRESS
+    702,  # LAUNCH_TIMEOUT
+    709,  # CONTEXT_IS_DESTROYED
+    710,  # ASSERT
+    714,  # HARDWARE_STACK_ERROR
+    715,  # ILLEGAL_INSTRUCTION
+    716,  # MISALIGNED_ADDRESS
+    717,  # INVALID_ADDRESS_SPACE
+    718,  # INVALID_PC
+    719,  # LAUNCH_FAILED
+    721,  # TENSOR_MEMORY_LEAK
+    999,  # UNKNOWN
+}
+"""Errors that stick to the context: "the process must be terminated and relaunched" (CUDA driver API, CUresult)."""
+
+_REFUSALS = "has no code for: "
+"""What the software GPU says before it lists the instructions it refuses, each with its line."""
+
+
+def translate(call: str, code: int, name: str, details: str, device: str) -> KaasError:
+    """The error for a status.
+
+    Args:
+        call: the driver's function. code, name: of the CUresult. details: a sentence, or "".
+        device: name of the device, or "".
+    """
+    message = f"{call}: {name}" + (f": {details}" if details else "")
+    if code in _CORRUPT:
+        return CorruptImage(message)
+    if code in _UNSUPPORTED:
+        refused = details.partition(_REFUSALS)[2]
+        return UnsupportedCode(message, instructions=tuple(refused.split("; ")) if refused else ())
+    fields: dict[str, Any] = {"call": call, "code": code, "code_name": name}
+    if device:
+        fields["device"] = device
+    kinds = ((_OUT_OF_MEMORY, OutOfDeviceMemory), (_UNAVAILABLE, DeviceUnavailable), (_LOST, DeviceLost))
+    return next((cls for codes, cls in kinds if code in codes), DeviceError)(message, **fields)

@@ -1,0 +1,42 @@
+"""An executor on the software GPU for all tests of this folder, and the library of their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import kaas
+from kaas.executor.device import open_device
+from kaas.executor.executor import Executor
+
+KERNELS = Path(__file__).parent / "kernels"
+
+MakeExecutor = Callable[[int], Executor]
+
+
+@pytest.fixture(scope="session")
+def library() -> kaas.Library:
+    return kaas.Library.from_file(KERNELS / "simple.ptx")
+
+
+@pytest.fixture(scope="session")
+def executor(softgpu: tuple[int, ...]) -> Iterator[Executor]:  # noqa: ARG001
+    made = Executor(open_device("software", 0), cache_bytes=64 << 20)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_executor(softgpu: tuple[int, ...]) -> Iterator[MakeExecutor]:  # noqa: ARG001
+    """Makes executors of their own with a small budget in bytes."""
+    made: list[Executor] = []
+
+    def make(cache_bytes: int) -> Executor:
+        made.append(Executor(open_device("software", 1), cache_bytes=cache_bytes))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()

@@ -1,0 +1,83 @@
+"""The arena's layout: no two buffers that may hold something at the same time overlap, and memory is reused."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kaas.executor.arena import ALIGNMENT_BYTES, Layout, Order, Tenant, lay_out
+
+Edges = frozenset[tuple[int, int]]
+
+
+def tenant(index: int, *kernels: int, nbytes: int = 256, from_start: bool = False, to_end: bool = False) -> Tenant:
+    return Tenant(index, nbytes, frozenset(kernels), from_start, to_end)
+
+
+def test_a_chain_alternates_between_two_places() -> None:
+    chain = [tenant(k, k, k + 1) for k in range(6)]
+    layout = lay_out(chain, Order(7, [(k, k + 1) for k in range(6)]))
+    assert layout.nbytes == 2 * 256
+    assert [layout.offsets[k] for k in range(6)] == [0, 256] * 3
+
+
+def test_branches_without_an_edge_share_nothing() -> None:
+    layout = lay_out([tenant(0, 0), tenant(1, 1)], Order(2, []))
+    assert layout == Layout({0: 0, 1: 256}, 512)
+
+
+def test_what_is_there_from_the_start_comes_after_nothing() -> None:
+    order = Order(2, [(0, 1)])
+    assert lay_out([tenant(0, 0), tenant(1, 1)], order).nbytes == 256
+    assert lay_out([tenant(0, 0), tenant(1, 1, from_start=True)], order).nbytes == 512
+    assert lay_out([tenant(0, 0, from_start=True), tenant(1, 1)], order).nbytes == 256
+    assert lay_out([tenant(0, 0, to_end=True), tenant(1, 1)], order).nbytes == 512
+
+
+def test_offsets_are_aligned_and_empty_buffers_fit() -> None:
+    layout = lay_out([tenant(0, 0, nbytes=1), tenant(1, 0, nbytes=300), tenant(2, 0, nbytes=0)], Order(1, []))
+    assert all(offset % ALIGNMENT_BYTES == 0 for offset in layout.offsets.values())
+    assert layout.nbytes == 512 + 256
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[int, Edges, list[Tenant]]:
+    kernels = draw(st.integers(1, 8))
+    pairs = [(a, b) for b in range(kernels) for a in range(b)]
+    edges = frozenset(draw(st.sets(st.sampled_from(pairs)))) if pairs else frozenset()
+    users = st.frozensets(st.integers(0, kernels - 1), min_size=1)
+    tenants = draw(
+        st.lists(st.builds(Tenant, st.just(0), st.integers(0, 2000), users, st.booleans(), st.booleans()), max_size=10)
+    )
+    numbered = [
+        Tenant(index, t.nbytes, t.kernels, t.from_start, t.to_end) for index, t in enumerate(tenants)
+    ]  # fmt: skip
+    return kernels, edges, numbered
+
+
+def reachable(kernels: int, edges: Edges) -> set[tuple[int, int]]:
+    """All pairs (earlier, later) with a path, by Warshall's algorithm; -1 is the start and `kernels` the end."""
+    known = set(edges) | {(-1, k) for k in range(kernels)} | {(k, kernels) for k in range(kernels)} | {(-1, kernels)}
+    for middle in range(kernels):
+        known |= {(a, c) for a, b in known if b == middle for b2, c in known if b2 == middle}
+    return known
+
+
+@given(graphs())
+def test_no_two_live_at_once_overlap(graph: tuple[int, Edges, list[Tenant]]) -> None:
+    kernels, edges, tenants = graph
+    layout = lay_out(tenants, Order(kernels, edges))
+    paths = reachable(kernels, edges)
+
+    def users(t: Tenant) -> set[int]:
+        return set(t.kernels) | ({-1} if t.from_start else set()) | ({kernels} if t.to_end else set())
+
+    def before(a: Tenant, b: Tenant) -> bool:
+        return all((x, y) in paths for x in users(a) for y in users(b))
+
+    for a in tenants:
+        assert layout.offsets[a.index] + a.nbytes <= layout.nbytes
+        for b in tenants:
+            if a.index < b.index and not before(a, b) and not before(b, a):
+                start_a, start_b = layout.offsets[a.index], layout.offsets[b.index]
+                assert start_a + a.nbytes <= start_b or start_b + b.nbytes <= start_a

@@ -1,0 +1,78 @@
+"""kTasks in this process: `run_local`, and checking without running."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.config import Device
+from kaas.errors import DeviceUnavailable, MissingInput, RequestTooLarge, UnknownSymbol, WrongScalar
+from kaas.executor.local import check, executor_for, run, run_local
+from tests.executor.conftest import KERNELS
+
+A, B = kaas.Buffer("a", 64, "int32"), kaas.Buffer("b", 64, "int32")
+
+pytestmark = pytest.mark.usefixtures("softgpu")
+
+
+@pytest.fixture(scope="module")
+def scale(library: kaas.Library) -> kaas.KTask:
+    args: list[Any] = [kaas.In(A), kaas.Out(B), kaas.Scalar("factor", "i32"), kaas.i32(64)]
+    return kaas.KTask([kaas.Kernel(library, "scale", 1, 64, args)], [B])
+
+
+@pytest.mark.parametrize("device", [None, 1, Device("software"), Device("software", memory_bytes=1 << 20)])
+def test_runs_here(scale: kaas.KTask, device: Device | int | None) -> None:
+    a = np.arange(128, dtype=np.int32)
+    for value, expected in ((a[:64], 3 * a[:64]), (kaas.View(a, 256), 3 * a[64:])):
+        outputs = run_local(scale, {"a": value}, scalars={"factor": 3}, device=device)
+        np.testing.assert_array_equal(outputs["b"], expected)
+    assert executor_for(device) is executor_for(device)
+
+
+def test_stage_times(scale: kaas.KTask) -> None:
+    stages = run(scale, {"a": np.zeros(64, np.int32)}, scalars={"factor": 1}).stats.stages
+    assert stages["total"] > stages["kernels"] > 0
+
+
+def test_what_is_wrong_is_said(scale: kaas.KTask) -> None:
+    with pytest.raises(MissingInput):
+        run_local(scale, scalars={"factor": 3})
+    with pytest.raises(WrongScalar):
+        run_local(scale, {"a": np.zeros(64, np.int32)}, scalars={"factor": "three"})
+    with pytest.raises(DeviceUnavailable):
+        run_local(scale, {"a": np.zeros(64, np.int32)}, scalars={"factor": 3}, device=9)
+
+
+def test_check_runs_nothing(scale: kaas.KTask, library: kaas.Library) -> None:
+    assert check(scale).inputs == (0,)
+    with pytest.raises(UnknownSymbol):
+        check(kaas.KTask([kaas.Kernel(library, "scal", 1, 64, [kaas.Out(B)])], [B]))
+    big = kaas.Buffer("big", 2 << 20)
+    fill = kaas.KTask([kaas.Kernel(library, "fill", 1, 64, [kaas.Out(big), kaas.i32(0), kaas.i32(1)])], [big])
+    with pytest.raises(RequestTooLarge) as caught:
+        check(fill, Device("software", memory_bytes=1 << 20))
+    assert caught.value.excess_bytes == 1 << 20
+
+
+ALONE = """
+import sys
+import numpy as np
+import kaas
+from kaas.executor.local import run_local
+
+b = kaas.Buffer("b", 64, "int32")
+fill = kaas.Kernel(kaas.Library.from_file(sys.argv[1]), "fill", 1, 64, [kaas.Out(b), kaas.i32(7), kaas.i32(64)])
+print(run_local(kaas.KTask([fill], [b]))["b"].sum())
+"""
+
+
+def test_a_new_process_needs_no_preparation() -> None:
+    command = [sys.executable, "-c", ALONE, str(KERNELS / "simple.ptx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"{7 * 64}\n"), done.stderr

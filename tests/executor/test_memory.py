@@ -1,0 +1,213 @@
+"""Cached objects, small budgets, and what a failed request leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.errors import DeviceError, InputFailed, OutOfDeviceMemory, RequestTooLarge, WrongDtype, WrongSize
+from kaas.executor.device import Stream, open_device
+from kaas.executor.executor import Executor, Request, Source
+from tests.executor.conftest import MakeExecutor
+
+KIB = 1024
+N = 256  # elements of the buffers: 1 KiB
+A = kaas.Buffer("a", N, "int32")
+B = kaas.Buffer("b", N, "int32")
+C = kaas.Buffer("c", N, "int32")
+
+
+@pytest.fixture(scope="module")
+def task(library: kaas.Library) -> kaas.KTask:
+    """c = a + b; its arena has 1 KiB when both come from the cache."""
+    return kaas.KTask(
+        [kaas.Kernel(library, "add", 2, 128, [kaas.In(A), kaas.In(B), kaas.Out(C), kaas.i32(N)])], [C]
+    )  # fmt: skip
+
+
+def array(value: int, n: int = N) -> np.ndarray[Any, Any]:
+    return np.full(n, value, np.int32)
+
+
+def source(value: int) -> Source:
+    return Source(key=bytes([value]), fetch=lambda: array(value))
+
+
+def add(executor: Executor, task: kaas.KTask, a: int, b: int) -> Any:
+    result = executor.run(Request(task, {"a": source(a), "b": source(b)}, {}))
+    np.testing.assert_array_equal(result.outputs["c"], array(a + b))
+    return result.stats
+
+
+def state(executor: Executor) -> Any:
+    cache = executor.cache
+    return cache.sizes, cache.pinned, cache.used_bytes
+
+
+def test_hits_and_misses_are_counted(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB)
+    stats = add(executor, task, 1, 2)
+    assert (stats.hits, stats.misses, stats.hit_bytes, stats.miss_bytes) == (0, 2, 0, 2 * KIB)
+    assert (stats.loaded, stats.evicted) == ((b"\1", b"\2"), ())
+    stats = add(executor, task, 1, 3)
+    assert (stats.hits, stats.misses, stats.hit_bytes, stats.miss_bytes) == (1, 1, KIB, KIB)
+    stats = add(executor, task, 3, 1)
+    assert (stats.hits, stats.misses, stats.loaded) == (2, 0, ())
+
+
+def test_a_small_budget_evicts(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(4 * KIB)  # the arena and three objects
+    add(executor, task, 1, 2)
+    assert add(executor, task, 1, 3).evicted == ()
+    assert add(executor, task, 1, 4).evicted == (b"\2",)
+    assert add(executor, task, 5, 6).evicted == (b"\3", b"\4")
+    assert set(executor.cache.sizes) == {b"\1", b"\5", b"\6"}
+    assert executor.cache.used_bytes == 4 * KIB
+
+
+def test_views_share_one_copy(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB)
+    whole = np.arange(3 * N, dtype=np.int32)
+    fetched: list[int] = []
+
+    def fetch() -> Any:
+        fetched.append(1)
+        return whole
+
+    views = {
+        "a": Source(key=b"w", fetch=fetch, offset_bytes=0),
+        "b": Source(key=b"w", fetch=fetch, offset_bytes=2 * KIB),
+    }
+    for misses in (1, 0):
+        result = executor.run(Request(task, views, {}))
+        np.testing.assert_array_equal(result.outputs["c"], whole[:N] + whole[2 * N :])
+        assert (result.stats.misses, result.stats.hits) == (misses, 1 - misses)
+    assert len(fetched) == 1
+    assert executor.cache.sizes == {b"w": 3 * KIB}
+
+
+def test_views_by_value(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    whole = np.arange(3 * N, dtype=np.int32)
+    sources = {"a": Source(whole, offset_bytes=KIB), "b": Source(whole.tobytes(), offset_bytes=4)}
+    result = make_executor(64 * KIB).run(Request(task, sources, {}))
+    np.testing.assert_array_equal(result.outputs["c"], whole[N : 2 * N] + whole[1 : N + 1])
+
+
+def test_by_value_is_never_cached(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB)
+    executor.run(Request(task, {"a": Source(array(1)), "b": Source(fetch=lambda: array(2))}, {}))
+    assert executor.cache.sizes == {}
+
+
+def test_a_cached_object_is_checked_too(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB)
+    add(executor, task, 1, 2)
+    floats = Source(np.zeros(N, np.float32), key=b"floats")
+    large = Source(array(0, 2 * N), key=b"large")
+    loaded = kaas.KTask(
+        [kaas.Kernel(task.kernels[0].library, "fill", 1, 1, [kaas.InOut(x), kaas.i32(0), kaas.i32(0)]) for x in
+         (kaas.Buffer("floats", N, "float32"), kaas.Buffer("large", 2 * N, "int32"))], ["large"])  # fmt: skip
+    executor.run(Request(loaded, {"floats": floats, "large": large}, {}))
+    before = state(executor)
+    for b, error in ((floats, WrongDtype), (large, WrongSize), (Source(key=b"large", offset_bytes=KIB + 4), WrongSize)):
+        with pytest.raises(error) as caught:
+            executor.run(Request(task, {"a": source(1), "b": b}, {}))
+        assert caught.value.buffer == "b"
+        assert state(executor) == before
+
+
+def test_larger_than_the_device_says_by_how_much(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(3 * KIB)
+    add(executor, task, 1, 2)
+    before = state(executor)
+    views = {"a": Source(key=b"big", fetch=lambda: array(0, 2 * N), offset_bytes=0), "b": source(1)}
+    with pytest.raises(RequestTooLarge) as caught:
+        executor.run(Request(task, views, {}))
+    error = caught.value
+    assert (error.needed_bytes, error.capacity_bytes, error.excess_bytes) == (4 * KIB, 3 * KIB, KIB)
+    assert state(executor) == before
+    add(executor, task, 2, 1)
+
+
+def test_an_arena_shrinks_for_a_request_that_needs_the_room(make_executor: MakeExecutor, library: kaas.Library) -> None:
+    executor = make_executor(8 * KIB)
+    x, y = kaas.Buffer("x", 7 * N, "int32"), kaas.Buffer("y", N, "int32")
+    fill = kaas.KTask([kaas.Kernel(library, "fill", 14, 128, [kaas.Out(x), kaas.i32(1), kaas.i32(7 * N)])], [x])
+    scale = kaas.KTask(
+        [kaas.Kernel(library, "scale", 2, 128, [kaas.In(x), kaas.Out(y), kaas.i32(2), kaas.i32(N)])], [y]
+    )
+    for _ in range(2):
+        np.testing.assert_array_equal(executor.run(Request(fill, {}, {})).outputs["x"], array(1, 7 * N))
+        assert executor.cache.arena_bytes == 7 * KIB
+        result = executor.run(Request(scale, {"x": Source(array(4, 7 * N), key=b"x")}, {}))
+        np.testing.assert_array_equal(result.outputs["y"], array(8))
+        assert executor.cache.arena_bytes == KIB
+
+
+def test_an_input_that_cannot_be_had(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB)
+    add(executor, task, 1, 2)
+    before = state(executor)
+
+    def broken() -> Any:
+        raise LookupError("gone")
+
+    for bad in (Source(key=b"bad", fetch=broken), Source(fetch=broken)):
+        with pytest.raises(InputFailed) as caught:
+            executor.run(Request(task, {"a": source(3), "b": bad}, {}))
+        assert (caught.value.buffer, caught.value.reason) == ("b", "LookupError: gone")
+        assert isinstance(caught.value.__cause__, LookupError)
+        assert state(executor) == before
+
+
+def test_a_failure_on_the_way_leaves_everything_as_it_was(
+    make_executor: MakeExecutor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(64 * KIB)
+    add(executor, task, 1, 2)
+    before = state(executor)
+
+    def refuse(*_: Any) -> None:
+        raise DeviceError("no copies today", call="cuMemcpyDtoHAsync", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stream, "copy_out", refuse)
+        with pytest.raises(DeviceError, match="no copies today"):
+            add(executor, task, 1, 3)
+    assert state(executor) == before
+    assert add(executor, task, 1, 3).loaded == (b"\3",)
+
+
+def test_the_driver_has_less_than_the_budget(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB)
+    add(executor, task, 1, 2)
+    with executor.device.current():
+        taken = executor.device.allocate(executor.device.free_bytes() - KIB)
+    try:
+        assert add(executor, task, 3, 1).evicted == ()
+        assert add(executor, task, 4, 1).evicted == (b"\2",)  # found out only by the driver's refusal
+        assert executor.cache.capacity_bytes == 4 * KIB
+        with pytest.raises(OutOfDeviceMemory), executor.device.current():
+            executor.device.allocate(KIB)
+    finally:
+        with executor.device.current():
+            executor.device.free(taken)
+
+
+def test_closing_gives_all_memory_back(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    observer = open_device("software", 1)
+
+    def free_bytes() -> int:
+        with observer.current():
+            return observer.free_bytes()
+
+    before = free_bytes()
+    executor = make_executor(64 * KIB)
+    add(executor, task, 1, 2)
+    assert free_bytes() == before - executor.cache.used_bytes
+    executor.close()
+    assert free_bytes() == before
+    observer.close()
