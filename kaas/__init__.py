@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from kaas import errors
 from kaas.arguments import Buffer, In, InOut, Literal, Null, Out, Pointers, Scalar, Struct
+from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.graph import KTask
 from kaas.kernel import Kernel
@@ -10,8 +15,61 @@ from kaas.library import Library
 from kaas.literals import bf16, boolean, c64, c128, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from kaas.request import View
 
+if TYPE_CHECKING:
+    from kaas.api import Function, init, invoke, register, shutdown, stats, status
+    from kaas.executor.local import run_local
+
 __all__ = [
-    "Buffer", "In", "InOut", "KTask", "KaasError", "Kernel", "Library", "Literal", "Null", "Out", "Pointers", "Scalar",
-    "Struct", "View", "bf16", "boolean", "c128", "c64", "f16", "f32", "f64", "i16", "i32", "i64", "i8", "u16", "u32",
-    "u64", "u8",
-]  # fmt: skip
+    "Buffer",
+    "Config",
+    "Device",
+    "Function",
+    "In",
+    "InOut",
+    "KTask",
+    "KaasError",
+    "Kernel",
+    "Library",
+    "Literal",
+    "Null",
+    "Out",
+    "Pointers",
+    "Scalar",
+    "Struct",
+    "View",
+    "bf16",
+    "boolean",
+    "c64",
+    "c128",
+    "errors",
+    "f16",
+    "f32",
+    "f64",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "init",
+    "invoke",
+    "register",
+    "run_local",
+    "shutdown",
+    "stats",
+    "status",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+]
+
+_ON_DEMAND = {
+    **dict.fromkeys(("Function", "init", "invoke", "register", "shutdown", "stats", "status"), "kaas.api"),
+    "run_local": "kaas.executor.local",
+}
+"""Names that bring Ray or the CUDA driver's bindings with them, and the modules that hold them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module 'kaas' has no attribute {name!r}")
+    return getattr(import_module(_ON_DEMAND[name]), name)

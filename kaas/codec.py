@@ -43,13 +43,14 @@ def from_dict(data: Mapping[str, Any]) -> Fields:
     try:
         if data["kaas"] != FORMAT:
             raise InvalidGraph(f"this kTask is written in format {data['kaas']!r}; this version reads {FORMAT}")
+        _know("kTask", data, "kaas buffers kernels outputs name iterations libraries")
         libraries = {name: Library(tuple(Image(i["kind"], i["data"]) for i in images))
                      for name, images in data["libraries"].items()}  # fmt: skip
         changed = [name for name, library in libraries.items() if name != library.hash]
         if changed:
             raise InvalidGraph(f"code images do not have the content that the kTask names: {', '.join(changed)}")
         buffers = {entry["name"]: _buffer(entry) for entry in data["buffers"]}
-        kernels = [_kernel(entry["kernel"], libraries, buffers) for entry in data["kernels"]]
+        kernels = [_kernel(entry, libraries, buffers) for entry in data["kernels"]]
         repeat = data.get("iterations", 1)
         iterations = Scalar(repeat["scalar"], repeat["kind"]) if isinstance(repeat, Mapping) else repeat
         return kernels, list(data["outputs"]), iterations, data.get("name")
@@ -155,11 +156,22 @@ def _from_argument(argument: Argument) -> dict[str, Any]:
 # --- from plain values
 
 
+def _know(what: str, data: Mapping[str, Any], fields: str) -> None:
+    """Refuses fields that a later version may have added: left out silently, they would change what is computed."""
+    unknown = data.keys() - set(fields.split())
+    if unknown:
+        raise InvalidGraph(f"this version knows no {what} with a field {', '.join(sorted(map(repr, unknown)))}")
+
+
 def _buffer(data: Mapping[str, Any]) -> Buffer:
+    _know("buffer", data, "name shape dtype init")
     return Buffer(data["name"], data["shape"], data["dtype"], init=data.get("init"))
 
 
-def _kernel(data: Mapping[str, Any], libraries: Mapping[str, Library], buffers: Mapping[str, Buffer]) -> Kernel:
+def _kernel(entry: Mapping[str, Any], libraries: Mapping[str, Library], buffers: Mapping[str, Buffer]) -> Kernel:
+    _know("entry", entry, "kernel")
+    data = entry["kernel"]
+    _know("kernel", data, "library symbol grid block args shared_bytes")
     return Kernel(
         libraries[data["library"]],
         data["symbol"],
@@ -179,6 +191,7 @@ def _argument(data: Mapping[str, Any], buffers: Mapping[str, Buffer]) -> Argumen
         case {"pointers": entries}:
             return Pointers(_access(entry, buffers) for entry in entries)
         case {"struct": text}:
+            _know("struct", data, "struct fields scalars align")
             pointers = {int(offset): _target(entry, buffers) for offset, entry in data.get("fields", {}).items()}
             scalars = {int(offset): Scalar(entry["scalar"], entry["kind"])
                        for offset, entry in data.get("scalars", {}).items()}  # fmt: skip
@@ -195,5 +208,6 @@ def _target(data: Mapping[str, Any], buffers: Mapping[str, Buffer]) -> Access | 
 def _access(data: Mapping[str, Any], buffers: Mapping[str, Buffer]) -> Access:
     for name, cls in _ACCESS.items():
         if name in data:
+            _know("access", data, f"{name} offset_bytes")
             return cls(buffers[data[name]], data.get("offset_bytes", 0))
     raise InvalidGraph(f"no such argument: {dict(data)!r}")

@@ -32,7 +32,7 @@ def text(task: KTask) -> str:
             shape = "×".join(map(str, buffer.shape)) or "scalar"
             lines.append(f"  {role:<11} {buffer.name:<16} {shape:>16} {buffer.dtype:<10} {buffer.nbytes:>12,} bytes")
     lines += [f"  {'scalar':<11} {name:<16} {kind:>16}" for name, kind in task.scalars.items()]
-    return "\n".join(lines)
+    return "\n".join(map(_printable, lines))
 
 
 def html(task: KTask) -> str:
@@ -46,7 +46,7 @@ def html(task: KTask) -> str:
     height = len(rows) * (_BOX_HEIGHT + _GAP_Y) + 16
     arrows = "".join(_arrow(place[a], place[b]) for a, b in task.edges)
     boxes = "".join(_box(task.kernels[index], *at) for index, at in place.items())
-    title = f"{escape(task.label)} · {len(task.kernels)} kernels · iterations {escape(str(task.iterations))}"
+    title = f"{_escape(task.label)} · {len(task.kernels)} kernels · iterations {_escape(str(task.iterations))}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         'font-family="sans-serif" font-size="11"><defs><marker id="kaas-arrow" markerWidth="8" markerHeight="8" '
@@ -75,11 +75,20 @@ def _box(kernel: Kernel, x: int, y: int) -> str:
     reads = ", ".join(buffer.name for buffer in kernel.reads)
     writes = ", ".join(buffer.name for buffer in kernel.writes)
     return (
-        f'<g><title>{escape(detail)}</title><rect x="{x}" y="{y}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="6" '
+        f'<g><title>{_escape(detail)}</title><rect x="{x}" y="{y}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="6" '
         f'fill="#eef3fb" stroke="#4a6fa5"/><text x="{x + 8}" y="{y + 18}" font-weight="bold" fill="#223">'
-        f'{escape(_short(kernel.symbol, 24))}</text><text x="{x + 8}" y="{y + 34}" fill="#223">'
-        f"{escape(_short(f'{reads} → {writes}', 28))}</text></g>"
+        f'{_escape(_short(kernel.symbol, 24))}</text><text x="{x + 8}" y="{y + 34}" fill="#223">'
+        f"{_escape(_short(f'{reads} → {writes}', 28))}</text></g>"
     )
+
+
+def _printable(label: str) -> str:
+    """label without control characters: XML forbids them, terminals obey them."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in label)
+
+
+def _escape(label: str) -> str:
+    return escape(_printable(label))
 
 
 def _short(label: str, length: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import cache
 from numbers import Complex, Real
 from typing import Any
 
@@ -60,13 +61,21 @@ def dtype_name(dtype: Any) -> str | None:
     """
     if isinstance(dtype, str) and dtype in DTYPE_BYTES:
         return dtype
+    if dtype is None:  # NumPy would take it for float64
+        return None
     import numpy as np
 
     try:
-        resolved = np.dtype(dtype)
+        return _known_name(np.dtype(dtype))
     except TypeError:
         return None
-    return resolved.name if resolved.name in DTYPE_BYTES and resolved.isnative else None
+
+
+@cache
+def _known_name(dtype: Any) -> str | None:
+    """Remembered, since NumPy works out a dtype's name anew each time it is asked."""
+    name: str = dtype.name
+    return name if name in DTYPE_BYTES and dtype.isnative else None
 
 
 def numpy_dtype(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from typing import Any
 
 
@@ -28,18 +29,31 @@ class KaasError(Exception):
     @property
     def fields(self) -> dict[str, Any]:
         """The fields that were given, by name."""
-        return {name: self.__dict__[name] for name in sorted(_declared(type(self))) if name in self.__dict__}
+        # by attribute, not by __dict__: what Ray raises is a subclass that passes attributes on to the original error
+        return {name: getattr(self, name) for name in sorted(_declared(type(self))) if hasattr(self, name)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.fields)
+        cause = self.__cause__ if _pickles(self.__cause__) else None
+        return _rebuild, (type(self), self.message, self.fields, cause)
 
 
 def _declared(cls: type) -> set[str]:
     return {name for base in cls.__mro__ for name in inspect.get_annotations(base)}
 
 
-def _rebuild(cls: type[KaasError], message: str, fields: dict[str, Any]) -> KaasError:
-    return cls(message, **fields)
+def _rebuild(cls: type[KaasError], message: str, fields: dict[str, Any], cause: BaseException | None) -> KaasError:
+    error = cls(message, **fields)
+    error.__cause__ = cause
+    return error
+
+
+def _pickles(error: BaseException | None) -> bool:
+    """Whether an error can travel with the one it caused; a foreign exception may hold anything."""
+    try:
+        pickle.dumps(error)
+    except Exception:  # noqa: BLE001 - whatever a foreign __reduce__ raises, the answer is no
+        return False
+    return True
 
 
 # --- the kTask itself is wrong
@@ -225,6 +239,12 @@ class DeviceLost(DeviceError):
 
 class NotInitialized(KaasError):
     """A call before `kaas.init` or after `kaas.shutdown`."""
+
+
+class InvalidConfig(KaasError, ValueError):
+    """A configuration that no pool can have."""
+
+    field: str
 
 
 class ConfigMismatch(KaasError, ValueError):

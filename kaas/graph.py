@@ -51,6 +51,8 @@ class KTask:
         name: str | None = None,
     ) -> None:
         kernels = tuple(kernels)
+        if name is not None and not isinstance(name, str):
+            raise InvalidGraph(f"a kTask's name is a string, not {name!r}")
         label = name or (kernels[0].symbol if kernels and isinstance(kernels[0], Kernel) else "?")
         if not kernels or not all(isinstance(kernel, Kernel) for kernel in kernels):
             raise InvalidGraph(f"kTask {label!r}: kernels is one or more kaas.Kernel", task=label)
@@ -147,12 +149,14 @@ def _outputs(
     written = {buffer for kernel in kernels for buffer in kernel.writes}
     listed: list[Buffer] = []
     for output in outputs:
+        if not isinstance(output, Buffer | str):
+            raise InvalidGraph(f"kTask {label!r}: outputs are buffers or their names, not {output!r}", task=label)
         name = output.name if isinstance(output, Buffer) else output
         known = buffers.get(name)
         if isinstance(output, Buffer) and known is not None and known != output:
             raise DuplicateBuffer(f"two buffers named {name!r}: {known} and {output}", task=label, buffer=name)
         if known is None or known not in written:
-            raise OutputNotWritten(f"kTask {label!r}: no kernel writes output {name!r}", task=label, buffer=str(name))
+            raise OutputNotWritten(f"kTask {label!r}: no kernel writes output {name!r}", task=label, buffer=name)
         if known in listed:
             raise InvalidGraph(f"kTask {label!r}: output {name!r} is listed twice", task=label, buffer=name)
         listed.append(known)

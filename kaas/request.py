@@ -74,12 +74,28 @@ def input_bytes(buffer: Buffer, value: Any) -> memoryview:
     Raises:
         NotContiguous, WrongDtype, WrongSize
     """
+    offset = None
     if isinstance(value, View):
-        whole, offset = raw_bytes(buffer, value.source)[0], value.offset_bytes
-        if len(whole) < offset + buffer.nbytes:
-            raise _wrong_size(buffer, len(whole) - offset, f" from offset {offset}")
-        return whole[offset : offset + buffer.nbytes]
+        value, offset = value.source, value.offset_bytes
     flat, dtype = raw_bytes(buffer, value)
+    check_fit(buffer, len(flat), dtype, offset)
+    return flat if offset is None else flat[offset : offset + buffer.nbytes]
+
+
+def check_fit(buffer: Buffer, given_bytes: int, dtype: str | None, offset_bytes: int | None) -> None:
+    """Whether an object fits as an input, by what is known of it without its bytes.
+
+    Args:
+        given_bytes, dtype: of the whole object; dtype None fits every buffer.
+        offset_bytes: where a View of it begins; None if all of it is the input.
+
+    Raises:
+        WrongDtype, WrongSize
+    """
+    if offset_bytes is not None:
+        if not 0 <= offset_bytes <= given_bytes - buffer.nbytes:
+            raise _wrong_size(buffer, given_bytes - offset_bytes, f" from offset {offset_bytes}")
+        return
     if buffer.dtype != "uint8" and dtype not in (None, buffer.dtype):
         raise WrongDtype(
             f"input {buffer.name!r} is {buffer.dtype}, not {dtype}",
@@ -87,9 +103,8 @@ def input_bytes(buffer: Buffer, value: Any) -> memoryview:
             expected=buffer.dtype,
             given=dtype,
         )
-    if len(flat) != buffer.nbytes:
-        raise _wrong_size(buffer, len(flat), "")
-    return flat
+    if given_bytes != buffer.nbytes:
+        raise _wrong_size(buffer, given_bytes, "")
 
 
 def _wrong_size(buffer: Buffer, given: int, where: str) -> WrongSize:
@@ -120,6 +135,8 @@ def raw_bytes(buffer: Buffer, value: Any) -> tuple[memoryview, str | None]:
             ) from error
         plain = view.format == "B"
         array = np.asarray(view)
+    if array.dtype.hasobject:
+        raise NotContiguous(f"input {buffer.name!r} is an array of Python objects, not of numbers", buffer=buffer.name)
     if not array.flags.c_contiguous:
         raise NotContiguous(
             f"input {buffer.name!r} is not contiguous (strides {array.strides}); pass numpy.ascontiguousarray(x)",

@@ -1,0 +1,407 @@
+"""What a user's program calls: attach to a pool on Ray, register functions, invoke them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import ray
+
+from kaas.config import Config, Device
+from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, NotInitialized, PolicyError
+from kaas.graph import KTask
+from kaas.pool import policies, wire
+from kaas.pool.packing import Caller, Signature, bind, pack
+from kaas.pool.ray_pool import SOFTWARE_RESOURCE, PoolActor, cluster_resources, existing
+from kaas.pool.stats import Stats
+from kaas.pool.status import Status
+
+NAMESPACE = "kaas"
+"""The Ray namespace in which pools have their names."""
+SOFTWARE_SLOTS = 16
+"""Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
+CONCURRENT_REQUESTS = 100_000
+
+
+class _RayStore:
+    """Ray's object store as packing sees it."""
+
+    is_ref = staticmethod(lambda value: isinstance(value, ray.ObjectRef))
+    put = staticmethod(ray.put)
+
+    @staticmethod
+    def complete(refs: Sequence[Any]) -> bool:
+        unique = list(dict.fromkeys(refs))
+        return not existing(unique, len(unique), 0)[1]
+
+
+_STORE = _RayStore()
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """This process's way to one pool."""
+
+    name: str
+    pool: Any
+    client: str
+    started_ray: bool
+    invoke: Any
+    registered: set[str] = field(default_factory=set)
+
+    def send(self, signature: Signature, message: bytes, refs: list[Any]) -> Any:
+        self.introduce(signature)
+        outputs = signature.task.outputs
+        if len(outputs) == 1:
+            return self.invoke.remote(message, refs) if refs else self.invoke.remote(message)
+        sent = self.invoke.options(num_returns=len(outputs)).remote(message, refs)
+        return _outputs_type(tuple(buffer.name for buffer in outputs))(*sent)
+
+    def introduce(self, signature: Signature) -> None:
+        """Tell the pool of a function, once; the message needs no answer."""
+        if signature.key not in self.registered:
+            self.pool.register.remote(wire.encode(signature.spec), signature.task.to_msgpack())
+            self.registered.add(signature.key)
+
+
+_session: _Session | None = None
+_lock = threading.Lock()
+
+
+def _attached() -> _Session:
+    session = _session
+    if session is None or not ray.is_initialized():
+        raise NotInitialized("call kaas.init() first")
+    return session
+
+
+# --- the pool
+
+
+def init(
+    address: str | None = None,
+    *,
+    config: Config | None = None,
+    devices: Sequence[Device] | None = None,
+    name: str = "kaas",
+) -> None:
+    """Attach this process to the pool of this name, or start it. Once more changes nothing.
+
+    Ray is started or connected to when the program has not done so.
+
+    Args:
+        address: of a Ray cluster, as for ray.init; None: the running one, else a new one on this machine.
+        config: None takes what runs, or the defaults. A pool that runs with another configuration refuses.
+        devices: short for Config(devices=...). Default: the GPUs that Ray finds, else two software GPUs.
+
+    Raises:
+        ConfigMismatch, InvalidConfig
+    """
+    wanted = config
+    if devices is not None:
+        wanted = replace(config or Config(), devices=tuple(devices))
+    policies.factory((wanted or Config()).policy)
+    global _session
+    with _lock:
+        if _session is not None and not ray.is_initialized():
+            _session = None
+        if _session is not None and _session.name != name:
+            raise ConfigMismatch(
+                f"this process is attached to pool {_session.name!r}; call kaas.shutdown() before another",
+                pool=_session.name,
+                differences=("name",),
+            )
+        started = _session.started_ray if _session else _connect(address, wanted)
+        pool = _open_pool(name, wanted)
+        if _session is None or _session.pool != pool:
+            client = ray.get_runtime_context().get_job_id()
+            _session = _Session(name, pool, client, started, pool.invoke)
+
+
+def _connect(address: str | None, wanted: Config | None) -> bool:
+    """Connect to Ray; whether that started one."""
+    if ray.is_initialized():
+        return False
+    if address is not None:
+        ray.init(address=address)
+        return False
+    software = sum(device.kind == "software" for device in (wanted and wanted.devices) or ())
+    try:
+        ray.init(resources={SOFTWARE_RESOURCE: max(SOFTWARE_SLOTS, software)})
+    except ValueError:  # Ray has found a cluster to connect to, and says so before it connects
+        ray.init()
+        return False
+    return True
+
+
+def _open_pool(name: str, wanted: Config | None) -> Any:
+    """The running pool of this name, or a new one; a pool that is just ending gives way to a new one."""
+    gpus = int(cluster_resources().get("GPU", 0))
+    actor: Any = ray.remote(PoolActor).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_concurrency=CONCURRENT_REQUESTS,
+    )
+    for attempt in range(2):
+        pool = actor.remote(name, (wanted or Config()).resolved(gpus))
+        try:
+            ray.get(pool.attach.remote(wanted))
+        except ray.exceptions.RayActorError:
+            if attempt:
+                raise
+        except KaasError as error:
+            if isinstance(error, PolicyError):
+                ray.kill(pool)  # it never opened: its name is free for a better one
+            raise _plain(error) from None
+        else:
+            break
+    return pool
+
+
+def _plain(error: KaasError) -> KaasError:
+    """An error as it was raised, out of the class that Ray makes of it."""
+    cause = getattr(error, "cause", error)
+    return cause if isinstance(cause, KaasError) else error
+
+
+def shutdown() -> None:
+    """Stop the pool, for everyone attached to it, and Ray if `init` started it. Waiting requests end with PoolStopped.
+
+    Nothing happens without a pool. A process that only wants to leave just ends.
+    """
+    global _session
+    with _lock:
+        session, _session = _session, None
+        if session is None or not ray.is_initialized():
+            return
+        try:
+            ray.get(session.pool.stop.remote())
+            ray.kill(session.pool)
+        except ray.exceptions.RayActorError:
+            pass  # somebody else stopped it first
+        if session.started_ray:
+            ray.shutdown()
+
+
+def status() -> Status:
+    """The pool's devices, executors, queue and functions at this moment.
+
+    Raises:
+        NotInitialized
+    """
+    result: Status = ray.get(_attached().pool.status.remote())
+    return result
+
+
+def stats(reset: bool = False) -> Stats:
+    """Where requests spent their time and what the caches did, since the start or the last reset.
+
+    Raises:
+        NotInitialized
+    """
+    result: Stats = ray.get(_attached().pool.stats.remote(reset))
+    return result
+
+
+# --- invocations
+
+
+def invoke(
+    task_or_function: KTask | Function,
+    inputs: Mapping[str, Any],
+    *,
+    scalars: Mapping[str, Any] | None = None,
+    client: str | None = None,
+    deadline_s: float | None = None,
+    retries: int = 3,
+) -> Any:
+    """Run a kTask, without waiting for it.
+
+    Args:
+        inputs: by buffer name: ObjectRefs, arrays, anything with the buffer protocol, or Views of these. Exactly the
+            buffer's bytes and dtype, but a "uint8" buffer takes any dtype. References need not be complete yet.
+        scalars: a value for each of the kTask's Scalars.
+        client: the tenant it is billed to; default: this Ray job.
+        deadline_s: seconds from now within which it must have ended.
+        retries: how often it may run again when its executor dies.
+
+    Returns:
+        An ObjectRef of the output's array; for several outputs a named tuple of them, in declared order. It serves
+        ray.get, ray.wait, await, ray.cancel and as an argument of Ray tasks and kTasks.
+
+    Raises:
+        NotInitialized, InvalidRequest: here, whatever is wrong and can be seen here. All else, as a KaasError,
+            through the ObjectRef: what ray.get raises is of the error's class, with its fields and itself as `cause`.
+    """
+    session = _attached()
+    caller = Caller(session.client if client is None else client, _deadline(deadline_s), _retries(retries))
+    if isinstance(task_or_function, Function):
+        return task_or_function._send(session, inputs, scalars, caller)
+    if not isinstance(task_or_function, KTask):
+        raise InvalidRequest(f"kaas.invoke takes a KTask or a Function, not {task_or_function!r}")
+    signature = _signature(task_or_function)
+    message, refs = pack(signature, inputs, scalars, caller, _STORE)
+    return session.send(signature, message, refs)
+
+
+def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Function:
+    """A function: a kTask with some inputs bound once, for instance to weights.
+
+    Args:
+        constants: by buffer name, as the inputs of `invoke`. Arrays go into Ray's store here. The Function holds them;
+            executors cache them under the identity of what was put here, so clients that share a Function share a copy.
+
+    Raises:
+        NotInitialized, InvalidRequest
+    """
+    session = _attached()
+    signature, objects = bind(task, constants or {}, _STORE)
+    refs = tuple(value for value in objects if isinstance(value, ray.ObjectRef))
+    function = Function(session.name, signature, ray.put(objects) if objects else None, refs)
+    session.introduce(signature)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a Function is invoked: see `invoke`."""
+
+    client: str | None = None
+    deadline_s: float | None = None
+    scalars: Mapping[str, Any] | None = None
+    retries: int = 3
+
+
+class Function:
+    """A registered kTask with its constants bound. Made by `register`; it can be sent to Ray tasks and used there."""
+
+    def __init__(
+        self, pool: str, signature: Signature, constants: Any, awaited: Sequence[Any], options: Options | None = None
+    ) -> None:
+        self._pool = pool
+        self._signature = signature
+        self._constants = constants
+        self._awaited = list(awaited)  # constants that were references; emptied when they are known to be complete
+        self._options = options or Options()
+
+    @property
+    def task(self) -> KTask:
+        return self._signature.task
+
+    def options(
+        self,
+        *,
+        client: str | None = None,
+        deadline_s: float | None = None,
+        scalars: Mapping[str, Any] | None = None,
+        retries: int | None = None,
+    ) -> Function:
+        """This function with other defaults for its invocations; what is None stays as it is."""
+        given = {"client": client, "deadline_s": deadline_s, "scalars": scalars, "retries": retries}
+        changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options = replace(self._options, **changed)
+        return Function(self._pool, self._signature, self._constants, self._awaited, options)
+
+    def remote(self, **inputs: Any) -> Any:
+        """Invoke it; see `invoke` for what inputs may be and what comes back. Scalars may stand among the inputs.
+
+        In a Ray task that has not called `init`, this attaches to the pool in which the function was registered.
+        """
+        session = _session if _session is not None and ray.is_initialized() else _attach_in_task(self._pool)
+        options = self._options
+        scalars = dict(options.scalars or {})
+        for name in [n for n in inputs if n in self.task.scalars and n not in self._signature.given]:
+            scalars[name] = inputs.pop(name)
+        client = session.client if options.client is None else options.client
+        caller = Caller(client, _deadline(options.deadline_s), _retries(options.retries))
+        return self._send(session, inputs, scalars, caller)
+
+    def _send(
+        self, session: _Session, inputs: Mapping[str, Any], scalars: Mapping[str, Any] | None, caller: Caller
+    ) -> Any:
+        if self._awaited and _STORE.complete(self._awaited):
+            self._awaited.clear()
+        message, refs = pack(self._signature, inputs, scalars, caller, _STORE, self._constants, self._awaited)
+        return session.send(self._signature, message, refs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = (self._pool, self.task, self._signature.spec.bindings, self._constants, self._awaited, self._options)
+        return _function, parts
+
+    def __repr__(self) -> str:
+        bound = ", ".join(binding.buffer for binding in self._signature.spec.bindings)
+        return f"<kaas.Function {self.task.label!r} in pool {self._pool!r}, constants: {bound or 'none'}>"
+
+
+def _function(
+    pool: str,
+    task: KTask,
+    bindings: Sequence[wire.Binding],
+    constants: Any,
+    awaited: Sequence[Any],
+    options: Options,
+) -> Function:
+    return Function(pool, Signature.of(task, bindings), constants, awaited, options)
+
+
+def _attach_in_task(name: str) -> _Session:
+    """Attach a Ray worker to the pool that a function belongs to; a driver has to call init."""
+    if not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
+        raise NotInitialized("call kaas.init() first")
+    return _attach_running(name)
+
+
+def attach(name: str = "kaas", *, address: str = "auto") -> None:
+    """Attach this process to a pool that runs already; unlike `init` this starts nothing.
+
+    Raises:
+        NotInitialized: no Ray at that address, or no pool of that name on it.
+    """
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, logging_level=logging.WARNING)
+        except (ConnectionError, ray.exceptions.RayError) as error:
+            raise NotInitialized(f"cannot connect to Ray at {address!r}: {error}") from error
+    _attach_running(name)
+
+
+def _attach_running(name: str) -> _Session:
+    global _session
+    with _lock:
+        if _session is None:
+            try:
+                pool = ray.get_actor(name, namespace=NAMESPACE)
+            except ValueError as error:
+                raise NotInitialized(f"no pool {name!r} runs") from error
+            _session = _Session(name, pool, ray.get_runtime_context().get_job_id(), False, pool.invoke)
+        return _session
+
+
+@lru_cache(maxsize=1024)
+def _signature(task: KTask) -> Signature:
+    return Signature.of(task)
+
+
+@lru_cache(maxsize=1024)
+def _outputs_type(names: tuple[str, ...]) -> Callable[..., Any]:
+    return namedtuple("Outputs", names, rename=True)
+
+
+def _deadline(deadline_s: float | None) -> float | None:
+    if deadline_s is None or (isinstance(deadline_s, int | float) and deadline_s > 0):
+        return deadline_s
+    raise InvalidRequest(f"deadline_s is a positive number of seconds, not {deadline_s!r}")
+
+
+def _retries(retries: int) -> int:
+    if isinstance(retries, int) and retries >= 0:
+        return retries
+    raise InvalidRequest(f"retries is a number from 0 on, not {retries!r}")

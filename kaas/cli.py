@@ -1,0 +1,177 @@
+"""The `kaas` command: thin wrappers that print what the library returns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kaas import draw
+from kaas.dtypes import is_integer_kind
+from kaas.errors import InvalidRequest, KaasError
+from kaas.graph import KTask
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+console = Console()
+
+TaskFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a kTask as KTask.to_json writes it")]
+
+
+@app.command()
+def demo(
+    requests: Annotated[int, typer.Option(min=1, help="of each client")] = 25,
+    vertices: Annotated[int, typer.Option(min=32, help="of each client's graph")] = 1024,
+) -> None:
+    """Several clients run the paper's nearest-neighbours search on several devices, checked against NumPy."""
+    from kaas.demo import Size, run
+
+    if not run(Size(vertices=vertices, requests=requests), console):
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(
+    address: Annotated[str, typer.Option(help="of the Ray cluster")] = "auto",
+    name: Annotated[str, typer.Option(help="of the pool")] = "kaas",
+) -> None:
+    """Show a running pool: its devices, executors and queue."""
+    from kaas.api import attach
+    from kaas.api import status as pool_status
+
+    attach(name, address=address)
+    found = pool_status()
+    table = Table("device", "kind", "state", "worker", "pid", "name", "memory", title=f"pool {found.pool}")
+    for device in found.devices:
+        info = device.info
+        process = (str(info.pid), info.device_name, f"{info.memory_bytes >> 20} MiB") if info else ("", "", "")
+        table.add_row(
+            str(device.index), device.kind, device.state, "" if device.worker is None else str(device.worker), *process
+        )
+    console.print(table)
+    console.print(f"policy {found.config.policy}, running {found.running}, queued {found.queued}, "
+                  f"waiting for inputs {found.waiting}, functions: {', '.join(found.functions) or 'none'}")  # fmt: skip
+    if found.broken:
+        console.print(f"[red]broken:[/] {found.broken}")
+
+
+@app.command()
+def inspect(task_file: TaskFile) -> None:
+    """Draw a kTask: its kernels, what they read and write, and its buffers."""
+    print(draw.text(_load(task_file)))
+
+
+@app.command()
+def check(task_file: TaskFile) -> None:
+    """Check a kTask against its code images and this machine's first device, without running it."""
+    from kaas.executor import local
+
+    task = _load(task_file)
+    local.check(task)
+    console.print(f"[green]ok[/] {task.label}: {len(task.kernels)} kernels, {len(task.libraries)} libraries")
+
+
+@app.command()
+def run(
+    task_file: TaskFile,
+    inputs: Annotated[list[str] | None, typer.Option("--input", help="name=file.npy; other files are bytes")] = None,
+    scalars: Annotated[list[str] | None, typer.Option("--scalar", help="name=value")] = None,
+    output: Annotated[Path | None, typer.Option(file_okay=False, help="folder for the outputs, as name.npy")] = None,
+    local: Annotated[bool, typer.Option("--local/--ray", help="in this process, or through a pool on Ray")] = True,
+) -> None:
+    """Run a kTask and print how long its stages took."""
+    import numpy as np
+
+    task = _load(task_file)
+    arrays = {name: _read(Path(path)) for name, path in _pairs(inputs, "--input").items()}
+    values = {name: _scalar(task, name, text) for name, text in _pairs(scalars, "--scalar").items()}
+    outputs, stages = (_run_here if local else _run_on_ray)(task, arrays, values)
+    for name, array in outputs.items():
+        console.print(f"{name}: {array.dtype}{list(array.shape)}")
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            np.save(output / f"{name}.npy", array)
+    table = Table("stage", "milliseconds")
+    for stage, seconds in stages.items():
+        table.add_row(stage, f"{seconds * 1e3:.3f}")
+    console.print(table)
+
+
+Outcome = tuple[Mapping[str, Any], Mapping[str, float]]
+
+
+def _run_here(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any]) -> Outcome:
+    from kaas.executor import local
+
+    result = local.run(task, arrays, scalars=scalars)
+    return result.outputs, result.stats.stages
+
+
+def _run_on_ray(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any]) -> Outcome:
+    from kaas import api
+
+    api.init()
+    try:
+        refs = api.invoke(task, arrays, scalars=scalars)
+        refs = refs if isinstance(refs, tuple) else (refs,)
+        names = [buffer.name for buffer in task.outputs]
+        outputs = {name: ref.future().result() for name, ref in zip(names, refs, strict=True)}
+        stages = {entry.stage: entry.p50_s for entry in api.stats().stages if entry.function == task.label}
+    finally:
+        api.shutdown()
+    return outputs, stages
+
+
+def _load(path: Path) -> KTask:
+    return KTask.from_json(path.read_bytes())
+
+
+def _pairs(entries: Sequence[str] | None, option: str) -> dict[str, str]:
+    pairs = {}
+    for entry in entries or ():
+        name, separator, value = entry.partition("=")
+        if not (name and separator and value):
+            raise InvalidRequest(f"{option} takes name=value, not {entry!r}")
+        pairs[name] = value
+    return pairs
+
+
+def _read(path: Path) -> Any:
+    import numpy as np
+
+    try:
+        return np.load(path) if path.suffix == ".npy" else path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"cannot read {path}: {error}") from error
+
+
+def _scalar(task: KTask, name: str, text: str) -> Any:
+    """The text as a value of the scalar's kind; names and ranges are checked where all scalars are."""
+    kind = task.scalars.get(name, "")
+    try:
+        if kind == "boolean":
+            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+        if is_integer_kind(kind):
+            return int(text, 0)
+        return complex(text) if kind.startswith("c") else float(text)
+    except (KeyError, ValueError) as error:
+        raise InvalidRequest(f"--scalar {name}: {text!r} is no {kind or 'number'}", scalar=name) from error
+
+
+def main() -> None:
+    """The command's entry: an error of KaaS is one line and exit status 1."""
+    try:
+        app()
+    except KaasError as error:
+        original = getattr(error, "cause", error)  # what Ray raises is a class made of its own error and ours
+        Console(stderr=True, soft_wrap=True).print(f"[red]{type(original).__name__}[/]: {escape(error.message)}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

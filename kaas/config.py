@@ -1,0 +1,89 @@
+"""How a pool is set up: its devices, its policy and its limits, as values that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from kaas.errors import InvalidConfig
+
+SOFTWARE_GPUS = 2
+"""Software GPUs of a pool that was given no devices and finds no GPU."""
+SOFTWARE_GPU_BYTES = 1 << 30
+"""Memory of a software GPU whose size was not given."""
+DEVICE_KINDS = ("software", "gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that a pool is to have.
+
+    Args:
+        kind: "gpu", an NVIDIA GPU that Ray hands out, or "software", KaaS's own on the CPU.
+        memory_bytes: how much of its memory KaaS may use; None: all of a GPU, `SOFTWARE_GPU_BYTES` of a software one.
+    """
+
+    kind: str = "software"
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in DEVICE_KINDS:
+            raise InvalidConfig(f"a device is one of {', '.join(DEVICE_KINDS)}, not {self.kind!r}", field="kind")
+        _require_positive("memory_bytes", self.memory_bytes, int)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What one pool is made of; every driver that attaches to it sees the same.
+
+    Args:
+        devices: None means the GPUs that Ray's cluster has, or else two software GPUs.
+        policy: a name of `kaas.pool.policies.POLICIES`, or a callable that makes a policy from the devices.
+        run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the executor is replaced.
+        start_limit_s: longest time in seconds that an executor may take to start.
+        cache_bytes: device memory that cached objects may take on each device; None leaves it to the executor.
+    """
+
+    devices: tuple[Device, ...] | None = None
+    policy: str | Callable[..., Any] = "fcfs"
+    run_limit_s: float = 60.0
+    start_limit_s: float = 60.0
+    cache_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.devices is not None:
+            object.__setattr__(self, "devices", _devices(self.devices))
+        if not callable(self.policy) and not isinstance(self.policy, str):
+            raise InvalidConfig(f"a policy is a name or a callable, not {self.policy!r}", field="policy")
+        _require_positive("run_limit_s", self.run_limit_s, int | float)
+        _require_positive("start_limit_s", self.start_limit_s, int | float)
+        _require_positive("cache_bytes", self.cache_bytes, int)
+
+    def resolved(self, gpus: int) -> Config:
+        """This configuration with its devices named, given how many GPUs the cluster has."""
+        if self.devices is not None:
+            return self
+        found = (Device("gpu"),) * gpus or (Device("software", SOFTWARE_GPU_BYTES),) * SOFTWARE_GPUS
+        return replace(self, devices=found)
+
+    def differences(self, running: Config) -> tuple[str, ...]:
+        """The names of fields in which this wish differs from a running pool; devices left open differ from none."""
+        return tuple(
+            field.name
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(running, field.name)
+            and not (field.name == "devices" and self.devices is None)
+        )
+
+
+def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
+    given = tuple(devices)
+    if not given or not all(isinstance(device, Device) for device in given):
+        raise InvalidConfig(f"devices is one or more kaas.Device, not {devices!r}", field="devices")
+    return given
+
+
+def _require_positive(name: str, value: Any, kind: Any) -> None:
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool) or not value > 0):
+        raise InvalidConfig(f"{name} is a positive number, not {value!r}", field=name)
