@@ -1,0 +1,393 @@
+"""The pool's core: requests in, the policy's decisions carried out, every request answered; asyncio, but no Ray.
+
+A request is *queued* until the policy dispatches it, then *running* until its worker replies or ends. Its caller may
+leave before (cancelled, deadline, run limit); a running request then goes on alone, and its slot is free when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+from collections.abc import Awaitable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from kaas.config import Config
+from kaas.errors import (
+    DeadlineExceeded,
+    DeviceLost,
+    DeviceUnavailable,
+    ExecutorDied,
+    KaasError,
+    PolicyError,
+    PoolStopped,
+)
+from kaas.pool.checked import Checked
+from kaas.pool.events import (
+    Dispatch,
+    Event,
+    Evict,
+    InputsReady,
+    Outcome,
+    PhysicalDevice,
+    PolicyFactory,
+    Prefetch,
+    Reject,
+    RequestArrived,
+    RequestCancelled,
+    RequestDone,
+    Residency,
+    StartWorker,
+    StopWorker,
+    Tick,
+    WakeAt,
+    WorkerGone,
+    WorkerReady,
+)
+from kaas.pool.policies import factory
+from kaas.pool.stats import Ledger, Stats
+from kaas.pool.status import DeviceStatus, Status, WorkerInfo
+from kaas.pool.transport import Call, Reply, Transport, WorkerLost
+from kaas.pool.wire import RunRecord
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    id: int
+    call: Call
+    arrived_s: float
+    answer: asyncio.Future[Any]
+    attempt: int = 1
+    worker: _Worker | None = None
+    dispatched_s: float = 0.0
+    inputs: asyncio.Future[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    fault: DeviceLost | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    id: int
+    device: PhysicalDevice
+    info: WorkerInfo | None = None
+    stopping: bool = False
+    running: dict[int, _Request] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        if self.stopping:
+            return "stopping"
+        if self.info is None:
+            return "starting"
+        return "busy" if self.running else "idle"
+
+
+class Pool:
+    """Drives one policy. All methods belong to the event loop in which it was made."""
+
+    def __init__(self, name: str, config: Config, transport: Transport) -> None:
+        assert config.devices is not None, "a pool gets a resolved configuration"
+        self._name = name
+        self._config = config
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        # tasks of the pool do not run in the context of some caller: Ray cancels what a cancelled call has begun
+        self._context = contextvars.Context()
+        self._devices = tuple(PhysicalDevice(i, d.kind, d.memory_bytes) for i, d in enumerate(config.devices))
+        self._policy = _make_policy(config.policy, self._devices)
+        self._requests: dict[int, _Request] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._ids = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ledger = Ledger(self._loop.time())
+        self._broken: KaasError | None = None
+        self._stopped = False
+
+    def open(self) -> None:
+        """Let the policy start its workers."""
+        self._tell(Tick(self._loop.time()))
+
+    async def submit(self, call: Call, inputs_ready: Awaitable[None] | None = None) -> Any:
+        """Run a request; inputs_ready completes when its inputs exist.
+
+        Raises:
+            KaasError: of whatever kind, when the request did not succeed.
+            asyncio.CancelledError: the caller cancelled it.
+        """
+        if self._broken is not None:
+            raise self._broken
+        if self._stopped:
+            raise PoolStopped(f"pool {self._name!r} is shut down", pool=self._name)
+        request = self._admit(call, inputs_ready)
+        try:
+            return await request.answer
+        except asyncio.CancelledError:
+            self._leave(request, "cancelled")
+            raise
+
+    async def close(self) -> None:
+        """Answer everybody, end all workers."""
+        self._stopped = True
+        for request in list(self._requests.values()):
+            self._settle(request, PoolStopped(f"pool {self._name!r} was shut down", pool=self._name))
+        for worker in self._workers:
+            self._transport.kill(worker)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def stats(self, reset: bool = False) -> Stats:
+        now = self._loop.time()
+        stats = self._ledger.read(now)
+        if reset:
+            self._ledger.reset(now)
+        return stats
+
+    def status(self, functions: tuple[str, ...] = ()) -> Status:
+        on_device = {worker.device.index: worker for worker in self._workers.values()}
+        queued = [request for request in self._requests.values() if request.worker is None]
+        waiting = sum(request.inputs is not None and not request.inputs.done() for request in queued)
+        return Status(
+            pool=self._name,
+            config=self._config,
+            devices=tuple(_device_status(device, on_device.get(device.index)) for device in self._devices),
+            queued=len(queued) - waiting,
+            waiting=waiting,
+            running=sum(len(worker.running) for worker in self._workers.values()),
+            functions=functions,
+            broken=str(self._broken) if self._broken else None,
+        )
+
+    # --- the policy
+
+    def _tell(self, event: Event) -> None:
+        """The only way to the policy; what it decides is begun here and goes on in tasks, so events never nest."""
+        if self._broken is not None or self._stopped:
+            return
+        try:
+            decisions = self._policy.handle(event)
+            for decision in decisions:
+                match decision:
+                    case Dispatch():
+                        self._dispatch(decision)
+                    case Reject():
+                        error = DeviceUnavailable(f"pool {self._name!r}: {decision.reason}")
+                        self._settle(self._requests.pop(decision.request), error)
+                    case StartWorker():
+                        self._start(decision)
+                    case StopWorker():
+                        self._stop(decision.worker)
+                    case WakeAt():
+                        self._loop.call_at(decision.time_s, lambda: self._tell(Tick(self._loop.time())))
+                    case Prefetch() | Evict():
+                        raise PolicyError(f"this pool's executors manage their caches themselves: {decision}")
+        except PolicyError as error:
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """The pool can no longer be trusted: tell every waiter and all who come later, rather than let them hang."""
+        if not isinstance(error, KaasError):
+            error = KaasError(f"pool {self._name!r} failed: {type(error).__name__}: {error}")
+        self._broken = error
+        for request in list(self._requests.values()):
+            self._settle(request, error)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work, context=self._context)
+        self._tasks.add(task)
+        task.add_done_callback(self._background_done)
+
+    def _background_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._break(error)
+
+    # --- requests
+
+    def _admit(self, call: Call, inputs_ready: Awaitable[None] | None) -> _Request:
+        request = _Request(next(self._ids), call, self._loop.time(), self._loop.create_future())
+        self._requests[request.id] = request
+        if call.deadline_s is not None:
+            request.timer = self._loop.call_later(call.deadline_s, self._expire, request)
+        if inputs_ready is not None:
+            request.inputs = asyncio.ensure_future(inputs_ready)
+            request.inputs.add_done_callback(lambda _: self._inputs_ready(request))
+        self._arrive(request)
+        return request
+
+    def _arrive(self, request: _Request) -> None:
+        call = request.call
+        self._tell(
+            RequestArrived(
+                time_s=self._loop.time(),
+                request=request.id,
+                client=call.client,
+                function=call.label,
+                inputs=call.uses,
+                ready=request.inputs is None or request.inputs.done(),
+                deadline_s=None if call.deadline_s is None else request.arrived_s + call.deadline_s,
+                attempt=request.attempt,
+            )
+        )
+
+    def _inputs_ready(self, request: _Request) -> None:
+        if not request.answer.done():
+            self._tell(InputsReady(self._loop.time(), request.id))
+
+    def _expire(self, request: _Request) -> None:
+        limit = request.call.deadline_s
+        waited = self._loop.time() - request.arrived_s
+        where = "queued" if request.worker is None else "running"
+        message = f"{request.call.label!r} did not end in {limit} s: still {where} after {waited:.3f} s"
+        self._leave(request, DeadlineExceeded(message, deadline_s=limit, waited_s=waited))
+
+    def _leave(self, request: _Request, why: KaasError | str) -> None:
+        """The caller goes without a value; a queued request goes with it, a running one runs on."""
+        left_already = request.id not in self._requests
+        self._settle(request, why)
+        if not left_already:
+            if request.worker is None:
+                del self._requests[request.id]
+            self._tell(RequestCancelled(self._loop.time(), request.id))
+
+    def _settle(self, request: _Request, result: Reply | KaasError | str) -> None:
+        """Answer a request, once, and write it down."""
+        if request.timer is not None:
+            request.timer.cancel()
+        answered = request.answer.done()
+        match result:
+            case Reply():
+                outcome = "succeeded"
+                if not answered:
+                    request.answer.set_result(result.value)
+            case KaasError():
+                outcome = type(result).__name__
+                if not answered:
+                    request.answer.set_exception(result)
+            case _:
+                outcome, answered = result, False
+        if request.inputs is not None and not request.inputs.done():
+            request.inputs.cancel()
+        if not answered:
+            device = request.worker.device.index if request.worker else None
+            self._ledger.outcome(request.call.label, request.call.client, device, outcome)
+
+    # --- running
+
+    def _dispatch(self, decision: Dispatch) -> None:
+        request, worker = self._requests[decision.request], self._workers[decision.worker]
+        request.worker = worker
+        request.dispatched_s = self._loop.time()
+        worker.running[request.id] = request
+        self._background(self._run(request, worker, decision.slot))
+
+    async def _run(self, request: _Request, worker: _Worker, slot: int) -> None:
+        limit = self._loop.call_later(self._config.run_limit_s, self._overrun, request, worker)
+        try:
+            reply = await self._transport.run(worker.id, request.call)
+        except WorkerLost as lost:
+            self._gone(worker, str(lost))
+            return
+        finally:
+            limit.cancel()
+        if isinstance(reply.error, DeviceLost):
+            request.fault = reply.error
+            self._gone(worker, reply.error.message)
+        elif worker.id in self._workers:
+            self._done(request, worker, slot, reply)
+
+    def _done(self, request: _Request, worker: _Worker, slot: int, reply: Reply) -> None:
+        left = request.answer.done()
+        del worker.running[request.id], self._requests[request.id]
+        self._settle(request, reply.error or reply)
+        now = self._loop.time()
+        record = reply.record
+        ended = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
+        outcome = Outcome.ABANDONED if left else ended
+        device_s = record.device_s if record else 0.0
+        self._tell(RequestDone(now, request.id, worker.id, slot, outcome, device_s))
+        if record is not None:
+            if record.loaded or record.evicted:
+                self._tell(Residency(now, worker.id, tuple(record.loaded), tuple(record.evicted)))
+            self._write_down(request, worker, record, now)
+        if worker.stopping and not worker.running:
+            self._gone(worker, "stopped")
+
+    def _write_down(self, request: _Request, worker: _Worker, record: RunRecord, now: float) -> None:
+        call, device = request.call, worker.device.index
+        around = {"queue": request.dispatched_s - request.arrived_s, "request": now - request.arrived_s}
+        self._ledger.stages(call.label, call.client, record.stages | around)
+        self._ledger.objects(call.label, call.client, device, "device", record.hits, record.hit_bytes)
+        self._ledger.objects(call.label, call.client, device, "store", record.misses, record.miss_bytes)
+
+    def _overrun(self, request: _Request, worker: _Worker) -> None:
+        limit = self._config.run_limit_s
+        message = f"{request.call.label!r} ran longer than the pool's run limit of {limit} s"
+        waited = self._loop.time() - request.arrived_s
+        self._settle(request, DeadlineExceeded(message, deadline_s=limit, waited_s=waited))
+        self._gone(worker, message)
+
+    # --- workers
+
+    def _start(self, decision: StartWorker) -> None:
+        worker = _Worker(decision.worker, self._devices[decision.device])
+        self._workers[worker.id] = worker
+        self._background(self._live(worker, decision))
+
+    async def _live(self, worker: _Worker, decision: StartWorker) -> None:
+        """A worker from its start to its end."""
+        try:
+            async with asyncio.timeout(self._config.start_limit_s):
+                worker.info = await self._transport.start(worker.id, decision.device)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it means that this worker is not there
+            self._gone(worker, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            return
+        if worker.id not in self._workers:
+            return
+        now, info = self._loop.time(), worker.info
+        self._tell(WorkerReady(now, worker.id, decision.kind, decision.device, info.slots, info.memory_bytes))
+        self._gone(worker, await self._transport.ended(worker.id))
+
+    def _stop(self, worker_id: int) -> None:
+        worker = self._workers[worker_id]
+        worker.stopping = True
+        if not worker.running:
+            self._loop.call_soon(self._gone, worker, "stopped")
+
+    def _gone(self, worker: _Worker, reason: str) -> None:
+        """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
+        if self._workers.pop(worker.id, None) is None or self._stopped:
+            return
+        self._transport.kill(worker.id)
+        self._tell(WorkerGone(self._loop.time(), worker.id, reason))
+        for request in worker.running.values():
+            self._retry(request, worker, reason)
+
+    def _retry(self, request: _Request, worker: _Worker, reason: str) -> None:
+        if not request.answer.done() and request.attempt <= request.call.retries:
+            request.attempt += 1
+            request.worker = None
+            self._arrive(request)
+            return
+        self._requests.pop(request.id, None)
+        pid = worker.info.pid if worker.info else 0
+        name = f"worker {worker.id} (pid {pid}) on device {worker.device.index}"
+        message = f"{request.call.label!r}: {name} ended while running it, attempt {request.attempt}: {reason}"
+        died = ExecutorDied(message, executor=name, attempts=request.attempt, reason=reason)
+        self._settle(request, request.fault or died)
+
+
+def _make_policy(chosen: str | PolicyFactory, devices: tuple[PhysicalDevice, ...]) -> Checked:
+    name = getattr(chosen, "__name__", str(chosen))
+    try:
+        policy = factory(chosen)(devices)
+    except Exception as error:
+        raise PolicyError(f"policy {name!r} cannot be made: {type(error).__name__}: {error}", policy=name) from error
+    return Checked(policy, devices, name=name)
+
+
+def _device_status(device: PhysicalDevice, worker: _Worker | None) -> DeviceStatus:
+    if worker is None:
+        return DeviceStatus(device.index, device.kind, "lost")
+    return DeviceStatus(device.index, device.kind, worker.state, worker.id, worker.info, tuple(worker.running))

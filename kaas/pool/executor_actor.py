@@ -1,0 +1,122 @@
+"""The Ray actor around one executor: it opens a device in its own process and turns messages into runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayTaskError
+
+from kaas.errors import KaasError
+from kaas.graph import KTask
+from kaas.pool import wire
+from kaas.pool.packing import unpack
+from kaas.pool.status import WorkerInfo
+
+if TYPE_CHECKING:
+    from kaas.executor.executor import Executor, Result
+
+WATCH = "watch"
+"""The concurrency group of `watch`, so that it never stands in the way of a run."""
+
+Introduction = tuple[bytes, list[Any]]
+"""A function that the executor has not met: its spec, and the reference to its kTask's bytes, in a list so that Ray
+hands over the reference and not the bytes."""
+
+
+class ExecutorActor:
+    """One device. Ray runs `start` and `run` one after the other on one thread."""
+
+    def __init__(self, kind: str, memory_bytes: int | None, cache_bytes: int | None) -> None:
+        self._kind = kind
+        self._memory_bytes = memory_bytes
+        self._cache_bytes = cache_bytes
+        self._executor: Executor | None = None
+        self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
+
+    def start(self) -> WorkerInfo:
+        """Open the device.
+
+        Raises:
+            DeviceUnavailable
+        """
+        from kaas.executor.device import open_device
+        from kaas.executor.executor import Executor
+
+        device = open_device(self._kind, memory_bytes=self._memory_bytes)
+        self._executor = Executor(device, cache_bytes=self._cache_bytes)
+        info = device.info()
+        node = ray.get_runtime_context().get_node_id()
+        return WorkerInfo(os.getpid(), node, info.name, info.memory_bytes, info.compute_capability)
+
+    @ray.method(concurrency_group=WATCH)
+    def watch(self) -> None:
+        """Never returns: the call fails when the process ends, which tells the pool at once."""
+        threading.Event().wait()
+
+    def run(self, message: bytes, refs: Sequence[Any] = (), introduction: Introduction | None = None) -> bytes:
+        """An invocation whose outputs come back inside the encoded Answer."""
+        try:
+            result = self._run(message, refs, introduction)
+        except KaasError as error:
+            return wire.encode(_failure(error))
+        outputs = [array.tobytes() for array in result.outputs.values()]
+        return wire.encode(wire.Answer(outputs, _record(result)))
+
+    def run_stored(
+        self, message: bytes, refs: Sequence[Any], introduction: Introduction | None, outputs: int
+    ) -> list[Any]:
+        """An invocation whose outputs stay in Ray's store, each a return value of its own. The Answer comes last: when
+        the caller has it, the values before it are complete."""
+        try:
+            result = self._run(message, refs, introduction)
+        except KaasError as error:
+            return [*(None for _ in range(outputs)), wire.encode(_failure(error))]
+        return [*result.outputs.values(), wire.encode(wire.Answer([], _record(result)))]
+
+    def _run(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None) -> Result:
+        from kaas.executor.executor import Request
+
+        if introduction is not None:
+            self._meet(introduction)
+        assert self._executor is not None, "start comes first"
+        invocation = wire.decode_invocation(message)
+        spec, task = self._functions[invocation.function]
+        sources = unpack(invocation, spec, refs, _get)
+        return self._executor.run(Request(task, sources, invocation.scalars, invocation.client))
+
+    def _meet(self, introduction: Introduction) -> None:
+        spec = wire.decode_function(introduction[0])
+        self._functions[spec.key] = spec, KTask.from_msgpack(_get(introduction[1][0]))
+
+
+def _get(value: Any) -> Any:
+    """The object of a reference, or the value itself; raises what its task raised, without Ray's wrapping."""
+    if not isinstance(value, ray.ObjectRef):
+        return value
+    try:
+        return ray.get(value)
+    except RayTaskError as error:
+        raise error.cause from None
+
+
+def _failure(error: KaasError) -> wire.Answer:
+    return wire.Answer([], error=pickle.dumps(error))
+
+
+def _record(result: Result) -> wire.RunRecord:
+    stats = result.stats
+    return wire.RunRecord(
+        stats.stages,
+        stats.hits,
+        stats.misses,
+        stats.hit_bytes,
+        stats.miss_bytes,
+        list(stats.loaded),
+        list(stats.evicted),
+        stats.device_s,
+    )

@@ -1,0 +1,219 @@
+"""An invocation as one message with references beside it: packed by the driver, unpacked by the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kaas.arguments import Buffer
+from kaas.errors import UnexpectedInput
+from kaas.graph import KTask
+from kaas.pool import wire
+from kaas.request import View, check_names, encode_scalars, input_bytes
+
+if TYPE_CHECKING:
+    from kaas.executor.executor import Source
+
+
+class Store(Protocol):
+    """What packing needs of Ray's object store."""
+
+    def is_ref(self, value: Any) -> bool: ...
+
+    def put(self, value: Any) -> Any: ...
+
+    def complete(self, refs: Sequence[Any]) -> bool:
+        """Whether all exist already, as far as can be told without waiting."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who invokes and under what conditions."""
+
+    client: str
+    deadline_s: float | None = None
+    retries: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A function as its callers see it: the inputs they give, and what is bound already."""
+
+    task: KTask
+    spec: wire.FunctionSpec
+    key: str
+    given: Mapping[str, Buffer] = field(repr=False)
+
+    @classmethod
+    def of(cls, task: KTask, bindings: Sequence[wire.Binding] = ()) -> Signature:
+        spec = wire.FunctionSpec(task.key, tuple(bindings))
+        bound = {binding.buffer for binding in bindings}
+        return cls(task, spec, spec.key, {b.name: b for b in task.inputs if b.name not in bound})
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """
+        Raises:
+            MissingInput, UnexpectedInput
+        """
+        bound = [binding.buffer for binding in self.spec.bindings]
+        for name in names:
+            if name in bound:
+                raise UnexpectedInput(
+                    f"input {name!r} of kTask {self.task.label!r} is bound to a constant",
+                    task=self.task.label,
+                    buffer=name,
+                    near=(),
+                )
+        check_names(self.task, [*names, *bound])
+
+
+def bind(task: KTask, constants: Mapping[str, Any], store: Store) -> tuple[Signature, tuple[Any, ...]]:
+    """The signature of a kTask with constants, and the tuple of objects behind them, each object once.
+
+    Raises:
+        UnexpectedInput, WrongSize, WrongDtype, NotContiguous
+    """
+    known = {buffer.name: buffer for buffer in task.inputs}
+    check_names(task, [*constants, *(name for name in known if name not in constants)])
+    entries: dict[int, int] = {}
+    objects: list[Any] = []
+    bindings: list[wire.Binding] = []
+    for name, value in constants.items():
+        source, offset = (value.source, value.offset_bytes) if isinstance(value, View) else (value, None)
+        if not store.is_ref(source):
+            input_bytes(known[name], value)
+        entry = entries.setdefault(id(source), len(objects))
+        if entry == len(objects):
+            objects.append(source)
+        bindings.append(wire.Binding(name, entry, offset))
+    return Signature.of(task, bindings), tuple(objects)
+
+
+def pack(
+    signature: Signature,
+    inputs: Mapping[str, Any],
+    scalars: Mapping[str, Any] | None,
+    caller: Caller,
+    store: Store,
+    constants: Any = None,
+    awaited: Sequence[Any] = (),
+) -> tuple[bytes, list[Any]]:
+    """The message of an invocation and the references that go beside it.
+
+    constants: the reference to the function's constants; awaited: further references that must be complete first.
+
+    Raises:
+        InvalidRequest: whatever is wrong and can be seen without the referenced objects.
+    """
+    if inputs.keys() != signature.given.keys():
+        signature.check_names(list(inputs))
+    encoded = encode_scalars(signature.task, scalars) if scalars or signature.task.scalars else {}
+    packing = _Packing(store)
+    for name, value in inputs.items():
+        packing.add(signature.given[name], value)
+    ready = not (packing.named or awaited) or store.complete([*packing.named, *awaited])
+    position = None
+    if constants is not None:
+        position = len(packing.refs)
+        packing.refs.append(constants)
+    message = wire.Invocation(
+        signature.key,
+        caller.client,
+        caller.deadline_s,
+        caller.retries,
+        ready,
+        encoded,
+        packing.values,
+        packing.objects,
+        position,
+    )
+    return wire.encode(message), [*packing.refs, *(() if ready else awaited)]
+
+
+class _Packing:
+    """Inputs sorted into values in the message and references beside it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._positions: dict[Any, int] = {}
+        self._inline_bytes = 0
+        self.values: list[tuple[str, bytes]] = []
+        self.objects: list[wire.ObjectInput] = []
+        self.refs: list[Any] = []
+        self.named: list[Any] = []
+
+    def add(self, buffer: Buffer, value: Any) -> None:
+        source, offset = (value.source, value.offset_bytes) if isinstance(value, View) else (value, None)
+        if self._store.is_ref(source):
+            position = self._positions.setdefault(source, len(self.refs))
+            if position == len(self.refs):
+                self.refs.append(source)
+                self.named.append(source)
+            self.objects.append(wire.ObjectInput(buffer.name, position, offset, True))
+            return
+        data = input_bytes(buffer, value)
+        if self._inline_bytes + len(data) <= wire.INLINE_INPUT_BYTES:
+            self._inline_bytes += len(data)
+            self.values.append((buffer.name, bytes(data)))
+        else:
+            import numpy as np
+
+            self.objects.append(wire.ObjectInput(buffer.name, len(self.refs), None, False))
+            self.refs.append(self._store.put(np.frombuffer(data, np.uint8)))
+
+
+def unpack(
+    invocation: wire.Invocation, spec: wire.FunctionSpec, refs: Sequence[Any], get: Callable[[Any], Any]
+) -> dict[str, Source]:
+    """The sources of an invocation's inputs, as the executor takes them. get: the object of a reference, waited for."""
+    from kaas.executor.executor import Source
+
+    sources = {name: Source(value=data) for name, data in invocation.values}
+    for item in invocation.objects:
+        ref = refs[item.ref]
+        if item.shared:
+            sources[item.buffer] = Source(key=ref.binary(), fetch=_Fetch(get, ref), offset_bytes=item.offset_bytes)
+        else:
+            sources[item.buffer] = Source(value=memoryview(get(ref)))
+    if invocation.constants is not None:
+        constants = _Constants(get, refs[invocation.constants])
+        for binding in spec.bindings:
+            sources[binding.buffer] = Source(
+                key=constant_key(constants.ref, binding.entry),
+                fetch=constants.entry(binding.entry),
+                offset_bytes=binding.offset_bytes,
+            )
+    return sources
+
+
+def constant_key(ref: Any, entry: int) -> bytes:
+    """What caches know one of a function's constants by."""
+    return bytes(ref.binary()) + entry.to_bytes(4, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    get: Callable[[Any], Any]
+    ref: Any
+
+    def __call__(self) -> Any:
+        return self.get(self.ref)
+
+
+class _Constants:
+    """The tuple of a function's constants, fetched at most once in a request and only when some entry is missed."""
+
+    def __init__(self, get: Callable[[Any], Any], ref: Any) -> None:
+        self.ref = ref
+        self._get = get
+        self._tuple: tuple[Any, ...] | None = None
+
+    def entry(self, position: int) -> Callable[[], Any]:
+        def fetch() -> Any:
+            if self._tuple is None:
+                self._tuple = self._get(self.ref)
+            return self._get(self._tuple[position])
+
+        return fetch

@@ -1,0 +1,293 @@
+"""The pool on Ray: one asyncio actor that drives the core, and one executor actor on each device."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from kaas.config import Config, Device
+from kaas.errors import ConfigMismatch, KaasError
+from kaas.graph import KTask
+from kaas.pool import wire
+from kaas.pool.core import Pool
+from kaas.pool.events import ObjectUse
+from kaas.pool.executor_actor import WATCH, ExecutorActor
+from kaas.pool.outputs import Inline, Stored
+from kaas.pool.packing import constant_key
+from kaas.pool.readiness import Readiness
+from kaas.pool.stats import Stats
+from kaas.pool.status import Status, WorkerInfo
+from kaas.pool.transport import Call, Reply, WorkerLost
+
+SOFTWARE_RESOURCE = "kaas_software_gpu"
+"""The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
+REGISTRATION_LIMIT_S = 30.0
+"""How long a request waits for the registration of its function, which another message brings."""
+_KNOWN_CONSTANTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A registered function. task_ref: the kTask's bytes in Ray's store, from where each executor takes them once."""
+
+    key: str
+    label: str
+    spec: wire.FunctionSpec
+    task_ref: Any
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    inline: bool
+    input_bytes: dict[str, int]
+    constants: dict[bytes, tuple[ObjectUse, ...]] = field(default_factory=dict)
+
+    def uses(self, invocation: wire.Invocation, refs: Sequence[Any]) -> tuple[ObjectUse, ...]:
+        """What a policy hears of a request's inputs."""
+        uses = [ObjectUse(None, len(data)) for _, data in invocation.values]
+        for item in invocation.objects:
+            key = refs[item.ref].binary() if item.shared else None
+            uses.append(ObjectUse(key, self.input_bytes[item.buffer]))
+        if invocation.constants is not None:
+            uses += self._constant_uses(refs[invocation.constants])
+        return tuple(uses)
+
+    def _constant_uses(self, ref: Any) -> tuple[ObjectUse, ...]:
+        identity = ref.binary()
+        if identity not in self.constants:
+            if len(self.constants) == _KNOWN_CONSTANTS:
+                self.constants.clear()
+            self.constants[identity] = tuple(
+                ObjectUse(constant_key(ref, binding.entry), self.input_bytes[binding.buffer])
+                for binding in self.spec.bindings
+            )
+        return self.constants[identity]
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    function: _Function
+    message: bytes
+    refs: Sequence[Any]
+
+
+class PoolActor:
+    """What drivers talk to: the core behind Ray calls."""
+
+    def __init__(self, name: str, config: Config) -> None:
+        self._name = name
+        self._config = config
+        self._functions: dict[str, _Function] = {}
+        self._task_refs: dict[str, Any] = {}
+        self._expected: dict[str, asyncio.Future[_Function]] = {}
+        self._pool: Pool | None = None
+        self._readiness: Readiness | None = None
+        self._open_calls = 0
+        self._all_answered = asyncio.Event()
+
+    async def attach(self, wanted: Config | None) -> Config:
+        """Open the pool with the first driver; compare configurations with later ones.
+
+        Raises:
+            ConfigMismatch
+        """
+        differences = wanted.differences(self._config) if wanted is not None else ()
+        if differences:
+            raise ConfigMismatch(
+                f"pool {self._name!r} runs with another configuration: {', '.join(differences)} differ",
+                pool=self._name,
+                differences=differences,
+            )
+        self._running()
+        return self._config
+
+    def _running(self) -> Pool:
+        if self._pool is None:  # not in __init__, which Ray runs outside the event loop
+            self._readiness = Readiness(asyncio.get_running_loop(), existing)
+            self._pool = Pool(self._name, self._config, RayTransport(self._config, self._readiness))
+            self._pool.open()
+        return self._pool
+
+    async def register(self, spec: bytes, task: bytes) -> None:
+        """Make a function known; once more changes nothing."""
+        function_spec = wire.decode_function(spec)
+        key = function_spec.key
+        if key in self._functions:
+            return
+        ktask = KTask.from_msgpack(task)
+        if ktask.key not in self._task_refs:
+            self._task_refs[ktask.key] = ray.put(task)
+        self._functions[key] = function = _Function(
+            key=key,
+            label=ktask.label,
+            spec=function_spec,
+            task_ref=self._task_refs[ktask.key],
+            outputs=tuple((buffer.dtype, buffer.shape) for buffer in ktask.outputs),
+            inline=sum(buffer.nbytes for buffer in ktask.outputs) <= wire.INLINE_OUTPUT_BYTES,
+            input_bytes={buffer.name: buffer.nbytes for buffer in ktask.inputs},
+        )
+        expected = self._expected.pop(key, None)
+        if expected is not None:
+            expected.set_result(function)
+
+    async def invoke(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
+        """Run one invocation: the output's value, or a tuple of several in declared order."""
+        self._open_calls += 1
+        try:
+            return await self._invoke(message, refs)
+        finally:
+            self._open_calls -= 1
+            if not self._open_calls:
+                self._all_answered.set()
+
+    async def _invoke(self, message: bytes, refs: Sequence[Any]) -> Any:
+        invocation = wire.decode_invocation(message)
+        function = self._functions.get(invocation.function) or await self._registered(invocation.function)
+        pool = self._running()
+        assert self._readiness is not None, "made together with the pool"
+        ready = None if invocation.ready else self._readiness.of(refs)
+        call = Call(
+            label=function.label,
+            client=invocation.client,
+            deadline_s=invocation.deadline_s,
+            retries=invocation.retries,
+            uses=function.uses(invocation, refs),
+            payload=_Payload(function, message, refs),
+        )
+        outputs = await pool.submit(call, ready)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    async def _registered(self, key: str) -> _Function:
+        """Messages to an asyncio actor may overtake each other, the invocation its function's registration too."""
+        expected = self._expected.setdefault(key, asyncio.get_running_loop().create_future())
+        try:
+            return await asyncio.wait_for(asyncio.shield(expected), REGISTRATION_LIMIT_S)
+        except TimeoutError as error:
+            raise KaasError(f"pool {self._name!r} has not been told of function {key}") from error
+
+    async def status(self) -> Status:
+        labels = tuple(function.label for function in self._functions.values())
+        return self._running().status(labels)
+
+    async def stats(self, reset: bool) -> Stats:
+        return self._running().stats(reset)
+
+    async def stop(self) -> None:
+        """Answer all who wait and end the executors. The caller then ends this actor."""
+        if self._pool is not None:
+            await self._pool.close()
+        if self._open_calls:
+            self._all_answered.clear()
+            await self._all_answered.wait()
+
+
+class RayTransport:
+    """Executors as Ray actors, one call of an actor for each run. The one place to change for another way to them."""
+
+    def __init__(self, config: Config, readiness: Readiness) -> None:
+        assert config.devices is not None, "a pool gets a resolved configuration"
+        self._devices = config.devices
+        self._cache_bytes = config.cache_bytes
+        self._readiness = readiness
+        self._actors: dict[int, Any] = {}
+        self._met: dict[int, set[str]] = {}
+        self._reserve = SOFTWARE_RESOURCE in cluster_resources()
+
+    async def start(self, worker: int, device: int) -> WorkerInfo:
+        wanted = self._devices[device]
+        options = {"num_cpus": 0, "concurrency_groups": {WATCH: 1}, **self._resources(wanted)}
+        decorate: Any = ray.remote  # whose types do not know concurrency groups
+        actor = decorate(**options)(ExecutorActor).remote(wanted.kind, wanted.memory_bytes, self._cache_bytes)
+        self._actors[worker] = actor
+        self._met[worker] = set()
+        info: WorkerInfo = await actor.start.remote()
+        return info
+
+    def _resources(self, device: Device) -> dict[str, Any]:
+        if device.kind == "gpu":
+            return {"num_gpus": 1}
+        return {"resources": {SOFTWARE_RESOURCE: 1}} if self._reserve else {}
+
+    async def ended(self, worker: int) -> str:
+        try:
+            await self._actors[worker].watch.remote()
+        except RayError as error:
+            return _one_line(error)
+        return "its watch returned"
+
+    def kill(self, worker: int) -> None:
+        actor = self._actors.pop(worker, None)
+        self._met.pop(worker, None)
+        if actor is not None:
+            ray.kill(actor)
+
+    async def run(self, worker: int, call: Call) -> Reply:
+        payload: _Payload = call.payload
+        actor = self._actors.get(worker)
+        if actor is None:
+            raise WorkerLost("it ended before the request reached it")
+        run = self._run_inline if payload.function.inline else self._run_stored
+        try:
+            return await run(worker, actor, payload)
+        except RayActorError as error:
+            raise WorkerLost(_one_line(error)) from error
+        except RayError as error:
+            self._met.get(worker, set()).discard(payload.function.key)
+            return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
+
+    async def _run_inline(self, worker: int, actor: Any, payload: _Payload) -> Reply:
+        function = payload.function
+        if function.key in self._met[worker]:
+            ref = actor.run.remote(payload.message, payload.refs) if payload.refs else actor.run.remote(payload.message)
+        else:
+            ref = actor.run.remote(payload.message, payload.refs, self._introduce(worker, function))
+        answer = wire.decode_answer(await ref)
+        if answer.error is not None:
+            return _failed(answer)
+        values = (Inline(data, *layout) for data, layout in zip(answer.outputs, function.outputs, strict=True))
+        return Reply(tuple(values), record=answer.record)
+
+    async def _run_stored(self, worker: int, actor: Any, payload: _Payload) -> Reply:
+        function, count = payload.function, len(payload.function.outputs)
+        met = function.key in self._met[worker]
+        introduction = None if met else self._introduce(worker, function)
+        method = actor.run_stored.options(num_returns=count + 1)
+        *stored, last = method.remote(payload.message, payload.refs, introduction, count)
+        answer = wire.decode_answer(await last)
+        if answer.error is not None:
+            return _failed(answer)
+        incomplete = self._readiness.of(stored)
+        if incomplete is not None:
+            await incomplete
+        return Reply(tuple(Stored(ray.get, ref) for ref in stored), record=answer.record)
+
+    def _introduce(self, worker: int, function: _Function) -> tuple[bytes, list[Any]]:
+        self._met[worker].add(function.key)
+        return wire.encode(function.spec), [function.task_ref]
+
+
+def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[Any], list[Any]]:
+    """The references whose objects exist, or whose tasks failed, and the others. Nothing is fetched."""
+    done, rest = ray.wait(list(refs), num_returns=enough, timeout=timeout_s, fetch_local=False)
+    return done, rest
+
+
+def cluster_resources() -> dict[str, float]:
+    """What all nodes of the cluster declare together, by name."""
+    declared: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return declared
+
+
+def _failed(answer: wire.Answer) -> Reply:
+    assert answer.error is not None
+    error: KaasError = pickle.loads(answer.error)
+    return Reply(error=error, record=answer.record)
+
+
+def _one_line(error: Exception) -> str:
+    """What Ray says of a death, in its first words: its full text has one line for each detail."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:400]

@@ -1,0 +1,64 @@
+"""Whether referenced objects exist: told without fetching them, and without keeping anybody waiting meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Exist = Callable[[Sequence[Any], int, float], tuple[list[Any], list[Any]]]
+"""(references, how many are enough, seconds to wait) -> (those that exist, the others)."""
+
+POLL_S = 0.01
+"""How long a wait goes on before newly added references join it."""
+
+
+class Readiness:
+    """One thread that waits for all references that are not complete yet. A failed task's reference is complete."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, exist: Exist) -> None:
+        self._loop = loop
+        self._exist = exist
+        self._lock = threading.Condition()
+        self._pending: dict[Any, list[asyncio.Future[None]]] = {}
+        self._thread: threading.Thread | None = None
+
+    def of(self, refs: Sequence[Any]) -> asyncio.Future[None] | None:
+        """None if all exist, else a future that is done when they do. Call it in the event loop."""
+        unique = list(dict.fromkeys(refs))
+        _, missing = self._exist(unique, len(unique), 0)
+        if not missing:
+            return None
+        parts = [self._loop.create_future() for _ in missing]
+        with self._lock:
+            for ref, part in zip(missing, parts, strict=True):
+                self._pending.setdefault(ref, []).append(part)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="kaas-readiness", daemon=True)
+                self._thread.start()
+            self._lock.notify()
+        return asyncio.ensure_future(_all(parts))
+
+    def _watch(self) -> None:
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._pending)
+                refs = list(self._pending)
+            done, rest = self._exist(refs, 1, POLL_S)
+            if done and rest:
+                done += self._exist(rest, len(rest), 0)[0]
+            with self._lock:
+                parts = [part for ref in done for part in self._pending.pop(ref)]
+            if parts:
+                self._loop.call_soon_threadsafe(_complete, parts)
+
+
+def _complete(parts: Sequence[asyncio.Future[None]]) -> None:
+    for part in parts:
+        if not part.done():
+            part.set_result(None)
+
+
+async def _all(parts: Sequence[asyncio.Future[None]]) -> None:
+    await asyncio.gather(*parts)

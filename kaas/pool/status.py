@@ -1,0 +1,46 @@
+"""What `kaas.status()` shows, and what an executor says of itself when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kaas.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker's process and the device it opened."""
+
+    pid: int
+    node: str
+    device_name: str
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+    slots: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """A device and the worker on it. state: "starting", "idle", "busy", "stopping", or "lost" when there is none."""
+
+    index: int
+    kind: str
+    state: str
+    worker: int | None = None
+    info: WorkerInfo | None = None
+    running: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A pool at one moment. queued counts the requests that wait for a slot, waiting those that wait for inputs."""
+
+    pool: str
+    config: Config
+    devices: tuple[DeviceStatus, ...]
+    queued: int
+    waiting: int
+    running: int
+    functions: tuple[str, ...]
+    broken: str | None = None
+    """What the policy did wrong; such a pool answers every request with PolicyError."""

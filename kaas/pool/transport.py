@@ -1,0 +1,56 @@
+"""The seam between the pool and its workers: what is sent, what comes back, what a way to them must be able to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kaas.errors import KaasError
+from kaas.pool.events import ObjectUse
+from kaas.pool.status import WorkerInfo
+from kaas.pool.wire import RunRecord
+
+
+class WorkerLost(Exception):
+    """A worker's process ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as the core sees it; only the transport looks into payload."""
+
+    label: str
+    client: str
+    deadline_s: float | None
+    retries: int
+    uses: tuple[ObjectUse, ...] = ()
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a worker made of a call: a value or an error, and what it measured."""
+
+    value: Any = None
+    error: KaasError | None = None
+    record: RunRecord | None = None
+
+
+class Transport(Protocol):
+    """The way to the workers; how calls travel can change behind it."""
+
+    async def start(self, worker: int, device: int) -> WorkerInfo:
+        """Start a worker. Raises whatever kept it from starting."""
+        ...
+
+    async def run(self, worker: int, call: Call) -> Reply:
+        """Raises WorkerLost when the worker ends first."""
+        ...
+
+    async def ended(self, worker: int) -> str:
+        """Wait until a worker's process ends; why it did."""
+        ...
+
+    def kill(self, worker: int) -> None:
+        """End a worker's process now; nothing happens if it is gone or never came up."""
+        ...

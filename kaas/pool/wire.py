@@ -1,0 +1,90 @@
+"""Messages between driver, pool and executor: msgspec Structs as one `bytes` each, the cheapest that Ray can send."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+INLINE_INPUT_BYTES = 64 << 10
+"""By-value inputs up to this many bytes in all travel in the message; larger ones through Ray's object store."""
+INLINE_OUTPUT_BYTES = 100_000
+"""Outputs up to this many bytes in all come back through the pool; larger ones stay in Ray's object store."""
+
+
+class Binding(msgspec.Struct, frozen=True, array_like=True):
+    """A constant of a function: which entry of its tuple of constants, and from where on for a View."""
+
+    buffer: str
+    entry: int
+    offset_bytes: int | None = None
+
+
+class FunctionSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A kTask with the names of its constants; their values travel with each invocation, as one reference."""
+
+    task_key: str
+    bindings: tuple[Binding, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """SHA-256, hex; of a kTask without constants, the kTask's own key."""
+        if not self.bindings:
+            return self.task_key
+        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
+
+
+class ObjectInput(msgspec.Struct, frozen=True, array_like=True):
+    """An input by reference.
+
+    ref: position among the references beside the message. shared: the object has a name, so caches may keep it; if not,
+    it is a value that was too large for the message, and holds exactly the buffer's bytes.
+    """
+
+    buffer: str
+    ref: int
+    offset_bytes: int | None
+    shared: bool
+
+
+class Invocation(msgspec.Struct, frozen=True, array_like=True):
+    """What `kaas.invoke` sends to the pool, and the pool, unchanged, to an executor."""
+
+    function: str
+    client: str
+    deadline_s: float | None
+    retries: int
+    ready: bool
+    """The driver knows that all references are complete."""
+    scalars: dict[str, bytes]
+    values: list[tuple[str, bytes]]
+    objects: list[ObjectInput]
+    constants: int | None
+    """Position of the reference to the function's constants."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What the executor measured: seconds by stage, cache hits and misses, keys of objects loaded and evicted."""
+
+    stages: dict[str, float]
+    hits: int
+    misses: int
+    hit_bytes: int
+    miss_bytes: int
+    loaded: list[bytes]
+    evicted: list[bytes]
+    device_s: float
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What an executor replies: the outputs' bytes unless they go through the store, or a pickled KaasError."""
+
+    outputs: list[bytes]
+    record: RunRecord | None = None
+    error: bytes | None = None
+
+
+encode = msgspec.msgpack.encode
+decode_invocation = msgspec.msgpack.Decoder(Invocation).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_function = msgspec.msgpack.Decoder(FunctionSpec).decode
