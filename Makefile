@@ -7,8 +7,9 @@ ARGS   ?=
 LOCK   := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet
 
-export RAY_AUTH_MODE ?= disabled
 export PYTHONUNBUFFERED = 1
+# with its default Ray leaves a token in the home folder
+test bench: export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench gpu gpu-expected kernels lock clean
@@ -64,6 +65,7 @@ $(BIN)/activate:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: requirements/run.txt pyproject.toml | $(BIN)/activate
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip >/dev/null # some tools make them without
 	@echo "installing what KaaS needs into $(VENV) (about 400 MB, once) ..."
 	@$(PIP) --require-hashes --only-binary :all: -r requirements/run.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .

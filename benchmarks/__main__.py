@@ -1,0 +1,58 @@
+"""`python -m benchmarks`: runs every benchmark in a process of its own and shows all bars in one table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Bar, parser, print_table
+
+_NOT_BENCHMARKS = {"__init__", "__main__", "report"}
+
+
+def names(prefix: str = "") -> list[str]:
+    """The benchmarks of this folder; those named gpu_* need a GPU and are listed only when asked for by that prefix."""
+    stems = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NOT_BENCHMARKS)
+    return [stem for stem in stems if stem.startswith(prefix or "gpu_") is bool(prefix)]
+
+
+def run(name: str) -> dict[str, Any] | str:
+    """What a benchmark reports, or the reason why it reported nothing."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        last = (ended.stderr.strip() or ended.stdout.strip() or "no output").splitlines()[-1]
+        return f"exit status {ended.returncode}: {last}"
+    result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> int:
+    """Exit status 1 if a benchmark failed to run; a missed bar is shown and changes nothing."""
+    options = parser("Run every benchmark.")
+    options.add_argument("names", nargs="*", help="only these")
+    given = options.parse_args()
+    chosen = given.names or names()
+    rows: list[tuple[str, str, Bar]] = []
+    failures: dict[str, str] = {}
+    for name in chosen:
+        print(f"running {name} ...", file=sys.stderr, flush=True)
+        result = run(name)
+        if isinstance(result, str):
+            failures[name] = result
+            continue
+        rows += [(name, bar, (value[0], value[1], value[2])) for bar, value in result["bars"].items()]
+        if given.json:
+            print(json.dumps(result), flush=True)
+    if not given.json:
+        print_table("benchmarks", rows)
+    for name, reason in failures.items():
+        print(f"{name} did not run: {reason}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""What the executor adds to launching a graph, and what a graph saves over launching kernels one by one.
+
+Both sides of a ratio run in turn, in one process, on the first GPU or else on a software GPU; a figure is the median.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+from cuda.core import Device as CoreDevice
+from cuda.core import LaunchConfig, ObjectCode, launch
+
+import kaas
+from benchmarks.report import arguments, report
+from kaas.executor.device import gpu_count, open_device
+from kaas.executor.executor import Executor, Request, RunStats, Source
+from kaas.executor.replay import Replay, Values
+
+PTX = Path(__file__).parent / "kernels" / "launch.ptx"
+N = 1024
+"""Elements of every buffer: 4 KB of float32."""
+KERNELS = 100
+READERS = 10
+"""Every tenth kernel reads the object that is drawn anew for each request: so many launches are re-pointed."""
+OBJECTS = 32
+KERNELS_S = (0.5e-3, 1e-3)
+"""What the kernels of the graph are to take together."""
+EMPTY_KERNELS = 1000
+REPEATS = 600
+WARM_UP = 100
+
+X, W, Y = (kaas.Buffer(name, N, "float32") for name in "xwy")
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    kind = "gpu" if gpu_count() else "software"
+    executor = Executor(open_device(kind, 0))
+    library = kaas.Library.from_file(PTX)
+    graph, graph_detail = measure_graph(executor, library)
+    loop, loop_detail = measure_loop(executor, library)
+    bars = {"replay_over_raw_graph": (graph, "<=", 1.15), "replay_over_launch_loop": (loop, "<=", 0.5)}
+    report("launch", bars, {"device": executor.device.info().name} | graph_detail | loop_detail, options.json)
+    executor.close()
+
+
+def in_turn(*sides: Callable[[], object], repeats: int = REPEATS) -> list[float]:
+    """Median seconds of each side, run one after the other again and again."""
+    times: list[list[float]] = [[] for _ in sides]
+    for turn in range(WARM_UP + repeats):
+        for side, seconds in zip(sides, times, strict=True):
+            began = perf_counter()
+            side()
+            if turn >= WARM_UP:
+                seconds.append(perf_counter() - began)
+    return [median(seconds) for seconds in times]
+
+
+# --- a graph with work in it
+
+
+def chain(library: kaas.Library, rounds: int) -> kaas.KTask:
+    """x -> y through KERNELS launches, each reading what the one before it wrote."""
+    steps = [kaas.Buffer(f"t{k}", N, "float32") for k in range(KERNELS - 1)]
+    kernels = []
+    for k, (source, target) in enumerate(zip([X, *steps], [*steps, Y], strict=True)):
+        operand = W if k % (KERNELS // READERS) == 0 else X
+        args: list[Any] = [kaas.In(source), kaas.In(operand), kaas.Out(target), kaas.i32(N), kaas.i32(rounds)]
+        kernels.append(kaas.Kernel(library, "step", N // 256, 256, args))
+    return kaas.KTask(kernels, [Y])
+
+
+def measure_graph(executor: Executor, library: kaas.Library) -> tuple[float, dict[str, Any]]:
+    task = calibrated(executor, library)
+    objects = [np.full(N, k, np.float32) for k in range(OBJECTS)]
+    keys = [b"object-%d" % k for k in range(OBJECTS)]
+    x = np.ones(N, np.float32)
+    draw = random.Random(0)
+    requests = [
+        Request(task, {"x": Source(x.copy()), "w": Source(objects[k], key=keys[k])}, {}) for k in range(OBJECTS)
+    ]
+    stats: list[RunStats] = []
+
+    def replay() -> None:
+        stats.append(executor.run(requests[draw.randrange(OBJECTS)]).stats)
+
+    for request in requests:
+        executor.run(request)
+    with executor.device.current():
+        raw = raw_graph(executor, task, x)
+        replay_s, raw_s = in_turn(replay, raw)
+    measured = stats[-REPEATS:]
+    detail = {
+        "replay_us": replay_s * 1e6,
+        "raw_graph_us": raw_s * 1e6,
+        "added_us": (replay_s - raw_s) * 1e6,
+        "kernels_us": median(s.device_s for s in measured) * 1e6,
+        "misses": sum(s.misses for s in measured),
+    }
+    stages = {f"{name}_us": median(s.stages[name] for s in measured) * 1e6 for name in ("plan", "fetch", "copy_in")}
+    return replay_s / raw_s, detail | stages
+
+
+def calibrated(executor: Executor, library: kaas.Library) -> kaas.KTask:
+    """The chain with as many rounds as it takes to come into KERNELS_S."""
+    rounds, wanted_s = 1, 0.8 * KERNELS_S[1]
+    sources = {"x": Source(np.ones(N, np.float32)), "w": Source(np.ones(N, np.float32))}
+    for _ in range(8):
+        task = chain(library, rounds)
+        took_s = median(executor.run(Request(task, sources, {})).stats.device_s for _ in range(30))
+        if KERNELS_S[0] * 1.2 <= took_s <= KERNELS_S[1] * 0.9:
+            return task
+        rounds = max(1, min(rounds * 16, round(rounds * wanted_s / took_s)))
+    return task
+
+
+def raw_graph(executor: Executor, task: kaas.KTask, x: Any) -> Callable[[], object]:
+    """The same graph, the same copies, and nothing else: straight calls of the driver."""
+    device = executor.device
+    plan = executor.prepare(task)
+    with device.current():
+        replay = Replay(plan, device)
+        by_value = sum(1 << index for index in plan.inputs)
+        placement = replay.place(by_value, device.allocate(replay.layout(by_value).nbytes))
+        instance = replay.bind(Values(placement, placement.addresses, [])).handle
+        stream = device.stream().handle
+    where = dict(zip(plan.buffers, placement.addresses, strict=False))
+    x_address, y_address, y = where[X], where[Y], np.empty(N, np.float32)
+
+    def run() -> None:
+        driver.cuMemcpyHtoDAsync(x_address, x, x.nbytes, stream)
+        driver.cuGraphLaunch(instance, stream)
+        driver.cuMemcpyDtoHAsync(y, y_address, y.nbytes, stream)
+        driver.cuStreamSynchronize(stream)
+
+    return run
+
+
+# --- a thousand launches of nothing
+
+
+def measure_loop(executor: Executor, library: kaas.Library) -> tuple[float, dict[str, Any]]:
+    task = kaas.KTask([kaas.Kernel(library, "empty", 1, 32, [kaas.Out(Y)]) for _ in range(EMPTY_KERNELS)], [Y])
+    device = CoreDevice(0)
+    device.set_current()
+    stream = device.create_stream()
+    kernel = ObjectCode.from_ptx(library.images[0].data).get_kernel("empty")
+    config = LaunchConfig(grid=1, block=32)
+    with executor.device.current():
+        address = executor.device.allocate(Y.nbytes)
+
+    def replay() -> None:
+        executor.run(Request(task, {}, {}))
+
+    def loop() -> None:
+        for _ in range(EMPTY_KERNELS):
+            launch(stream, config, kernel, address)
+        stream.sync()
+
+    replay_s, loop_s = in_turn(replay, loop, repeats=REPEATS // 4)
+    return replay_s / loop_s, {"empty_replay_us": replay_s * 1e6, "launch_loop_us": loop_s * 1e6}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""How every benchmark reads its command line and reports: a table for people, or one line of JSON for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json as json_codec
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+Bar = tuple[float, str, float]
+"""What was measured, how it is compared with the limit, and the limit."""
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
+
+
+def arguments(description: str = "", argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line that all benchmarks share: `--json`."""
+    return parser(description).parse_args(argv)
+
+
+def parser(description: str = "") -> argparse.ArgumentParser:
+    """The shared parser, for a benchmark that adds options of its own."""
+    made = argparse.ArgumentParser(description=description or None)
+    made.add_argument("--json", action="store_true", help="print one line of JSON last instead of a table")
+    return made
+
+
+def met(bar: Bar) -> bool:
+    """Whether what was measured keeps its limit.
+
+    Raises:
+        KeyError: a comparison other than "<=" and ">=".
+    """
+    measured, comparison, limit = bar
+    return _COMPARE[comparison](measured, limit)
+
+
+def report(name: str, bars: Mapping[str, Bar], detail: Mapping[str, Any], json: bool) -> None:
+    """Prints what a benchmark measured; readers judge the bars, so the exit status does not depend on them.
+
+    Args:
+        name: the benchmark's module name.
+        bars: name -> (measured, "<=" or ">=", limit).
+        detail: the figures behind the bars, of JSON's types, units in their names.
+        json: one line, printed last, rather than a table.
+    """
+    if json:
+        line = {"benchmark": name, "bars": {bar: list(value) for bar, value in bars.items()}, "detail": dict(detail)}
+        print(json_codec.dumps(line), flush=True)
+        return
+    print_table(name, [(name, bar, value) for bar, value in bars.items()])
+    for key, value in detail.items():
+        print(f"  {key:<32} {_readable(value)}")
+
+
+def print_table(title: str, rows: Iterable[tuple[str, str, Bar]]) -> None:
+    """A table of bars: (benchmark, bar's name, bar)."""
+    from rich.console import Console  # not needed for --json, which must run where rich is missing
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("benchmark")
+    table.add_column("bar")
+    table.add_column("measured", justify="right")
+    table.add_column("limit", justify="right")
+    table.add_column()
+    for benchmark, name, bar in rows:
+        verdict = "[green]ok[/]" if met(bar) else "[red]missed[/]"
+        table.add_row(benchmark, name, f"{bar[0]:.3g}", f"{bar[1]} {bar[2]:g}", verdict)
+    Console().print(table)
+
+
+def _readable(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

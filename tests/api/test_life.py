@@ -1,0 +1,180 @@
+"""A pool's life: several drivers, configurations that differ, shutdown, Ray with and without authentication."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import kaas
+from kaas import errors
+from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
+
+ROOT = Path(__file__).parent.parent.parent
+DEVICES = [kaas.Device("software", DEVICE_BYTES)]
+
+
+def run_program(program: str, **environment: str) -> str:
+    """Run a program in a process of its own; what it printed."""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A Ray that the user started, whose nodes declare no software GPUs; its address."""
+    ray.init(num_cpus=2, include_dashboard=False)
+    yield ray.get_runtime_context().gcs_address
+    kaas.shutdown()
+    ray.shutdown()
+
+
+@pytest.fixture
+def attached(cluster: str) -> str:
+    kaas.init(devices=DEVICES)
+    return cluster
+
+
+def scaled() -> Any:
+    return ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2}), timeout=60)
+
+
+@pytest.mark.ray
+def test_before_init(cluster: str) -> None:  # noqa: ARG001 - Ray runs, and still there is no pool
+    kaas.shutdown()
+    calls = (
+        lambda: kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2}),
+        lambda: kaas.register(scale_task()),
+        kaas.status,
+        kaas.stats,
+        lambda: kaas.api.attach("no such pool"),
+    )
+    for call in calls:
+        with pytest.raises(errors.NotInitialized):
+            call()
+
+
+@pytest.mark.ray
+def test_init_is_idempotent_and_keeps_the_users_ray(attached: str) -> None:
+    np.testing.assert_allclose(scaled(), numbers() * 2)
+    before = kaas.status()
+    kaas.init()
+    kaas.init(devices=DEVICES)
+    kaas.init(address=attached)
+    assert kaas.status().devices[0].info == before.devices[0].info
+    kaas.shutdown()
+    assert ray.is_initialized()
+
+
+SECOND_DRIVER = """
+import ray, kaas
+from kaas import errors
+from tests.api.conftest import numbers, scale_task
+kaas.init(address={address!r})
+result = ray.get(kaas.invoke(scale_task(), {{"x": numbers()}}, scalars={{"factor": 2}}, client="second"))
+print((result == numbers() * 2).all(), kaas.status().devices[0].info.pid)
+kaas.init(config=kaas.Config(policy="fcfs"))
+try:
+    kaas.init(config=kaas.Config(run_limit_s=5, cache_bytes=1 << 20))
+except errors.ConfigMismatch as error:
+    print(type(error).__name__, error.differences)
+"""
+
+
+@pytest.mark.ray
+def test_second_driver_attaches_and_its_own_config_is_refused(attached: str) -> None:
+    np.testing.assert_allclose(scaled(), numbers() * 2)
+    pid = kaas.status().devices[0].info.pid  # type: ignore[union-attr]
+    lines = run_program(SECOND_DRIVER.format(address=attached)).splitlines()
+    assert lines == [f"True {pid}", "ConfigMismatch ('run_limit_s', 'cache_bytes')"]
+    assert "second" in {entry.client for entry in kaas.stats().outcomes}
+    np.testing.assert_allclose(scaled(), numbers() * 2)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("attached")
+def test_configuration_that_differs_in_one_process() -> None:
+    with pytest.raises(errors.ConfigMismatch) as caught:
+        kaas.init(devices=DEVICES * 2)
+    assert caught.value.differences == ("devices",)
+    with pytest.raises(errors.ConfigMismatch):
+        kaas.init(name="other")
+    with pytest.raises(errors.InvalidConfig):
+        kaas.init(config=kaas.Config(policy="lottery"))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("attached")
+def test_shutdown_answers_who_waits() -> None:
+    function = kaas.register(add_task(), constants={"a": numbers()})
+    refs = [kaas.invoke(spin_task(), {}, scalars={"steps": 20_000_000_000}) for _ in range(3)]
+    while not kaas.status().queued:
+        pass
+    kaas.shutdown()
+    for ref in refs:
+        with pytest.raises(errors.PoolStopped):
+            ray.get(ref, timeout=30)
+    for call in (scaled, lambda: function.remote(b=numbers())):
+        with pytest.raises(errors.NotInitialized):
+            call()
+    kaas.shutdown()
+    kaas.init(devices=DEVICES)
+    np.testing.assert_allclose(scaled(), numbers() * 2)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("attached")
+def test_pool_that_died_is_started_again() -> None:
+    np.testing.assert_allclose(scaled(), numbers() * 2)
+    ray.kill(ray.get_actor("kaas", namespace=kaas.api.NAMESPACE))
+    kaas.init(devices=DEVICES)
+    np.testing.assert_allclose(scaled(), numbers() * 2)
+
+
+def clueless(devices: Any) -> Any:
+    raise ZeroDivisionError(f"no plan for {len(devices)} devices")
+
+
+@pytest.mark.ray
+def test_policy_that_cannot_be_made_leaves_no_pool(cluster: str) -> None:
+    kaas.shutdown()
+    with pytest.raises(errors.PolicyError, match="no plan for 1 devices"):
+        kaas.init(address=cluster, config=kaas.Config(devices=tuple(DEVICES), policy=clueless))
+    kaas.init(devices=DEVICES)
+    np.testing.assert_allclose(scaled(), numbers() * 2)
+
+
+ALONE = """
+import ray, kaas
+from tests.api.conftest import numbers, scale_task
+kaas.init()
+result = ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2}))
+print((result == numbers() * 2).all(), [device.kind for device in kaas.status().devices])
+kaas.shutdown()
+print(ray.is_initialized())
+"""
+
+
+@pytest.mark.ray
+def test_default_devices_and_authentication(tmp_path: Path) -> None:
+    """Ray started by init, with the token authentication that is its default, and no devices named."""
+    environment = {"RAY_AUTH_MODE": "token", "HOME": str(tmp_path), "RAY_ADDRESS": ""}
+    printed = run_program(ALONE, **environment)
+    assert printed.splitlines() == ["True ['software', 'software']", "False"]
+    assert any(path.is_file() for path in tmp_path.rglob("*token*"))

@@ -1,0 +1,200 @@
+"""Invocations as messages: what goes inline, what by reference, and that the executor sees what the driver meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.errors import (
+    InvalidRequest,
+    MissingInput,
+    MissingScalar,
+    NotContiguous,
+    UnexpectedInput,
+    WrongDtype,
+    WrongScalar,
+    WrongSize,
+)
+from kaas.executor.inputs import Source
+from kaas.pool import wire
+from kaas.pool.packing import Caller, Signature, bind, constant_key, pack, unpack
+from tests.api.conftest import N, add_task, numbers, scale_task
+
+
+@dataclass(frozen=True, eq=False)
+class Ref:
+    """A reference to a value that lies in this process."""
+
+    number: int
+    value: Any
+    complete: bool = True
+
+    def binary(self) -> bytes:
+        return self.number.to_bytes(28, "little")
+
+
+class FakeStore:
+    def __init__(self) -> None:
+        self.stored: list[Any] = []
+
+    def is_ref(self, value: Any) -> bool:
+        return isinstance(value, Ref)
+
+    def put(self, value: Any) -> Ref:
+        self.stored.append(value)
+        return Ref(1000 + len(self.stored), value)
+
+    def complete(self, refs: Sequence[Ref]) -> bool:
+        return all(ref.complete for ref in refs)
+
+
+def get(value: Any) -> Any:
+    return value.value if isinstance(value, Ref) else value
+
+
+ALICE = Caller("alice", deadline_s=2.5, retries=1)
+
+
+def sent(
+    signature: Signature, inputs: dict[str, Any], *, constants: Any = None, awaited: Sequence[Ref] = (), **scalars: Any
+) -> tuple[wire.Invocation, list[Any], FakeStore]:
+    store = FakeStore()
+    message, refs = pack(signature, inputs, scalars, ALICE, store, constants, awaited)
+    return wire.decode_invocation(message), refs, store
+
+
+def received(signature: Signature, invocation: wire.Invocation, refs: list[Any]) -> dict[str, Source]:
+    return unpack(invocation, signature.spec, refs, get)
+
+
+def test_small_values_travel_inside() -> None:
+    signature = Signature.of(scale_task())
+    invocation, refs, store = sent(signature, {"x": numbers()}, factor=2.0)
+    assert (refs, store.stored) == ([], [])
+    assert invocation.scalars == {"factor": np.float32(2).tobytes()}
+    assert (invocation.client, invocation.deadline_s, invocation.retries) == ("alice", 2.5, 1)
+    source = received(signature, invocation, refs)["x"]
+    assert source == Source(value=numbers().tobytes())
+
+
+def test_large_values_go_through_the_store_without_a_name() -> None:
+    n = wire.INLINE_INPUT_BYTES // 4 + 1
+    signature = Signature.of(add_task(n))
+    small = np.ones(n, np.float32)[: n - 2]
+    with pytest.raises(WrongSize):
+        sent(signature, {"a": small, "b": small})
+    invocation, refs, store = sent(signature, {"a": numbers(n), "b": kaas.View(numbers(n + 1), 4)})
+    assert len(store.stored) == len(refs) == 2
+    sources = received(signature, invocation, refs)
+    assert sources["a"].key is None
+    assert bytes(sources["a"].value) == numbers(n).tobytes()
+    assert bytes(sources["b"].value) == numbers(n + 1)[1:].tobytes()
+    assert sources["b"].offset_bytes is None
+    assert invocation.ready
+
+
+def test_references_are_named_and_sent_once() -> None:
+    signature = Signature.of(add_task())
+    shared = Ref(1, numbers(2 * N))
+    views = {"a": kaas.View(shared), "b": kaas.View(shared, 4 * N)}
+    invocation, refs, _ = sent(signature, views)
+    assert refs == [shared]
+    sources = received(signature, invocation, refs)
+    assert [sources[name].key for name in "ab"] == [shared.binary()] * 2
+    assert [sources[name].offset_bytes for name in "ab"] == [0, 4 * N]
+    fetch = sources["b"].fetch
+    assert fetch is not None
+    assert fetch() is shared.value
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_driver_says_whether_references_are_complete(complete: bool) -> None:
+    signature = Signature.of(scale_task())
+    assert sent(signature, {"x": Ref(1, numbers(), complete)}, factor=1.0)[0].ready is complete
+
+
+def test_constants_travel_as_one_reference() -> None:
+    weights, bias = numbers(2 * N), Ref(7, numbers())
+    signature, objects = bind(add_task(), {"a": kaas.View(weights, 4 * N), "b": bias}, FakeStore())
+    assert objects == (weights, bias)
+    assert signature.given == {}
+    constants = Ref(9, objects)
+    invocation, refs, _ = sent(signature, {}, constants=constants)
+    assert refs == [constants]
+    sources = received(signature, invocation, refs)
+    assert sources["a"].key == constant_key(constants, 0) != sources["b"].key
+    assert sources["a"].offset_bytes == 4 * N
+    fetched = [sources[name].fetch for name in "ab"]
+    assert [fetch() is value for fetch, value in zip(fetched, (weights, bias.value), strict=True) if fetch] == [
+        True
+    ] * 2
+
+
+def test_constant_for_two_buffers_is_one_object() -> None:
+    shared = numbers(2 * N)
+    signature, objects = bind(add_task(), {"a": kaas.View(shared), "b": kaas.View(shared, 4 * N)}, FakeStore())
+    assert len(objects) == 1
+    assert [binding.entry for binding in signature.spec.bindings] == [0, 0]
+
+
+def test_constants_that_are_not_complete_are_awaited() -> None:
+    late = Ref(7, numbers(), complete=False)
+    signature, objects = bind(scale_task(), {"x": late}, FakeStore())
+    constants = Ref(9, objects)
+    invocation, refs, _ = sent(signature, {}, constants=constants, awaited=[late], factor=1.0)
+    assert not invocation.ready
+    assert refs == [constants, late]
+
+
+def test_functions_are_known_by_kernels_and_constants_names() -> None:
+    store = FakeStore()
+    plain = Signature.of(add_task())
+    one, _ = bind(add_task(), {"a": numbers(seed=1)}, store)
+    same, _ = bind(add_task(), {"a": numbers(seed=2)}, store)
+    other, _ = bind(add_task(), {"b": numbers()}, store)
+    assert plain.key == add_task().key
+    assert one.key == same.key
+    assert len({plain.key, one.key, other.key}) == 3
+    assert wire.decode_function(wire.encode(one.spec)) == one.spec
+
+
+BAD: list[tuple[dict[str, Any], dict[str, Any], type[InvalidRequest], dict[str, Any]]] = [
+    ({}, {"factor": 1.0}, MissingInput, {"buffer": "x"}),
+    ({"x": numbers(), "z": 1}, {"factor": 1.0}, UnexpectedInput, {"buffer": "z"}),
+    ({"xx": numbers()}, {"factor": 1.0}, UnexpectedInput, {"near": ("x",)}),
+    ({"x": numbers(N - 1)}, {"factor": 1.0}, WrongSize, {"expected_bytes": 4 * N, "given_bytes": 4 * N - 4}),
+    ({"x": kaas.View(numbers(), 8)}, {"factor": 1.0}, WrongSize, {"given_bytes": 4 * N - 8}),
+    ({"x": numbers().astype(np.float64)}, {"factor": 1.0}, WrongDtype, {"expected": "float32", "given": "float64"}),
+    ({"x": numbers(2 * N)[::2]}, {"factor": 1.0}, NotContiguous, {"buffer": "x"}),
+    ({"x": object()}, {"factor": 1.0}, NotContiguous, {"buffer": "x"}),
+    ({"x": numbers()}, {}, MissingScalar, {"scalar": "factor"}),
+    ({"x": numbers()}, {"factor": "two"}, WrongScalar, {"scalar": "factor", "kind": "f32"}),
+    ({"x": numbers()}, {"factor": 1.0, "other": 1}, WrongScalar, {"scalar": "other"}),
+]
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda case: case[2].__name__)
+def test_faults_that_the_driver_sees(
+    case: tuple[dict[str, Any], dict[str, Any], type[InvalidRequest], dict[str, Any]],
+) -> None:
+    inputs, scalars, expected, fields = case
+    with pytest.raises(expected) as caught:
+        sent(Signature.of(scale_task()), inputs, **scalars)
+    assert fields.items() <= caught.value.fields.items()
+
+
+def test_faults_in_constants() -> None:
+    with pytest.raises(UnexpectedInput):
+        bind(add_task(), {"q": numbers()}, FakeStore())
+    with pytest.raises(WrongSize):
+        bind(add_task(), {"a": numbers(3)}, FakeStore())
+    signature, _ = bind(add_task(), {"a": numbers()}, FakeStore())
+    with pytest.raises(UnexpectedInput, match="bound to a constant"):
+        sent(signature, {"a": numbers(), "b": numbers()})
+    with pytest.raises(MissingInput):
+        sent(signature, {})

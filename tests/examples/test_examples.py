@@ -1,0 +1,73 @@
+"""Every example runs as it stands, under 100 lines, and so does the one in the README."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import kaas
+from examples import chained_matmul, jacobi, nearest_neighbours, pipeline
+from kaas.executor.local import check, run_local
+from kaas.executor.plan import Plan
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[None]:
+    kaas.init(devices=[kaas.Device("software", memory_bytes=128 << 20)] * 2, name="examples")
+    yield
+    kaas.shutdown()
+    ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module(f"examples.{name}").main()
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("pool")
+def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert "kaas.init()" in program
+    names: dict[str, Any] = {}
+    exec(program.replace("kaas.init()", 'kaas.init(name="examples")'), names)
+    assert (ray.get(names["result"]) == 2).all()
+    assert "2." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_is_short(name: str) -> None:
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 100
+
+
+TASKS = [nearest_neighbours.build(32, 8, 2), jacobi.build(64), chained_matmul.build(64), pipeline.build(9, 9)]
+
+
+@pytest.mark.usefixtures("softgpu")
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: str(task.label))
+def test_example_fits_its_code(task: kaas.KTask) -> None:
+    assert isinstance(check(task), Plan)
+
+
+@pytest.mark.usefixtures("softgpu")
+@pytest.mark.parametrize(("vertices", "searches"), [(40, 1), (64, 32), (65, 33)])
+def test_nearest_neighbours_of_any_size(vertices: int, searches: int) -> None:
+    rng = np.random.default_rng(4)
+    a = nearest_neighbours.random_graph(vertices, 5, rng)
+    x = nearest_neighbours.random_starts(vertices, searches, rng)
+    task = nearest_neighbours.build(vertices, searches, 3)
+    v = run_local(task, {"A": a, "X": x})["V"]
+    np.testing.assert_allclose(v, nearest_neighbours.reference(a, x, 3), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,60 @@
+"""`make gpu`: the tests and benchmarks that need a GPU, with the packages there are; results go to benchmarks/results.
+
+Needs Python, NumPy, pytest, cuda-bindings, cuda-core and msgspec. With Ray there too, the GPU tests of all other
+folders and the benchmarks that go through Ray run as well.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.gpu.conftest import why_no_gpu
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+WITHOUT_RAY = ("gpu_stages", "launch")
+WITH_RAY = ("overhead",)
+
+
+def run_tests(ray: bool) -> bool:
+    """Whether all passed. Without Ray the conftest files above are kept out: they need packages beyond the list."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "tests" if ray else "tests/gpu"]
+    if not ray:
+        command += ["--confcutdir", "tests/gpu"]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def run_benchmark(name: str) -> bool:
+    """Whether it ran; what it measured is stored and printed, and judged by readers."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--json"]
+    ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if ended.returncode:
+        print(f"benchmark {name}: exit status {ended.returncode}\n{ended.stdout}")
+        return False
+    result = json.loads(ended.stdout.splitlines()[-1])
+    path = RESULTS / f"gpu-{name.removeprefix('gpu_')}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"benchmark {name} -> {path.relative_to(ROOT)}")
+    for bar, (measured, comparison, limit) in result["bars"].items():
+        print(f"  {bar:<32} {measured:.3g} {comparison} {limit:g}")
+    return True
+
+
+def main() -> int:
+    ray = importlib.util.find_spec("ray") is not None
+    print(f"with Ray: {'yes' if ray else 'no: only what runs without it'}", flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    passed = run_tests(ray)
+    if why := why_no_gpu():
+        print(f"benchmarks are left out: {why}")
+        return 2
+    ran = [run_benchmark(name) for name in WITHOUT_RAY + (WITH_RAY if ray else ())]
+    return 0 if passed and all(ran) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

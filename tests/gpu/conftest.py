@@ -1,0 +1,28 @@
+"""Tests of this folder need a real GPU; without one they are skipped and say why."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from kaas.errors import KaasError
+
+
+@functools.cache
+def why_no_gpu() -> str:
+    """Empty if there is a GPU that this process can use."""
+    from kaas import softgpu
+    from kaas.executor.device import gpu_count
+
+    if softgpu.loaded_devices():
+        return "the software GPU is loaded in this process"
+    try:
+        return "" if gpu_count() else "no NVIDIA GPU on this machine"
+    except KaasError as error:
+        return f"the GPU cannot be used: {error}"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and why_no_gpu():
+        pytest.skip(why_no_gpu())

@@ -1,0 +1,61 @@
+"""Every error keeps its type, message and fields through pickle, and states its fields."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+
+from kaas import errors
+from kaas.errors import KaasError, UnknownSymbol
+
+
+def subclasses(cls: type[KaasError]) -> list[type[KaasError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in subclasses(child))]
+
+
+ERRORS = sorted(set(subclasses(KaasError)), key=lambda cls: cls.__name__)
+
+
+def example(cls: type[KaasError]) -> KaasError:
+    """An error with a value in every field it declares."""
+    declared = {name for base in cls.__mro__ for name in inspect.get_annotations(base)}
+    values: dict[str, Any] = {name: (name, 1) for name in declared}
+    return cls(f"something about {cls.__name__}", **values)
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
+def test_round_trip(cls: type[KaasError]) -> None:
+    error = example(cls)
+    for back in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(back) is cls
+        assert str(back) == str(error) == f"something about {cls.__name__}"
+        assert back.fields == error.fields
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
+def test_every_error_is_documented_and_public(cls: type[KaasError]) -> None:
+    assert cls.__doc__
+    assert getattr(errors, cls.__name__) is cls
+
+
+def test_fields_that_were_not_given_are_absent() -> None:
+    error = UnknownSymbol("no kernel x", symbol="x")
+    assert error.fields == {"symbol": "x"}
+    assert pickle.loads(pickle.dumps(error)).fields == {"symbol": "x"}
+    with pytest.raises(AttributeError):
+        _ = error.near
+
+
+def test_undeclared_fields_are_a_mistake() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        UnknownSymbol("no kernel x", colour="red")
+
+
+def test_errors_are_also_what_python_calls_them() -> None:
+    assert issubclass(errors.InvalidGraph, ValueError)
+    assert issubclass(errors.InvalidRequest, ValueError)
+    assert issubclass(errors.DeadlineExceeded, TimeoutError)

@@ -1,0 +1,241 @@
+"""The guard around policies: what it lets pass, what it stops, and that first-come-first-served never meets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kaas.errors import PolicyError
+from kaas.pool.checked import STORY_LENGTH, Checked
+from kaas.pool.events import (
+    Decision,
+    Dispatch,
+    Event,
+    Evict,
+    InputsReady,
+    Outcome,
+    PhysicalDevice,
+    Reject,
+    RequestArrived,
+    RequestCancelled,
+    RequestDone,
+    StartWorker,
+    StopWorker,
+    Tick,
+    WakeAt,
+    WorkerGone,
+    WorkerKind,
+    WorkerReady,
+)
+from kaas.pool.policies.fcfs import FirstComeFirstServed
+
+DEVICES = [PhysicalDevice(0, "software", None), PhysicalDevice(1, "gpu", 1 << 30)]
+EXECUTOR = WorkerKind.EXECUTOR
+STEP_LIMIT = 2000
+
+
+@dataclass
+class Scripted:
+    """A policy that decides what it is told to."""
+
+    answers: Sequence[list[Decision]]
+    work_conserving: bool = False
+    heard: list[Event] = field(default_factory=list)
+
+    def handle(self, event: Event) -> list[Decision]:
+        self.heard.append(event)
+        return self.answers[len(self.heard) - 1] if len(self.heard) <= len(self.answers) else []
+
+
+START: list[Decision] = [StartWorker(0, EXECUTOR, 0)]
+UP = WorkerReady(0.0, 0, EXECUTOR, 0, 1, 1)
+TICK = Tick(0.0)
+NEW = RequestArrived(0.0, 5, "c", "f")
+LATE = RequestArrived(0.0, 5, "c", "f", ready=False)
+
+WRONG_DECISIONS: dict[str, tuple[list[Event], list[list[Decision]]]] = {
+    "which is not queued": ([TICK, UP], [START, [Dispatch(5, 0, 0)]]),
+    "not queued and ready": ([TICK, UP, LATE], [START, [], [Dispatch(5, 0, 0)]]),
+    "which is not free": ([TICK, NEW], [START, [Dispatch(5, 0, 0)]]),
+    "(0, 1), which is not free": ([TICK, UP, NEW], [START, [], [Dispatch(5, 0, 1)]]),
+    "to stopping worker 0": ([TICK, UP, NEW], [START, [StopWorker(0)], [Dispatch(5, 0, 0)]]),
+    "rejected request 5": ([TICK], [[Reject(5, "no")]]),
+    "started worker 0 twice": ([TICK, TICK], [START, [StartWorker(0, EXECUTOR, 1)]]),
+    "unknown device 7": ([TICK], [[StartWorker(0, EXECUTOR, 7)]]),
+    "second executor worker on device 0": ([TICK], [[*START, StartWorker(1, EXECUTOR, 0)]]),
+    "stopped worker 3": ([TICK], [[StopWorker(3)]]),
+    "stopped worker 0": ([TICK], [[*START, StopWorker(0), StopWorker(0)]]),
+    "cache of unknown worker 0": ([TICK], [[*START, Evict(0, (b"a",))]]),
+    "woken in the past": ([TICK], [[WakeAt(0.0)]]),
+}
+
+
+def run(policy: Scripted, events: Sequence[Event]) -> None:
+    checked = Checked(policy, DEVICES, name="scripted")
+    for event in events:
+        checked.handle(event)
+
+
+@pytest.mark.parametrize("broken", WRONG_DECISIONS)
+def test_wrong_decisions_are_stopped(broken: str) -> None:
+    events, answers = WRONG_DECISIONS[broken]
+    with pytest.raises(PolicyError) as caught:
+        run(Scripted(answers), events)
+    assert broken in caught.value.message
+    assert caught.value.policy == "scripted"
+    assert str(events[0]) in caught.value.story
+
+
+def test_busy_slot_is_not_given_twice() -> None:
+    other = RequestArrived(0.0, 6, "c", "f")
+    answers: list[list[Decision]] = [START, [], [Dispatch(5, 0, 0)], [], [Dispatch(6, 0, 0)]]
+    with pytest.raises(PolicyError, match="not free"):
+        run(Scripted(answers), [TICK, UP, NEW, RequestCancelled(0.0, 5), other])
+
+
+WRONG_EVENTS: dict[str, list[Event]] = {
+    "request 5 twice": [NEW, NEW],
+    "which awaits none": [NEW, InputsReady(0.0, 5)],
+    "unknown request 9": [RequestCancelled(0.0, 9)],
+    "heard that 5 left": [NEW, RequestDone(0.0, 5, 0, 0, Outcome.SUCCEEDED, 0.0)],
+    "which was not starting": [UP],
+    "unknown worker 4 ended": [WorkerGone(0.0, 4, "?")],
+    "a time that had passed": [Tick(2.0), Tick(1.0)],
+}
+
+
+@pytest.mark.parametrize("broken", WRONG_EVENTS)
+def test_wrong_events_are_noticed(broken: str) -> None:
+    with pytest.raises(PolicyError, match=broken):
+        run(Scripted([]), WRONG_EVENTS[broken])
+
+
+def test_idle_slot_beside_a_ready_request() -> None:
+    with pytest.raises(PolicyError, match="free while requests"):
+        run(Scripted([START], work_conserving=True), [TICK, UP, NEW])
+    run(Scripted([START]), [TICK, UP, NEW])
+
+
+def test_error_of_the_policy_comes_with_the_story() -> None:
+    class Failing:
+        def handle(self, event: Event) -> list[Decision]:
+            if event.time_s < 99:
+                return []
+            raise ZeroDivisionError("boom")
+
+    checked = Checked(Failing(), DEVICES)
+    for time_s in range(99):
+        checked.handle(Tick(time_s))
+    with pytest.raises(PolicyError, match="raised ZeroDivisionError: boom") as caught:
+        checked.handle(Tick(99))
+    assert len(caught.value.story) == STORY_LENGTH
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+class Machine:
+    """Workers and callers that do anything the contract allows, in an order that Hypothesis draws."""
+
+    def __init__(self, draw: Callable[[int], int], devices: int) -> None:
+        self.draw = draw
+        places = [PhysicalDevice(i, "software", None) for i in range(devices)]
+        self.policy = Checked(FirstComeFirstServed(places), places, name="fcfs")
+        self.next_request = 0
+        self.waiting: set[int] = set()
+        self.queued: set[int] = set()
+        self.running: dict[int, tuple[int, int]] = {}
+        self.starting: dict[int, int] = {}
+        self.workers: set[int] = set()
+        self.time_s = 0.0
+        self.tell(Tick(0.0))
+
+    def tell(self, event: Event) -> None:
+        for decision in self.policy.handle(event):
+            match decision:
+                case StartWorker():
+                    self.starting[decision.worker] = decision.device
+                case Dispatch():
+                    self.queued.remove(decision.request)
+                    self.running[decision.request] = (decision.worker, decision.slot)
+                case Reject():
+                    self.queued.discard(decision.request)
+                    self.waiting.discard(decision.request)
+
+    def pick(self, among: set[int] | dict[int, tuple[int, int]] | dict[int, int]) -> int:
+        return sorted(among)[self.draw(len(among))]
+
+    def arrive(self) -> None:
+        ready = self.draw(3) > 0
+        (self.queued if ready else self.waiting).add(self.next_request)
+        self.next_request += 1
+        self.tell(RequestArrived(self.time_s, self.next_request - 1, "c", "f", ready=ready))
+
+    def inputs(self) -> None:
+        if self.waiting:
+            request = self.pick(self.waiting)
+            self.waiting.remove(request)
+            self.queued.add(request)
+            self.tell(InputsReady(self.time_s, request))
+
+    def cancel(self) -> None:
+        alive = self.waiting | self.queued | set(self.running)
+        if alive:
+            request = self.pick(alive)
+            self.waiting.discard(request)
+            self.queued.discard(request)
+            self.tell(RequestCancelled(self.time_s, request))
+
+    def finish(self) -> None:
+        if self.running:
+            request = self.pick(self.running)
+            worker, slot = self.running.pop(request)
+            self.tell(RequestDone(self.time_s, request, worker, slot, Outcome.SUCCEEDED, 0.0))
+
+    def ready(self) -> None:
+        if self.starting:
+            worker = self.pick(self.starting)
+            device = self.starting.pop(worker)
+            self.workers.add(worker)
+            self.tell(WorkerReady(self.time_s, worker, EXECUTOR, device, 1 + self.draw(2), 1))
+
+    def die(self) -> None:
+        alive = self.workers | set(self.starting)
+        if alive:
+            worker = self.pick(alive)
+            self.workers.discard(worker)
+            self.starting.pop(worker, None)
+            lost = sorted(request for request, place in self.running.items() if place[0] == worker)
+            for request in lost:
+                del self.running[request]
+            self.tell(WorkerGone(self.time_s, worker, "killed"))
+            for request in lost[: self.draw(len(lost) + 1)]:
+                self.queued.add(request)
+                self.tell(RequestArrived(self.time_s, request, "c", "f", attempt=2))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.integers(1, 3))
+def test_fcfs_keeps_every_invariant_and_serves_everybody(data: st.DataObject, devices: int) -> None:
+    machine = Machine(lambda n: data.draw(st.integers(0, n - 1)), devices)
+    actions = [
+        machine.arrive,
+        machine.arrive,
+        machine.inputs,
+        machine.cancel,
+        machine.finish,
+        machine.ready,
+        machine.die,
+    ]
+    for action in data.draw(st.lists(st.sampled_from(actions), max_size=40)):
+        machine.time_s += 1.0
+        action()
+    for _ in range(STEP_LIMIT):  # from here on nothing bad happens: all must be served
+        if not (machine.waiting or machine.queued or machine.running or machine.starting):
+            return
+        machine.inputs()
+        machine.ready()
+        machine.finish()
+    raise AssertionError(f"requests are stuck: {machine.queued}")

@@ -1,0 +1,55 @@
+"""Configurations: what they refuse, what they become, and how two of them differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kaas.config import SOFTWARE_GPUS, Config, Device
+from kaas.errors import InvalidConfig
+from kaas.pool.policies import POLICIES, factory
+from kaas.pool.policies.fcfs import FirstComeFirstServed
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Device("tpu"), "kind"),
+        (lambda: Device("gpu", 0), "memory_bytes"),
+        (lambda: Device("gpu", 1.5), "memory_bytes"),  # type: ignore[arg-type]
+        (lambda: Config(devices=()), "devices"),
+        (lambda: Config(devices=("gpu",)), "devices"),  # type: ignore[arg-type]
+        (lambda: Config(policy=3), "policy"),  # type: ignore[arg-type]
+        (lambda: Config(run_limit_s=0), "run_limit_s"),
+        (lambda: Config(run_limit_s=float("nan")), "run_limit_s"),
+        (lambda: Config(start_limit_s=True), "start_limit_s"),
+        (lambda: Config(cache_bytes=-1), "cache_bytes"),
+    ],
+)
+def test_refused(make: Any, field: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        make()
+    assert caught.value.field == field
+
+
+def test_devices_by_default_are_the_gpus_or_else_software() -> None:
+    assert Config().resolved(gpus=3).devices == (Device("gpu"),) * 3
+    software = Config().resolved(gpus=0).devices
+    assert software is not None
+    assert [device.kind for device in software] == ["software"] * SOFTWARE_GPUS
+    assert Config(devices=(Device("gpu"),)).resolved(gpus=3).devices == (Device("gpu"),)
+
+
+def test_differences_are_named() -> None:
+    running = Config(run_limit_s=5).resolved(gpus=0)
+    assert Config(run_limit_s=5).differences(running) == ()
+    assert Config(cache_bytes=1, devices=(Device(),)).differences(running) == ("devices", "run_limit_s", "cache_bytes")
+    assert Config(policy=FirstComeFirstServed, run_limit_s=5).differences(running) == ("policy",)
+
+
+def test_policies_by_name_or_as_they_are() -> None:
+    assert factory("fcfs") is POLICIES["fcfs"] is FirstComeFirstServed
+    assert factory(FirstComeFirstServed) is FirstComeFirstServed
+    with pytest.raises(InvalidConfig, match="fcfs"):
+        factory("lottery")

@@ -1,0 +1,403 @@
+"""The pool's core over workers made of futures: every request is answered, whatever workers and policies do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from kaas.config import Config, Device
+from kaas.errors import (
+    DeadlineExceeded,
+    DeviceLost,
+    DeviceUnavailable,
+    ExecutorDied,
+    KaasError,
+    PolicyError,
+    PoolStopped,
+    UnknownSymbol,
+)
+from kaas.pool.core import Pool
+from kaas.pool.events import (
+    Decision,
+    Dispatch,
+    Event,
+    PhysicalDevice,
+    RequestArrived,
+    StartWorker,
+    StopWorker,
+    Tick,
+    WakeAt,
+    WorkerKind,
+    WorkerReady,
+)
+from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.status import WorkerInfo
+from kaas.pool.transport import Call, Reply, WorkerLost
+from kaas.pool.wire import RunRecord
+
+INFO = WorkerInfo(1, "node", "fake", 1 << 30, (8, 0))
+RECORD = RunRecord({"kernels": 0.25, "total": 0.5}, 2, 1, 20, 10, [b"x"], [], 0.25)
+
+
+class FakeWorkers:
+    """A transport whose workers do as the test says."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[int, str, asyncio.Future[Reply]]] = []
+        self.ends: dict[int, asyncio.Future[str]] = {}
+        self.killed: list[int] = []
+        self.refuse_to_start: Exception | None = None
+        self.hang_at_start = False
+
+    async def start(self, worker: int, device: int) -> WorkerInfo:  # noqa: ARG002 - as Transport has it
+        self.ends[worker] = asyncio.get_running_loop().create_future()
+        if self.refuse_to_start is not None:
+            raise self.refuse_to_start
+        if self.hang_at_start:
+            await asyncio.get_running_loop().create_future()
+        return INFO
+
+    async def run(self, worker: int, call: Call) -> Reply:
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.runs.append((worker, call.label, answer))
+        return await answer
+
+    async def ended(self, worker: int) -> str:
+        return await self.ends[worker]
+
+    def kill(self, worker: int) -> None:
+        self.killed.append(worker)
+        self.die(worker, "killed")
+
+    def die(self, worker: int, why: str) -> None:
+        if not self.ends[worker].done():
+            self.ends[worker].set_result(why)
+        for at, _, answer in self.runs:
+            if at == worker and not answer.done():
+                answer.set_exception(WorkerLost(why))
+
+    def reply(self, value: Any = "value") -> None:
+        """Let the last run end."""
+        self.runs[-1][2].set_result(value if isinstance(value, Reply) else Reply(value, record=RECORD))
+
+
+async def settle() -> None:
+    """Let everything happen that can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def call(label: str = "f", *, deadline_s: float | None = None, retries: int = 3) -> Call:
+    return Call(label, "alice", deadline_s, retries)
+
+
+Scenario = Callable[[Pool, FakeWorkers], Awaitable[None]]
+
+
+def play(scenario: Scenario, *, devices: int = 1, workers: FakeWorkers | None = None, **config: Any) -> None:
+    async def main() -> None:
+        transport = workers or FakeWorkers()
+        pool = Pool("test", Config(devices=(Device(),) * devices, **config), transport)
+        pool.open()
+        await settle()
+        await scenario(pool, transport)
+        await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), timeout=10))
+
+
+async def begin(submission: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    task = asyncio.get_running_loop().create_task(submission)
+    await settle()
+    return task
+
+
+async def failure_of(task: asyncio.Task[Any]) -> BaseException:
+    with pytest.raises((KaasError, asyncio.CancelledError)) as caught:
+        await task
+    return caught.value
+
+
+def test_value_status_and_stats() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        first = await begin(pool.submit(call()))
+        second = await begin(pool.submit(call()))
+        status = pool.status(("f",))
+        assert (status.queued, status.running, status.functions) == (1, 1, ("f",))
+        assert [device.state for device in status.devices] == ["busy"]
+        workers.reply("one")
+        assert await first == "one"
+        await settle()
+        workers.reply("two")
+        assert await second == "two"
+        await settle()
+        assert pool.status().devices[0].state == "idle"
+        stats = pool.stats(reset=True)
+        kernels = next(stage for stage in stats.stages if stage.stage == "kernels")
+        assert (kernels.count, kernels.function, kernels.client) == (2, "f", "alice")
+        assert kernels.p50_s == pytest.approx(0.25, rel=0.03)
+        assert stats.hit_rate() == pytest.approx(2 / 3)
+        assert {(tier.tier, tier.objects, tier.nbytes) for tier in stats.tiers} == {("device", 4, 40), ("store", 2, 20)}
+        assert [(o.outcome, o.count, o.device) for o in stats.outcomes] == [("succeeded", 2, 0)]
+        assert pool.stats().stages == ()
+
+    play(scenario)
+
+
+def test_executors_error_reaches_its_caller_only() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        bad = await begin(pool.submit(call()))
+        good = await begin(pool.submit(call()))
+        error = UnknownSymbol("no such kernel", symbol="sale", near=("scale",))
+        workers.reply(Reply(error=error))
+        assert await failure_of(bad) is error
+        await settle()
+        workers.reply()
+        assert await good == "value"
+        assert len(workers.runs) == 2
+
+    play(scenario)
+
+
+def test_inputs_that_are_not_ready_block_nobody() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        inputs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        early = await begin(pool.submit(call("early"), inputs))
+        late = await begin(pool.submit(call("late")))
+        assert [label for _, label, _ in workers.runs] == ["late"]
+        assert pool.status().waiting == 1
+        workers.reply()
+        await late
+        inputs.set_result(None)
+        await settle()
+        workers.reply()
+        assert await early == "value"
+
+    play(scenario)
+
+
+def test_request_of_a_dead_worker_runs_again_elsewhere() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(call()))
+        workers.die(workers.runs[-1][0], "killed")
+        await settle()
+        assert [worker for worker, _, _ in workers.runs] == [0, 1]
+        workers.reply("again")
+        assert await task == "again"
+
+    play(scenario)
+
+
+def test_idle_worker_that_dies_is_replaced_and_costs_no_attempt() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        workers.die(0, "killed")
+        await settle()
+        task = await begin(pool.submit(call(retries=0)))
+        workers.reply()
+        assert await task == "value"
+        assert pool.status().devices[0].worker == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_out_of_retries(retries: int) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(call(retries=retries)))
+        for _ in range(retries + 1):
+            workers.die(workers.runs[-1][0], "killed")
+            await settle()
+        error = await failure_of(task)
+        assert isinstance(error, ExecutorDied)
+        assert (error.attempts, error.reason) == (retries + 1, "killed")
+        assert len(workers.runs) == retries + 1
+
+    play(scenario)
+
+
+def test_lost_device_ends_its_worker_and_counts_as_an_attempt() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(call(retries=1)))
+        lost = DeviceLost("illegal address", call="cuStreamSynchronize", code=700)
+        workers.reply(Reply(error=lost))
+        await settle()
+        assert workers.killed == [0]
+        workers.reply(Reply(error=lost))
+        assert await failure_of(task) is lost
+        assert workers.killed == [0, 1]
+
+    play(scenario)
+
+
+def test_cancelled_in_the_queue() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        running = await begin(pool.submit(call("running")))
+        queued = await begin(pool.submit(call("queued")))
+        queued.cancel()
+        assert isinstance(await failure_of(queued), asyncio.CancelledError)
+        workers.reply()
+        await running
+        await settle()
+        assert len(workers.runs) == 1
+        assert ("queued", "cancelled") in {(o.function, o.outcome) for o in pool.stats().outcomes}
+
+    play(scenario)
+
+
+def test_cancelled_while_running_frees_the_caller_now_and_the_slot_later() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        running = await begin(pool.submit(call()))
+        following = await begin(pool.submit(call()))
+        running.cancel()
+        assert isinstance(await failure_of(running), asyncio.CancelledError)
+        await settle()
+        assert len(workers.runs) == 1
+        workers.reply()
+        await settle()
+        assert len(workers.runs) == 2
+        workers.reply()
+        assert await following == "value"
+
+    play(scenario)
+
+
+def test_deadline_in_the_queue_and_while_running() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        running = await begin(pool.submit(call(deadline_s=0.02)))
+        queued = await begin(pool.submit(call(deadline_s=0.01)))
+        for task, limit in ((queued, 0.01), (running, 0.02)):
+            error = await failure_of(task)
+            assert isinstance(error, DeadlineExceeded)
+            assert error.deadline_s == limit <= error.waited_s
+        assert (pool.status().queued, pool.status().running) == (0, 1)
+        workers.reply()
+        await settle()
+        assert pool.status().running == 0
+        assert len(workers.runs) == 1
+
+    play(scenario)
+
+
+def test_run_limit_ends_the_worker() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        endless = await begin(pool.submit(call()))
+        following = await begin(pool.submit(call()))
+        error = await failure_of(endless)
+        assert isinstance(error, DeadlineExceeded)
+        assert "run limit" in error.message
+        await settle()
+        assert workers.killed == [0]
+        assert len(workers.runs) == 2
+        workers.reply()
+        assert await following == "value"
+
+    play(scenario, run_limit_s=0.02)
+
+
+def test_devices_that_never_start() -> None:
+    workers = FakeWorkers()
+    workers.refuse_to_start = DeviceUnavailable("no driver")
+
+    async def scenario(pool: Pool, _: FakeWorkers) -> None:
+        error = await failure_of(await begin(pool.submit(call())))
+        assert isinstance(error, DeviceUnavailable)
+        assert "no driver" in error.message
+        assert [device.state for device in pool.status().devices] == ["lost", "lost"]
+
+    play(scenario, devices=2, workers=workers)
+
+
+def test_start_that_takes_too_long() -> None:
+    workers = FakeWorkers()
+    workers.hang_at_start = True
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        assert isinstance(await failure_of(await begin(pool.submit(call()))), DeviceUnavailable)
+        assert workers.killed == [0, 1, 2]
+
+    play(scenario, workers=workers, start_limit_s=0.01)
+
+
+def test_closing_answers_everybody() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        tasks = [await begin(pool.submit(call(), inputs)) for inputs in (None, None, never)]
+        await pool.close()
+        for task in [*tasks, await begin(pool.submit(call()))]:
+            assert isinstance(await failure_of(task), PoolStopped)
+        assert workers.killed == [0]
+
+    play(scenario)
+
+
+class FailsAtFifthRequest(FirstComeFirstServed):
+    def handle(self, event: Event) -> list[Decision]:
+        if isinstance(event, RequestArrived) and event.request == 4:
+            raise ZeroDivisionError("boom")
+        return super().handle(event)
+
+
+def test_policy_that_raises_fails_every_waiter() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        waiters = [await begin(pool.submit(call())) for _ in range(5)]
+        for task in [*waiters, await begin(pool.submit(call()))]:
+            error = await failure_of(task)
+            assert isinstance(error, PolicyError)
+            assert any("request=4" in line for line in error.story)
+        assert "boom" in str(pool.status().broken)
+        workers.reply()
+        await settle()
+
+    play(scenario, policy=FailsAtFifthRequest)
+
+
+class Restless:
+    """Stops its worker after every request, and asks for the time."""
+
+    def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
+        self.device = devices[0].index
+        self.ticks = 0
+
+    def handle(self, event: Event) -> list[Decision]:
+        match event:
+            case Tick() if self.ticks == 0:
+                self.ticks = 1
+                return [StartWorker(0, WorkerKind.EXECUTOR, self.device), WakeAt(event.time_s + 0.01)]
+            case Tick():
+                self.ticks += 1
+                return [StopWorker(0)]
+            case RequestArrived():
+                return [Dispatch(event.request, 0, 0)]
+            case WorkerReady():
+                return []
+        return []
+
+
+def test_stopped_worker_finishes_first() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(call()))
+        while pool.status().devices[0].state != "stopping":
+            await settle()
+        assert workers.killed == []
+        workers.reply()
+        assert await task == "value"
+        await settle()
+        assert workers.killed == [0]
+
+    play(scenario, policy=Restless)
+
+
+def test_fault_in_the_transport_fails_the_waiters() -> None:
+    class Faulty(FakeWorkers):
+        async def run(self, worker: int, call: Call) -> Reply:
+            raise TypeError(f"not my day: {worker}, {call}")
+
+    async def scenario(pool: Pool, _: FakeWorkers) -> None:
+        tasks = [await begin(pool.submit(call())) for _ in range(3)]
+        for task in tasks:
+            assert "not my day" in str(await failure_of(task))
+
+    play(scenario, workers=Faulty())

@@ -1,0 +1,56 @@
+"""Counting: quantiles near those of NumPy, and entries that add up."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kaas.pool.stats import Histogram, Ledger
+
+
+@given(st.lists(st.floats(1e-7, 1e4), min_size=1, max_size=200))
+def test_quantiles_are_within_a_bucket(values: list[float]) -> None:
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    for share in (0.5, 0.9, 0.99):
+        exact = np.quantile(values, share, method="inverted_cdf")
+        assert histogram.quantile(share) == pytest.approx(exact, rel=0.06)
+    assert histogram.count == len(values)
+    assert histogram.total == pytest.approx(sum(values))
+
+
+def test_nothing_yet_and_zero_seconds() -> None:
+    histogram = Histogram()
+    assert math.isnan(histogram.quantile(0.5))
+    histogram.add(0.0)
+    assert histogram.quantile(0.5) < 2e-9
+
+
+def test_ledger() -> None:
+    ledger = Ledger(10.0)
+    for client, hits in (("a", 3), ("b", 1), ("a", 1)):
+        ledger.stages("f", client, {"kernels": 0.5})
+        ledger.objects("f", client, 0, "device", hits, hits * 10)
+        ledger.objects("f", client, 1, "store", 4 - hits, 0)
+        ledger.outcome("f", client, 0, "succeeded")
+    stats = ledger.read(12.5)
+    assert stats.since_s == 2.5
+    assert {(entry.client, entry.stage, entry.count, entry.total_s) for entry in stats.stages} == {
+        ("a", "kernels", 2, 1.0),
+        ("b", "kernels", 1, 0.5),
+    }
+    assert {(tier.client, tier.device, tier.tier, tier.objects, tier.nbytes) for tier in stats.tiers} == {
+        ("a", 0, "device", 4, 40),
+        ("a", 1, "store", 4, 0),
+        ("b", 0, "device", 1, 10),
+        ("b", 1, "store", 3, 0),
+    }
+    assert (stats.hit_rate(), stats.hit_rate(client="b")) == (5 / 12, 1 / 4)
+    assert math.isnan(stats.hit_rate(client="nobody"))
+    ledger.reset(13.0)
+    assert ledger.read(13.0).outcomes == ()

@@ -1,0 +1,122 @@
+"""Builds the block runner by itself and launches compiled kernels on NumPy arrays, without the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kaas.softgpu.jit import Compiler
+
+SOURCES = Path(__file__).parents[2] / "kaas" / "softgpu"
+RUNNER = ("runner.c", "rt_memory.c", "rt_math.c")
+STUB = "#include <stdio.h>\nvoid kaas_softgpu_set_last_error(const char *m) { fprintf(stderr, \"%s\\n\", m); }\n"
+
+
+class Launch(ctypes.Structure):
+    """kaas_launch of abi.h."""
+
+    _fields_ = [
+        ("fn", ctypes.c_void_p),
+        ("params", ctypes.c_void_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("static_shared_bytes", ctypes.c_uint32),
+        ("dynamic_shared_bytes", ctypes.c_uint32),
+        ("local_bytes", ctypes.c_uint32),
+    ]
+
+
+def triple(extent: int | tuple[int, ...]) -> tuple[int, int, int]:
+    given = (extent,) if isinstance(extent, int) else extent
+    x, y, z = (*given, 1, 1, 1)[:3]
+    return x, y, z
+
+
+class Gpu:
+    """The compiler and the runner, as a test wants them."""
+
+    def __init__(self, library: ctypes.CDLL, directory: Path) -> None:
+        self.library = library
+        library.kaas_run.argtypes = [ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_size_t]
+        self.compiler = Compiler(library, directory)
+        self.loaded: dict[str, int] = {}
+
+    def load(self, text: str) -> int:
+        if text not in self.loaded:
+            self.loaded[text] = self.compiler.load(text.encode())
+        return self.loaded[text]
+
+    def run(
+        self,
+        text: str,
+        name: str,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        *arguments: Any,
+        dynamic: int = 0,
+    ) -> None:
+        """Arguments: arrays (their address is passed), NumPy scalars and bytes (a struct by value)."""
+        module = self.load(text)
+        info, _ = self.compiler.describe(module)
+        index = [kernel.name for kernel in info.kernels].index(name)
+        kernel = info.kernels[index]
+        assert len(arguments) == len(kernel.parameters)
+        end = max((offset + size for offset, size in kernel.parameters), default=0)
+        buffer = ctypes.create_string_buffer(end + 16)
+        for argument, (offset, size) in zip(arguments, kernel.parameters):
+            content = _bytes_of(argument)
+            assert len(content) == size, (len(content), size)
+            ctypes.memmove(ctypes.addressof(buffer) + offset, content, size)
+        shape = triple(block)
+        function = self.compiler.compile(module, index, shape)
+        launch = Launch(
+            function,
+            ctypes.addressof(buffer),
+            triple(grid),
+            shape,
+            kernel.shared_bytes,
+            dynamic,
+            kernel.local_bytes,
+        )
+        error = ctypes.create_string_buffer(256)
+        result = self.library.kaas_run(ctypes.byref(launch), error, len(error))
+        if result:
+            raise RuntimeError(f"{result}: {error.value.decode()}")
+
+    def read_global(self, text: str, name: str, dtype: Any, count: int = 1) -> Any:
+        info, base = self.compiler.describe(self.load(text))
+        variable = next(variable for variable in info.globals if variable.name == name)
+        return np.frombuffer(ctypes.string_at(base + variable.offset, variable.size), dtype, count)
+
+
+def _bytes_of(argument: Any) -> bytes:
+    if isinstance(argument, np.ndarray):
+        return int(argument.ctypes.data).to_bytes(8, "little")
+    if isinstance(argument, bytes):
+        return argument
+    return bytes(argument.tobytes())
+
+
+def build_runner(directory: Path) -> ctypes.CDLL:
+    stub = directory / "stub.c"
+    stub.write_text(STUB)
+    output = directory / "runner.so"
+    files = [str(SOURCES / name) for name in RUNNER]
+    command = ["cc", "-O2", "-fPIC", "-shared", "-pthread", "-I", str(SOURCES), "-o", str(output), *files, str(stub), "-lm"]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(output))
+
+
+@pytest.fixture(scope="session")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build_runner(tmp_path_factory.mktemp("runner"))
+
+
+@pytest.fixture(scope="session")
+def gpu(runner: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    return Gpu(runner, tmp_path_factory.mktemp("cache"))

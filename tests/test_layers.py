@@ -1,0 +1,121 @@
+"""Imports point down only, and each foreign library has few importers."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+LAYERS = [
+    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.draw", "kaas.dtypes", "kaas.errors", "kaas.graph",
+     "kaas.kernel", "kaas.kernels", "kaas.library", "kaas.literals", "kaas.request", "kaas.store"},
+    {"kaas.softgpu"},
+    {"kaas.executor"},
+    {"kaas.pool"},
+    {"kaas.api"},
+    {"kaas.remote", "kaas.demo", "kaas.cli"},
+]  # fmt: skip
+"""Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of
+public names, stands above all."""
+
+ALLOWED_IMPORTERS = {
+    "cuda": {"kaas.executor.device"},
+    "ray": {"kaas.api", "kaas.pool.ray_pool", "kaas.pool.executor_actor"},
+    "llvmlite": {"kaas.softgpu"},
+    "zmq": {"kaas.remote"},
+    "compilers": set[str](),
+    "libraries": set[str](),
+    "benchmarks": set[str](),
+    "examples": set[str](),
+    "tests": set[str](),
+}
+"""Foreign package -> the modules, or packages with all they hold, that may import it."""
+
+DECIDERS = ("kaas.pool.events", "kaas.pool.policies", "kaas.pool.checked", "kaas.pool.simulator", "kaas.executor.cache",
+            "kaas.executor.eviction", "kaas.executor.arena")  # fmt: skip
+"""What decides: values in, values out. No clock, no chance, no environment, no event loop, no device."""
+
+NOT_FOR_DECIDERS = {"asyncio", "cuda", "os", "random", "ray", "secrets", "socket", "threading", "time", "zmq"}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted((ROOT / "kaas").rglob("*.py"))}
+
+
+def within(module: str, packages: set[str] | tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Everything a module imports at run time, inside functions too, as full dotted names of modules."""
+    found: set[str] = set()
+    for node in run_time_nodes(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+            base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            inner = (f"{origin}.{alias.name}" for alias in node.names)
+            found.update(name if name in MODULES else origin for name in inner)
+    return frozenset(found)
+
+
+def run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        yield node
+        yield from run_time_nodes(node)
+
+
+def layer(module: str) -> int:
+    if module == "kaas":
+        return len(LAYERS)
+    places = [level for level, members in enumerate(LAYERS) if within(module, members)]
+    assert len(places) == 1, f"{module} stands in no layer: give it a place in LAYERS"
+    return places[0]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_down(module: str) -> None:
+    up = {name for name in imports(module) if within(name, {"kaas"}) and layer(name) > layer(module)}
+    if layer(module) == len(LAYERS) - 1:
+        up.discard("kaas")  # the top layer is written with the public names
+    assert not up
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_foreign_packages_have_few_importers(module: str) -> None:
+    wrong = {
+        name
+        for name in imports(module)
+        for package, importers in ALLOWED_IMPORTERS.items()
+        if within(name, {package}) and not within(module, importers)
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if within(module, DECIDERS)])
+def test_what_decides_is_pure(module: str) -> None:
+    assert not {name for name in imports(module) if within(name, NOT_FOR_DECIDERS)}
+    ours = {name for name in imports(module) if within(name, {"kaas"})}
+    assert all(layer(name) == 0 or within(name, DECIDERS) for name in ours)
+
+
+def test_importing_kaas_is_light() -> None:
+    program = "import kaas, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not set(ended.stdout.split()) & {"asyncio", "cuda", "llvmlite", "ray", "rich", "typer", "zmq"}

@@ -1,0 +1,70 @@
+"""What the project promises about its own files: locks, targets, documentation, modules that say what they are for."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+FOLDERS = ("kaas", "benchmarks", "examples", "tests")
+SOURCES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def locked(path: Path) -> dict[str, str]:
+    """name -> what is pinned there, without its hashes."""
+    pins = re.findall(r"^([a-z0-9][a-z0-9._-]*)==(\S+)", path.read_text(), re.MULTILINE)
+    return dict(pins)
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: str(path.name))
+def test_locks_pin_with_hashes_and_name_no_address(path: Path) -> None:
+    text = path.read_text()
+    assert "://" not in text
+    entries = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]
+    assert entries
+    assert all("==" in entry and "--hash=sha256:" in entry for entry in entries)
+
+
+def test_locks_hold_what_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = project["dependency-groups"]
+    dev = [need for group in groups.values() for need in group if isinstance(need, str)]
+    for lock, needs in (("run.txt", project["project"]["dependencies"]), ("dev.txt", dev)):
+        names = {re.split(r"[<>=\[ ]", need)[0] for need in needs}
+        assert names <= locked(ROOT / "requirements" / lock).keys()
+
+
+def test_locks_agree() -> None:
+    run, dev = (locked(ROOT / "requirements" / name) for name in ("run.txt", "dev.txt"))
+    assert run.items() <= dev.items()
+
+
+def test_targets_are_there_and_listed() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("setup", "demo", "test", "check", "bench", "gpu", "help"):
+        assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.name))
+def test_documents_point_to_what_exists(path: Path) -> None:
+    text = path.read_text()
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert not [link for link in links if not (path.parent / link).exists()]
+    files = re.findall(r"`((?:kaas|tests|benchmarks|examples|docs)/[\w./]+)`", text)
+    assert not [name for name in files if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_modules_say_what_they_are_for(path: Path) -> None:
+    tree = ast.parse((ROOT / path).read_text())
+    assert ast.get_docstring(tree) or not tree.body
+    futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    assert futures or len(tree.body) <= 1
