@@ -42,7 +42,7 @@ def build(n: int) -> kaas.KTask:
 
 
 def system(n: int, seed: int = 2) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """A random A and b; the diagonal outweighs its row by only 1 %, so that the error takes 230 sweeps to fall tenfold."""
+    """A random A and b; the diagonal outweighs its row by only 1 %: the error takes 230 sweeps to fall tenfold."""
     rng = np.random.default_rng(seed)
     a = rng.uniform(0, 1, (n, n)).astype(np.float32)
     np.fill_diagonal(a, 0)

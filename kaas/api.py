@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from kaas.config import Config, Device
-from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, NotInitialized, PolicyError
+from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, NotInitialized, PolicyError, PoolStopped
 from kaas.graph import KTask
 from kaas.pool import policies, wire
 from kaas.pool.packing import Caller, Signature, bind, pack
@@ -110,17 +110,21 @@ def init(
     with _lock:
         if _session is not None and not ray.is_initialized():
             _session = None
-        if _session is not None and _session.name != name:
-            raise ConfigMismatch(
-                f"this process is attached to pool {_session.name!r}; call kaas.shutdown() before another",
-                pool=_session.name,
-                differences=("name",),
-            )
+        _refuse_second_pool(name)
         started = _session.started_ray if _session else _connect(address, wanted)
         pool = _open_pool(name, wanted)
         if _session is None or _session.pool != pool:
             client = ray.get_runtime_context().get_job_id()
             _session = _Session(name, pool, client, started, pool.invoke)
+
+
+def _refuse_second_pool(name: str) -> None:
+    if _session is not None and _session.name != name:
+        raise ConfigMismatch(
+            f"this process is attached to pool {_session.name!r}; call kaas.shutdown() before another",
+            pool=_session.name,
+            differences=("name",),
+        )
 
 
 def _connect(address: str | None, wanted: Config | None) -> bool:
@@ -196,8 +200,9 @@ def status() -> Status:
 
     Raises:
         NotInitialized
+        PoolStopped: the pool is gone; `init` starts another.
     """
-    result: Status = ray.get(_attached().pool.status.remote())
+    result: Status = _answer_of(_attached(), "status")
     return result
 
 
@@ -206,9 +211,17 @@ def stats(reset: bool = False) -> Stats:
 
     Raises:
         NotInitialized
+        PoolStopped: the pool is gone; `init` starts another.
     """
-    result: Stats = ray.get(_attached().pool.stats.remote(reset))
+    result: Stats = _answer_of(_attached(), "stats", reset)
     return result
+
+
+def _answer_of(session: _Session, method: str, *args: Any) -> Any:
+    try:
+        return ray.get(getattr(session.pool, method).remote(*args))
+    except ray.exceptions.RayActorError as error:
+        raise PoolStopped(f"pool {session.name!r} is gone: {error}", pool=session.name) from error
 
 
 # --- invocations
@@ -229,7 +242,7 @@ def invoke(
         inputs: by buffer name: ObjectRefs, arrays, anything with the buffer protocol, or Views of these. Exactly the
             buffer's bytes and dtype, but a "uint8" buffer takes any dtype. References need not be complete yet.
         scalars: a value for each of the kTask's Scalars.
-        client: the tenant it is billed to; default: this Ray job.
+        client: the tenant it is billed to; default: what a Function's options say, or this Ray job.
         deadline_s: seconds from now within which it must have ended.
         retries: how often it may run again when its executor dies.
 
@@ -242,13 +255,14 @@ def invoke(
             through the ObjectRef: what ray.get raises is of the error's class, with its fields and itself as `cause`.
     """
     session = _attached()
-    caller = Caller(session.client if client is None else client, _deadline(deadline_s), _retries(retries))
     if isinstance(task_or_function, Function):
-        return task_or_function._send(session, inputs, scalars, caller)
+        function = task_or_function.options(client=client, deadline_s=deadline_s, scalars=scalars, retries=retries)
+        return function._send(session, inputs, function._options)
+    options = Options(client, deadline_s, scalars, retries)
     if not isinstance(task_or_function, KTask):
         raise InvalidRequest(f"kaas.invoke takes a KTask or a Function, not {task_or_function!r}")
     signature = _signature(task_or_function)
-    message, refs = pack(signature, inputs, scalars, caller, _STORE)
+    message, refs = pack(signature, inputs, scalars, options.caller(session), _STORE)
     return session.send(signature, message, refs)
 
 
@@ -272,12 +286,25 @@ def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Functio
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a Function is invoked: see `invoke`."""
+    """How a Function is invoked: see `invoke`.
+
+    Raises:
+        InvalidRequest
+    """
 
     client: str | None = None
     deadline_s: float | None = None
     scalars: Mapping[str, Any] | None = None
     retries: int = 3
+
+    def __post_init__(self) -> None:
+        if self.deadline_s is not None and not (isinstance(self.deadline_s, int | float) and self.deadline_s > 0):
+            raise InvalidRequest(f"deadline_s is a positive number of seconds, not {self.deadline_s!r}")
+        if not isinstance(self.retries, int) or self.retries < 0:
+            raise InvalidRequest(f"retries is a number from 0 on, not {self.retries!r}")
+
+    def caller(self, session: _Session) -> Caller:
+        return Caller(session.client if self.client is None else self.client, self.deadline_s, self.retries)
 
 
 class Function:
@@ -320,16 +347,13 @@ class Function:
         scalars = dict(options.scalars or {})
         for name in [n for n in inputs if n in self.task.scalars and n not in self._signature.given]:
             scalars[name] = inputs.pop(name)
-        client = session.client if options.client is None else options.client
-        caller = Caller(client, _deadline(options.deadline_s), _retries(options.retries))
-        return self._send(session, inputs, scalars, caller)
+        return self._send(session, inputs, replace(options, scalars=scalars))
 
-    def _send(
-        self, session: _Session, inputs: Mapping[str, Any], scalars: Mapping[str, Any] | None, caller: Caller
-    ) -> Any:
+    def _send(self, session: _Session, inputs: Mapping[str, Any], options: Options) -> Any:
         if self._awaited and _STORE.complete(self._awaited):
             self._awaited.clear()
-        message, refs = pack(self._signature, inputs, scalars, caller, _STORE, self._constants, self._awaited)
+        caller = options.caller(session)
+        message, refs = pack(self._signature, inputs, options.scalars, caller, _STORE, self._constants, self._awaited)
         return session.send(self._signature, message, refs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -364,7 +388,9 @@ def attach(name: str = "kaas", *, address: str = "auto") -> None:
 
     Raises:
         NotInitialized: no Ray at that address, or no pool of that name on it.
+        ConfigMismatch: the process is attached to another pool.
     """
+    _refuse_second_pool(name)
     if not ray.is_initialized():
         try:
             ray.init(address=address, logging_level=logging.WARNING)
@@ -393,15 +419,3 @@ def _signature(task: KTask) -> Signature:
 @lru_cache(maxsize=1024)
 def _outputs_type(names: tuple[str, ...]) -> Callable[..., Any]:
     return namedtuple("Outputs", names, rename=True)
-
-
-def _deadline(deadline_s: float | None) -> float | None:
-    if deadline_s is None or (isinstance(deadline_s, int | float) and deadline_s > 0):
-        return deadline_s
-    raise InvalidRequest(f"deadline_s is a positive number of seconds, not {deadline_s!r}")
-
-
-def _retries(retries: int) -> int:
-    if isinstance(retries, int) and retries >= 0:
-        return retries
-    raise InvalidRequest(f"retries is a number from 0 on, not {retries!r}")

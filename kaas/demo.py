@@ -26,7 +26,15 @@ from kaas.pool.status import Status
 
 Matrix = NDArray[np.float32]
 CLIENTS = ("ann", "bob", "cy", "dee")
-STAGES = ("queue", "fetch", "copy_in", "kernels", "copy_out", "total", "request")
+STAGES = {
+    "queue": "queue",
+    "fetch": "fetch",
+    "copy_in": "in",
+    "kernels": "kernels",
+    "copy_out": "out",
+    "request": "all",
+}
+"""The stages that are shown, and what their columns are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +135,8 @@ def _stage_table(stats: Stats) -> Table:
     table = Table(title="median time of a request by stage, milliseconds", title_justify="left")
     table.add_column("client")
     table.add_column("requests", justify="right")
-    for stage in STAGES:
-        table.add_column(stage, justify="right")
+    for title in STAGES.values():
+        table.add_column(title, justify="right")
     for client in CLIENTS:
         found = {entry.stage: entry for entry in stats.stages if entry.client == client}
         medians = (f"{found[stage].p50_s * 1e3:.2f}" if stage in found else "-" for stage in STAGES)

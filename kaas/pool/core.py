@@ -10,7 +10,6 @@ import asyncio
 import contextvars
 import itertools
 from collections.abc import Awaitable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 from kaas.config import Config
@@ -46,41 +45,11 @@ from kaas.pool.events import (
     WorkerReady,
 )
 from kaas.pool.policies import factory
-from kaas.pool.stats import Ledger, Stats
-from kaas.pool.status import DeviceStatus, Status, WorkerInfo
+from kaas.pool.records import Request, Worker, device_status
+from kaas.pool.stats import Entry, Ledger, Stats
+from kaas.pool.status import Status
 from kaas.pool.transport import Call, Reply, Transport, WorkerLost
 from kaas.pool.wire import RunRecord
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    id: int
-    call: Call
-    arrived_s: float
-    answer: asyncio.Future[Any]
-    attempt: int = 1
-    worker: _Worker | None = None
-    dispatched_s: float = 0.0
-    inputs: asyncio.Future[None] | None = None
-    timer: asyncio.TimerHandle | None = None
-    fault: DeviceLost | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    id: int
-    device: PhysicalDevice
-    info: WorkerInfo | None = None
-    stopping: bool = False
-    running: dict[int, _Request] = field(default_factory=dict)
-
-    @property
-    def state(self) -> str:
-        if self.stopping:
-            return "stopping"
-        if self.info is None:
-            return "starting"
-        return "busy" if self.running else "idle"
 
 
 class Pool:
@@ -96,8 +65,8 @@ class Pool:
         self._context = contextvars.Context()
         self._devices = tuple(PhysicalDevice(i, d.kind, d.memory_bytes) for i, d in enumerate(config.devices))
         self._policy = _make_policy(config.policy, self._devices)
-        self._requests: dict[int, _Request] = {}
-        self._workers: dict[int, _Worker] = {}
+        self._requests: dict[int, Request] = {}
+        self._workers: dict[int, Worker] = {}
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ledger = Ledger(self._loop.time())
@@ -108,7 +77,7 @@ class Pool:
         """Let the policy start its workers."""
         self._tell(Tick(self._loop.time()))
 
-    async def submit(self, call: Call, inputs_ready: Awaitable[None] | None = None) -> Any:
+    async def submit(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Any:
         """Run a request; inputs_ready completes when its inputs exist.
 
         Raises:
@@ -123,14 +92,16 @@ class Pool:
         try:
             return await request.answer
         except asyncio.CancelledError:
-            self._leave(request, "cancelled")
+            if request.answer.cancelled():
+                self._note(request, "cancelled")
+            self._abandon(request)
             raise
 
     async def close(self) -> None:
         """Answer everybody, end all workers."""
         self._stopped = True
         for request in list(self._requests.values()):
-            self._settle(request, PoolStopped(f"pool {self._name!r} was shut down", pool=self._name))
+            self._answer(request, PoolStopped(f"pool {self._name!r} was shut down", pool=self._name))
         for worker in self._workers:
             self._transport.kill(worker)
         for task in self._tasks:
@@ -151,7 +122,7 @@ class Pool:
         return Status(
             pool=self._name,
             config=self._config,
-            devices=tuple(_device_status(device, on_device.get(device.index)) for device in self._devices),
+            devices=tuple(device_status(device, on_device.get(device.index)) for device in self._devices),
             queued=len(queued) - waiting,
             waiting=waiting,
             running=sum(len(worker.running) for worker in self._workers.values()),
@@ -173,7 +144,7 @@ class Pool:
                         self._dispatch(decision)
                     case Reject():
                         error = DeviceUnavailable(f"pool {self._name!r}: {decision.reason}")
-                        self._settle(self._requests.pop(decision.request), error)
+                        self._answer(self._requests.pop(decision.request), error)
                     case StartWorker():
                         self._start(decision)
                     case StopWorker():
@@ -182,7 +153,7 @@ class Pool:
                         self._loop.call_at(decision.time_s, lambda: self._tell(Tick(self._loop.time())))
                     case Prefetch() | Evict():
                         raise PolicyError(f"this pool's executors manage their caches themselves: {decision}")
-        except PolicyError as error:
+        except Exception as error:  # noqa: BLE001 - whoever made the mistake, nobody may be left waiting
             self._break(error)
 
     def _break(self, error: BaseException) -> None:
@@ -191,7 +162,7 @@ class Pool:
             error = KaasError(f"pool {self._name!r} failed: {type(error).__name__}: {error}")
         self._broken = error
         for request in list(self._requests.values()):
-            self._settle(request, error)
+            self._answer(request, error)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work, context=self._context)
@@ -205,8 +176,8 @@ class Pool:
 
     # --- requests
 
-    def _admit(self, call: Call, inputs_ready: Awaitable[None] | None) -> _Request:
-        request = _Request(next(self._ids), call, self._loop.time(), self._loop.create_future())
+    def _admit(self, call: Call, inputs_ready: Awaitable[Any] | None) -> Request:
+        request = Request(next(self._ids), call, self._loop.time(), self._loop.create_future())
         self._requests[request.id] = request
         if call.deadline_s is not None:
             request.timer = self._loop.call_later(call.deadline_s, self._expire, request)
@@ -216,7 +187,7 @@ class Pool:
         self._arrive(request)
         return request
 
-    def _arrive(self, request: _Request) -> None:
+    def _arrive(self, request: Request) -> None:
         call = request.call
         self._tell(
             RequestArrived(
@@ -231,47 +202,48 @@ class Pool:
             )
         )
 
-    def _inputs_ready(self, request: _Request) -> None:
+    def _inputs_ready(self, request: Request) -> None:
         if not request.answer.done():
             self._tell(InputsReady(self._loop.time(), request.id))
 
-    def _expire(self, request: _Request) -> None:
+    def _expire(self, request: Request) -> None:
         limit = request.call.deadline_s
         waited = self._loop.time() - request.arrived_s
         where = "queued" if request.worker is None else "running"
         message = f"{request.call.label!r} did not end in {limit} s: still {where} after {waited:.3f} s"
-        self._leave(request, DeadlineExceeded(message, deadline_s=limit, waited_s=waited))
+        self._answer(request, DeadlineExceeded(message, deadline_s=limit, waited_s=waited))
+        self._abandon(request)
 
-    def _leave(self, request: _Request, why: KaasError | str) -> None:
-        """The caller goes without a value; a queued request goes with it, a running one runs on."""
-        left_already = request.id not in self._requests
-        self._settle(request, why)
-        if not left_already:
-            if request.worker is None:
-                del self._requests[request.id]
-            self._tell(RequestCancelled(self._loop.time(), request.id))
+    def _answer(self, request: Request, result: Reply | KaasError) -> None:
+        """Tell the caller, unless it has an answer or has gone."""
+        request.release()
+        if request.answer.done():
+            return
+        if isinstance(result, Reply):
+            request.answer.set_result(result.value)
+            self._note(request, "succeeded", result.record)
+        else:
+            request.answer.set_exception(result)
+            self._note(request, type(result).__name__)
 
-    def _settle(self, request: _Request, result: Reply | KaasError | str) -> None:
-        """Answer a request, once, and write it down."""
-        if request.timer is not None:
-            request.timer.cancel()
-        answered = request.answer.done()
-        match result:
-            case Reply():
-                outcome = "succeeded"
-                if not answered:
-                    request.answer.set_result(result.value)
-            case KaasError():
-                outcome = type(result).__name__
-                if not answered:
-                    request.answer.set_exception(result)
-            case _:
-                outcome, answered = result, False
-        if request.inputs is not None and not request.inputs.done():
-            request.inputs.cancel()
-        if not answered:
-            device = request.worker.device.index if request.worker else None
-            self._ledger.outcome(request.call.label, request.call.client, device, outcome)
+    def _abandon(self, request: Request) -> None:
+        """Nobody waits for it any more: a queued request goes, a running one runs on."""
+        request.release()
+        if request.id not in self._requests:
+            return
+        if request.worker is None:
+            del self._requests[request.id]
+        self._tell(RequestCancelled(self._loop.time(), request.id))
+
+    def _note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:
+        call, device = request.call, request.worker.device.index if request.worker else None
+        if record is None:
+            self._ledger.write(Entry(call.label, call.client, device, outcome))
+            return
+        record.stages["queue"] = request.dispatched_s - request.arrived_s
+        record.stages["request"] = self._loop.time() - request.arrived_s
+        hits, misses = (record.hits, record.hit_bytes), (record.misses, record.miss_bytes)
+        self._ledger.write(Entry(call.label, call.client, device, outcome, record.stages, hits, misses))
 
     # --- running
 
@@ -282,7 +254,7 @@ class Pool:
         worker.running[request.id] = request
         self._background(self._run(request, worker, decision.slot))
 
-    async def _run(self, request: _Request, worker: _Worker, slot: int) -> None:
+    async def _run(self, request: Request, worker: Worker, slot: int) -> None:
         limit = self._loop.call_later(self._config.run_limit_s, self._overrun, request, worker)
         try:
             reply = await self._transport.run(worker.id, request.call)
@@ -297,45 +269,36 @@ class Pool:
         elif worker.id in self._workers:
             self._done(request, worker, slot, reply)
 
-    def _done(self, request: _Request, worker: _Worker, slot: int, reply: Reply) -> None:
+    def _done(self, request: Request, worker: Worker, slot: int, reply: Reply) -> None:
         left = request.answer.done()
         del worker.running[request.id], self._requests[request.id]
-        self._settle(request, reply.error or reply)
+        self._answer(request, reply.error or reply)
         now = self._loop.time()
         record = reply.record
         ended = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
         outcome = Outcome.ABANDONED if left else ended
         device_s = record.device_s if record else 0.0
         self._tell(RequestDone(now, request.id, worker.id, slot, outcome, device_s))
-        if record is not None:
-            if record.loaded or record.evicted:
-                self._tell(Residency(now, worker.id, tuple(record.loaded), tuple(record.evicted)))
-            self._write_down(request, worker, record, now)
+        if record is not None and (record.loaded or record.evicted):
+            self._tell(Residency(now, worker.id, tuple(record.loaded), tuple(record.evicted)))
         if worker.stopping and not worker.running:
             self._gone(worker, "stopped")
 
-    def _write_down(self, request: _Request, worker: _Worker, record: RunRecord, now: float) -> None:
-        call, device = request.call, worker.device.index
-        around = {"queue": request.dispatched_s - request.arrived_s, "request": now - request.arrived_s}
-        self._ledger.stages(call.label, call.client, record.stages | around)
-        self._ledger.objects(call.label, call.client, device, "device", record.hits, record.hit_bytes)
-        self._ledger.objects(call.label, call.client, device, "store", record.misses, record.miss_bytes)
-
-    def _overrun(self, request: _Request, worker: _Worker) -> None:
+    def _overrun(self, request: Request, worker: Worker) -> None:
         limit = self._config.run_limit_s
         message = f"{request.call.label!r} ran longer than the pool's run limit of {limit} s"
         waited = self._loop.time() - request.arrived_s
-        self._settle(request, DeadlineExceeded(message, deadline_s=limit, waited_s=waited))
+        self._answer(request, DeadlineExceeded(message, deadline_s=limit, waited_s=waited))
         self._gone(worker, message)
 
     # --- workers
 
     def _start(self, decision: StartWorker) -> None:
-        worker = _Worker(decision.worker, self._devices[decision.device])
+        worker = Worker(decision.worker, self._devices[decision.device])
         self._workers[worker.id] = worker
         self._background(self._live(worker, decision))
 
-    async def _live(self, worker: _Worker, decision: StartWorker) -> None:
+    async def _live(self, worker: Worker, decision: StartWorker) -> None:
         """A worker from its start to its end."""
         try:
             async with asyncio.timeout(self._config.start_limit_s):
@@ -355,7 +318,7 @@ class Pool:
         if not worker.running:
             self._loop.call_soon(self._gone, worker, "stopped")
 
-    def _gone(self, worker: _Worker, reason: str) -> None:
+    def _gone(self, worker: Worker, reason: str) -> None:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
         if self._workers.pop(worker.id, None) is None or self._stopped:
             return
@@ -364,7 +327,7 @@ class Pool:
         for request in worker.running.values():
             self._retry(request, worker, reason)
 
-    def _retry(self, request: _Request, worker: _Worker, reason: str) -> None:
+    def _retry(self, request: Request, worker: Worker, reason: str) -> None:
         if not request.answer.done() and request.attempt <= request.call.retries:
             request.attempt += 1
             request.worker = None
@@ -375,7 +338,7 @@ class Pool:
         name = f"worker {worker.id} (pid {pid}) on device {worker.device.index}"
         message = f"{request.call.label!r}: {name} ended while running it, attempt {request.attempt}: {reason}"
         died = ExecutorDied(message, executor=name, attempts=request.attempt, reason=reason)
-        self._settle(request, request.fault or died)
+        self._answer(request, request.fault or died)
 
 
 def _make_policy(chosen: str | PolicyFactory, devices: tuple[PhysicalDevice, ...]) -> Checked:
@@ -385,9 +348,3 @@ def _make_policy(chosen: str | PolicyFactory, devices: tuple[PhysicalDevice, ...
     except Exception as error:
         raise PolicyError(f"policy {name!r} cannot be made: {type(error).__name__}: {error}", policy=name) from error
     return Checked(policy, devices, name=name)
-
-
-def _device_status(device: PhysicalDevice, worker: _Worker | None) -> DeviceStatus:
-    if worker is None:
-        return DeviceStatus(device.index, device.kind, "lost")
-    return DeviceStatus(device.index, device.kind, worker.state, worker.id, worker.info, tuple(worker.running))

@@ -11,7 +11,7 @@ from kaas.dtypes import numpy_dtype
 
 
 class Inline:
-    """An output's bytes. Pickles as an array of them, at less than half of what an array's own pickling costs in Ray."""
+    """An output's bytes; pickles as an array of them, at less than half of what pickling an array costs in Ray."""
 
     __slots__ = ("_data", "_dtype", "_shape")
 

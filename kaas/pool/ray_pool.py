@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from kaas.config import Config, Device
 from kaas.errors import ConfigMismatch, KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.core import Pool
-from kaas.pool.events import ObjectUse
 from kaas.pool.executor_actor import WATCH, ExecutorActor
+from kaas.pool.functions import RegisteredFunction
 from kaas.pool.outputs import Inline, Stored
-from kaas.pool.packing import constant_key
 from kaas.pool.readiness import Readiness
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status, WorkerInfo
@@ -29,47 +28,11 @@ SOFTWARE_RESOURCE = "kaas_software_gpu"
 """The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
 REGISTRATION_LIMIT_S = 30.0
 """How long a request waits for the registration of its function, which another message brings."""
-_KNOWN_CONSTANTS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Function:
-    """A registered function. task_ref: the kTask's bytes in Ray's store, from where each executor takes them once."""
-
-    key: str
-    label: str
-    spec: wire.FunctionSpec
-    task_ref: Any
-    outputs: tuple[tuple[str, tuple[int, ...]], ...]
-    inline: bool
-    input_bytes: dict[str, int]
-    constants: dict[bytes, tuple[ObjectUse, ...]] = field(default_factory=dict)
-
-    def uses(self, invocation: wire.Invocation, refs: Sequence[Any]) -> tuple[ObjectUse, ...]:
-        """What a policy hears of a request's inputs."""
-        uses = [ObjectUse(None, len(data)) for _, data in invocation.values]
-        for item in invocation.objects:
-            key = refs[item.ref].binary() if item.shared else None
-            uses.append(ObjectUse(key, self.input_bytes[item.buffer]))
-        if invocation.constants is not None:
-            uses += self._constant_uses(refs[invocation.constants])
-        return tuple(uses)
-
-    def _constant_uses(self, ref: Any) -> tuple[ObjectUse, ...]:
-        identity = ref.binary()
-        if identity not in self.constants:
-            if len(self.constants) == _KNOWN_CONSTANTS:
-                self.constants.clear()
-            self.constants[identity] = tuple(
-                ObjectUse(constant_key(ref, binding.entry), self.input_bytes[binding.buffer])
-                for binding in self.spec.bindings
-            )
-        return self.constants[identity]
 
 
 @dataclass(frozen=True, slots=True)
 class _Payload:
-    function: _Function
+    function: RegisteredFunction
     message: bytes
     refs: Sequence[Any]
 
@@ -80,9 +43,9 @@ class PoolActor:
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._config = config
-        self._functions: dict[str, _Function] = {}
+        self._functions: dict[str, RegisteredFunction] = {}
         self._task_refs: dict[str, Any] = {}
-        self._expected: dict[str, asyncio.Future[_Function]] = {}
+        self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
         self._pool: Pool | None = None
         self._readiness: Readiness | None = None
         self._open_calls = 0
@@ -120,15 +83,7 @@ class PoolActor:
         ktask = KTask.from_msgpack(task)
         if ktask.key not in self._task_refs:
             self._task_refs[ktask.key] = ray.put(task)
-        self._functions[key] = function = _Function(
-            key=key,
-            label=ktask.label,
-            spec=function_spec,
-            task_ref=self._task_refs[ktask.key],
-            outputs=tuple((buffer.dtype, buffer.shape) for buffer in ktask.outputs),
-            inline=sum(buffer.nbytes for buffer in ktask.outputs) <= wire.INLINE_OUTPUT_BYTES,
-            input_bytes={buffer.name: buffer.nbytes for buffer in ktask.inputs},
-        )
+        self._functions[key] = function = RegisteredFunction.of(function_spec, ktask, self._task_refs[ktask.key])
         expected = self._expected.pop(key, None)
         if expected is not None:
             expected.set_result(function)
@@ -160,7 +115,7 @@ class PoolActor:
         outputs = await pool.submit(call, ready)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    async def _registered(self, key: str) -> _Function:
+    async def _registered(self, key: str) -> RegisteredFunction:
         """Messages to an asyncio actor may overtake each other, the invocation its function's registration too."""
         expected = self._expected.setdefault(key, asyncio.get_running_loop().create_future())
         try:
@@ -203,7 +158,10 @@ class RayTransport:
         actor = decorate(**options)(ExecutorActor).remote(wanted.kind, wanted.memory_bytes, self._cache_bytes)
         self._actors[worker] = actor
         self._met[worker] = set()
-        info: WorkerInfo = await actor.start.remote()
+        try:
+            info: WorkerInfo = await actor.start.remote()
+        except RayTaskError as error:
+            raise error.cause from None  # what kept it from starting, without Ray's traceback
         return info
 
     def _resources(self, device: Device) -> dict[str, Any]:
@@ -264,7 +222,7 @@ class RayTransport:
             await incomplete
         return Reply(tuple(Stored(ray.get, ref) for ref in stored), record=answer.record)
 
-    def _introduce(self, worker: int, function: _Function) -> tuple[bytes, list[Any]]:
+    def _introduce(self, worker: int, function: RegisteredFunction) -> tuple[bytes, list[Any]]:
         self._met[worker].add(function.key)
         return wire.encode(function.spec), [function.task_ref]
 

@@ -24,7 +24,7 @@ class Readiness:
         self._pending: dict[Any, list[asyncio.Future[None]]] = {}
         self._thread: threading.Thread | None = None
 
-    def of(self, refs: Sequence[Any]) -> asyncio.Future[None] | None:
+    def of(self, refs: Sequence[Any]) -> asyncio.Future[list[None]] | None:
         """None if all exist, else a future that is done when they do. Call it in the event loop."""
         unique = list(dict.fromkeys(refs))
         _, missing = self._exist(unique, len(unique), 0)
@@ -38,27 +38,36 @@ class Readiness:
                 self._thread = threading.Thread(target=self._watch, name="kaas-readiness", daemon=True)
                 self._thread.start()
             self._lock.notify()
-        return asyncio.ensure_future(_all(parts))
+        return asyncio.gather(*parts)
 
     def _watch(self) -> None:
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._pending)
-                refs = list(self._pending)
-            done, rest = self._exist(refs, 1, POLL_S)
-            if done and rest:
-                done += self._exist(rest, len(rest), 0)[0]
+                refs = self._wanted()
+            if not refs:
+                continue
+            done = self._some(refs)
             with self._lock:
                 parts = [part for ref in done for part in self._pending.pop(ref)]
             if parts:
                 self._loop.call_soon_threadsafe(_complete, parts)
+
+    def _some(self, refs: list[Any]) -> list[Any]:
+        """Those that exist, after a short wait for the first."""
+        try:
+            done, rest = self._exist(refs, 1, POLL_S)
+            return done + self._exist(rest, len(rest), 0)[0] if done and rest else done
+        except Exception:  # noqa: BLE001 - the executor, which needs the objects, will say what is wrong with them
+            return refs
+
+    def _wanted(self) -> list[Any]:
+        """The references that somebody still waits for; forgets the others."""
+        self._pending = {ref: parts for ref, parts in self._pending.items() if not all(part.done() for part in parts)}
+        return list(self._pending)
 
 
 def _complete(parts: Sequence[asyncio.Future[None]]) -> None:
     for part in parts:
         if not part.done():
             part.set_result(None)
-
-
-async def _all(parts: Sequence[asyncio.Future[None]]) -> None:
-    await asyncio.gather(*parts)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _STEP = math.log(1.05)
 _SMALLEST_S = 1e-9
+BATCH = 64
+"""Requests whose measurements are added up together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,37 +103,65 @@ class Histogram:
         return math.nan
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A request that left: what it was, where it ran (None: nowhere), how it ended, and what was measured if it ran.
+
+    stages: seconds. hits, misses: (objects, bytes) found on the device, and not.
+    """
+
+    function: str
+    client: str
+    device: int | None
+    outcome: str
+    stages: Mapping[str, float] = field(default_factory=dict)
+    hits: tuple[int, int] = (0, 0)
+    misses: tuple[int, int] = (0, 0)
+
+
 class Ledger:
-    """What the pool writes into while it runs. now_s: the pool's monotonic clock."""
+    """What the pool writes into while it runs. now_s: the pool's monotonic clock.
+
+    Entries are kept as they come and added up in batches: when one comes, somebody waits for an answer.
+    """
 
     def __init__(self, now_s: float) -> None:
         self.reset(now_s)
 
     def reset(self, now_s: float) -> None:
         self._since_s = now_s
+        self._entries: list[Entry] = []
         self._stages: dict[tuple[str, str], dict[str, Histogram]] = {}
         self._tiers: dict[tuple[str, str, int, str], list[int]] = {}
         self._outcomes: dict[tuple[str, str, int | None, str], int] = {}
 
-    def stages(self, function: str, client: str, seconds: Mapping[str, float]) -> None:
-        histograms = self._stages.setdefault((function, client), {})
-        for stage, value in seconds.items():
-            histogram = histograms.get(stage)
-            if histogram is None:
-                histogram = histograms[stage] = Histogram()
-            histogram.add(value)
+    def write(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        if len(self._entries) >= BATCH:
+            self._add_up()
 
-    def objects(self, function: str, client: str, device: int, tier: str, count: int, nbytes: int) -> None:
-        if count:
-            entry = self._tiers.setdefault((function, client, device, tier), [0, 0])
-            entry[0] += count
-            entry[1] += nbytes
-
-    def outcome(self, function: str, client: str, device: int | None, outcome: str) -> None:
-        key = (function, client, device, outcome)
-        self._outcomes[key] = self._outcomes.get(key, 0) + 1
+    def _add_up(self) -> None:
+        for entry in self._entries:
+            flow = (entry.function, entry.client)
+            outcome = (*flow, entry.device, entry.outcome)
+            self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
+            if entry.device is None:
+                continue
+            histograms = self._stages.setdefault(flow, {})
+            for stage, seconds in entry.stages.items():
+                histogram = histograms.get(stage)
+                if histogram is None:
+                    histogram = histograms[stage] = Histogram()
+                histogram.add(seconds)
+            for tier, (objects, nbytes) in (("device", entry.hits), ("store", entry.misses)):
+                if objects:
+                    total = self._tiers.setdefault((*flow, entry.device, tier), [0, 0])
+                    total[0] += objects
+                    total[1] += nbytes
+        self._entries.clear()
 
     def read(self, now_s: float) -> Stats:
+        self._add_up()
         stages = (
             _stage(function, client, stage, histogram)
             for (function, client), histograms in self._stages.items()

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 import kaas
-from kaas import errors
+from kaas import errors, softgpu
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,7 +39,7 @@ def run_program(program: str, **environment: str) -> str:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """A Ray that the user started, whose nodes declare no software GPUs; its address."""
-    ray.init(num_cpus=2, include_dashboard=False)
+    ray.init(num_cpus=2, num_gpus=1, include_dashboard=False)
     yield ray.get_runtime_context().gcs_address
     kaas.shutdown()
     ray.shutdown()
@@ -84,7 +84,7 @@ def test_init_is_idempotent_and_keeps_the_users_ray(attached: str) -> None:
 
 SECOND_DRIVER = """
 import ray, kaas
-from kaas import errors
+from kaas import errors, softgpu
 from tests.api.conftest import numbers, scale_task
 kaas.init(address={address!r})
 result = ray.get(kaas.invoke(scale_task(), {{"x": numbers()}}, scalars={{"factor": 2}}, client="second"))
@@ -143,8 +143,21 @@ def test_shutdown_answers_who_waits() -> None:
 def test_pool_that_died_is_started_again() -> None:
     np.testing.assert_allclose(scaled(), numbers() * 2)
     ray.kill(ray.get_actor("kaas", namespace=kaas.api.NAMESPACE))
+    with pytest.raises(errors.PoolStopped):
+        kaas.status()
     kaas.init(devices=DEVICES)
     np.testing.assert_allclose(scaled(), numbers() * 2)
+
+
+@pytest.mark.ray
+@pytest.mark.skipif(softgpu.real_driver_present(), reason="here the GPU that Ray is told of may be real")
+def test_gpus_without_a_driver(cluster: str) -> None:  # noqa: ARG001 - whose node claims one GPU
+    kaas.shutdown()
+    kaas.init()
+    with pytest.raises(errors.DeviceUnavailable, match="no CUDA driver"):
+        scaled()
+    assert [(device.kind, device.state) for device in kaas.status().devices] == [("gpu", "lost")]
+    kaas.shutdown()
 
 
 def clueless(devices: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.pool.stats import Histogram, Ledger
+from kaas.pool.stats import BATCH, Entry, Histogram, Ledger
 
 
 @given(st.lists(st.floats(1e-7, 1e4), min_size=1, max_size=200))
@@ -34,10 +34,8 @@ def test_nothing_yet_and_zero_seconds() -> None:
 def test_ledger() -> None:
     ledger = Ledger(10.0)
     for client, hits in (("a", 3), ("b", 1), ("a", 1)):
-        ledger.stages("f", client, {"kernels": 0.5})
-        ledger.objects("f", client, 0, "device", hits, hits * 10)
-        ledger.objects("f", client, 1, "store", 4 - hits, 0)
-        ledger.outcome("f", client, 0, "succeeded")
+        ledger.write(Entry("f", client, 0, "succeeded", {"kernels": 0.5}, (hits, hits * 10), (4 - hits, 0)))
+    ledger.write(Entry("f", "b", None, "cancelled"))
     stats = ledger.read(12.5)
     assert stats.since_s == 2.5
     assert {(entry.client, entry.stage, entry.count, entry.total_s) for entry in stats.stages} == {
@@ -46,11 +44,24 @@ def test_ledger() -> None:
     }
     assert {(tier.client, tier.device, tier.tier, tier.objects, tier.nbytes) for tier in stats.tiers} == {
         ("a", 0, "device", 4, 40),
-        ("a", 1, "store", 4, 0),
+        ("a", 0, "store", 4, 0),
         ("b", 0, "device", 1, 10),
-        ("b", 1, "store", 3, 0),
+        ("b", 0, "store", 3, 0),
+    }
+    assert {(entry.client, entry.device, entry.outcome, entry.count) for entry in stats.outcomes} == {
+        ("a", 0, "succeeded", 2),
+        ("b", 0, "succeeded", 1),
+        ("b", None, "cancelled", 1),
     }
     assert (stats.hit_rate(), stats.hit_rate(client="b")) == (5 / 12, 1 / 4)
     assert math.isnan(stats.hit_rate(client="nobody"))
     ledger.reset(13.0)
     assert ledger.read(13.0).outcomes == ()
+
+
+def test_nothing_is_lost_between_batches() -> None:
+    ledger = Ledger(0.0)
+    for _ in range(2 * BATCH + 3):
+        ledger.write(Entry("f", "a", 1, "succeeded", {"kernels": 1.0}))
+    (outcome,), (stage,) = ledger.read(1.0).outcomes, ledger.read(1.0).stages
+    assert outcome.count == stage.count == 2 * BATCH + 3

@@ -1,0 +1,61 @@
+"""What the pool's core remembers of a request and of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from kaas.errors import DeviceLost
+from kaas.pool.events import PhysicalDevice
+from kaas.pool.status import DeviceStatus, WorkerInfo
+from kaas.pool.transport import Call
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request on its way; worker is where it runs, None while it is queued."""
+
+    id: int
+    call: Call
+    arrived_s: float
+    answer: asyncio.Future[Any]
+    attempt: int = 1
+    worker: Worker | None = None
+    dispatched_s: float = 0.0
+    inputs: asyncio.Future[Any] | None = None
+    timer: asyncio.TimerHandle | None = None
+    fault: DeviceLost | None = None
+
+    def release(self) -> None:
+        """Stop what was set up to answer it or to wait for its inputs."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.inputs is not None:
+            self.inputs.cancel()
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker from the decision to start it to its end; info is there once it is ready."""
+
+    id: int
+    device: PhysicalDevice
+    info: WorkerInfo | None = None
+    stopping: bool = False
+    running: dict[int, Request] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        if self.stopping:
+            return "stopping"
+        if self.info is None:
+            return "starting"
+        return "busy" if self.running else "idle"
+
+
+def device_status(device: PhysicalDevice, worker: Worker | None) -> DeviceStatus:
+    """A device as `kaas.status()` shows it; worker: the one that it has."""
+    if worker is None:
+        return DeviceStatus(device.index, device.kind, "lost")
+    return DeviceStatus(device.index, device.kind, worker.state, worker.id, worker.info, tuple(worker.running))

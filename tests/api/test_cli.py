@@ -1,0 +1,129 @@
+"""The command line: what it prints, and that an error is one line and exit status 1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import kaas
+from kaas import errors
+from kaas.cli import app, main
+from tests.api.conftest import N, numbers, scale_task
+
+runner = CliRunner()
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def task_file(tmp_path: Path) -> Path:
+    path = tmp_path / "scale.json"
+    path.write_text(scale_task(name="scaling").to_json())
+    return path
+
+
+@pytest.fixture
+def x_file(tmp_path: Path) -> Path:
+    path = tmp_path / "x.npy"
+    np.save(path, numbers())
+    return path
+
+
+def test_inspect(task_file: Path) -> None:
+    result = runner.invoke(app, ["inspect", str(task_file)])
+    assert result.exit_code == 0
+    assert "kTask scaling" in result.stdout
+    assert "scale(x) → y" in result.stdout
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_check(task_file: Path, tmp_path: Path) -> None:
+    assert "ok scaling: 1 kernels" in runner.invoke(app, ["check", str(task_file)]).stdout
+    (tmp_path / "bad.json").write_text(scale_task(symbol="scales").to_json())
+    error = runner.invoke(app, ["check", str(tmp_path / "bad.json")]).exception
+    assert isinstance(error, errors.UnknownSymbol)
+
+
+@pytest.mark.usefixtures("softgpu")
+@pytest.mark.parametrize("raw", [False, True])
+def test_run_here(task_file: Path, x_file: Path, tmp_path: Path, raw: bool) -> None:
+    if raw:
+        x_file = tmp_path / "x.bin"
+        x_file.write_bytes(numbers().tobytes())
+    arguments = [
+        "run",
+        str(task_file),
+        "--input",
+        f"x={x_file}",
+        "--scalar",
+        "factor=3",
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert f"y: float32[{N}]" in result.stdout
+    assert "kernels" in result.stdout
+    np.testing.assert_allclose(np.load(tmp_path / "o" / "y.npy"), numbers() * np.float32(3))
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        (["--input", "x"], errors.InvalidRequest),
+        (["--input", "x=nowhere.npy"], errors.InvalidRequest),
+        (["--scalar", "factor=two"], errors.InvalidRequest),
+    ],
+)
+def test_run_refuses(task_file: Path, extra: list[str], expected: type[kaas.KaasError]) -> None:
+    assert isinstance(runner.invoke(app, ["run", str(task_file), *extra]).exception, expected)
+
+
+def test_error_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.json").write_text('{"kaas": 99, "libraries": {}}')
+    monkeypatch.setattr(sys, "argv", ["kaas", "inspect", str(tmp_path / "bad.json")])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1
+    assert capsys.readouterr().err == "InvalidGraph: this kTask is written in format 99; this version reads 1\n"
+
+
+def kaas_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kaas.cli", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.ray
+def test_demo() -> None:
+    ended = kaas_command("demo", "--requests", "3", "--vertices", "96")
+    assert ended.returncode == 0, ended.stderr
+    assert "12 results, all equal to NumPy's" in ended.stdout
+    assert "hits / lookups" in ended.stdout
+    for client in ("ann", "bob", "cy", "dee"):
+        assert client in ended.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("pool")
+def test_status_and_run_on_a_pool(task_file: Path, x_file: Path, tmp_path: Path) -> None:
+    status = runner.invoke(app, ["status"])
+    assert status.exit_code == 0, status.output
+    assert "software" in status.stdout
+    assert "policy fcfs" in status.stdout
+    arguments = ["--ray", "--input", f"x={x_file}", "--scalar", "factor=2", "--output", str(tmp_path)]
+    result = runner.invoke(app, ["run", str(task_file), *arguments])
+    assert result.exit_code == 0, result.output
+    assert "request" in result.stdout
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), numbers() * np.float32(2))
