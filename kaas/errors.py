@@ -275,12 +275,6 @@ class DeadlineExceeded(KaasError, TimeoutError):
     waited_s: float
 
 
-class RequestCancelled(KaasError):
-    """A request that its caller cancelled."""
-
-    request: int
-
-
 class PolicyError(KaasError):
     """A scheduling policy that raised or broke an invariant; `story` holds its last events."""
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kaas.softgpu.flow import Branch, Flow, Jump, Step, Switch, bits
+from kaas.softgpu.blocks import Jump, Step, bits
+from kaas.softgpu.flow import Flow
 from kaas.softgpu.inline import Kernel
 from kaas.softgpu.pending import Pending, pending
 from kaas.softgpu.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol, Vector
 from kaas.softgpu.ptx_types import SCALARS
-from kaas.softgpu.shapes import UNIFORM, VARYING, WARP, Affine, Shape, Varying, add, constant, is_uniform, join, thread_index
-
-_VARYING_SPECIALS = ("%laneid", "%lanemask_")
+from kaas.softgpu.shapes import (
+    UNIFORM,
+    VARYING,
+    WARP,
+    Affine,
+    Shape,
+    Varying,
+    add,
+    constant,
+    is_uniform,
+    join,
+    thread_index,
+)
 
 
 @dataclass(slots=True)
@@ -74,12 +85,7 @@ def plan(flow: Flow, kernel: Kernel, block: tuple[int, int, int]) -> Plan:
 
 def _parts(flow: Flow, index: int, shapes: dict[str, Shape]) -> bool:
     end = flow.blocks[index].end
-    match end:
-        case Jump():
-            return False
-        case Branch(register) | Switch(register):
-            return not is_uniform(shapes[register])
-    return False
+    return not isinstance(end, Jump) and not is_uniform(shapes[end.register])
 
 
 class _Inference:
@@ -92,8 +98,11 @@ class _Inference:
     def run(self) -> dict[str, Shape]:
         steps = [step for block in self.flow.blocks for step in block.steps if step.writes]
         while True:
-            while any([self.step(step) for step in steps]):
-                pass
+            changed = True
+            while changed:
+                changed = False
+                for step in steps:
+                    changed |= self.step(step)
             unknown = [name for name, shape in self.shapes.items() if shape is None]
             if not unknown:
                 break

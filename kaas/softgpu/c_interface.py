@@ -24,7 +24,7 @@ class CompileError(Exception):
         return self.message
 
 
-class _KernelInfo(ctypes.Structure):
+class KernelRecord(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char_p),
         ("param_count", ctypes.c_uint32),
@@ -38,7 +38,7 @@ class _KernelInfo(ctypes.Structure):
     ]
 
 
-class _GlobalInfo(ctypes.Structure):
+class GlobalRecord(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64)]
 
 
@@ -47,9 +47,9 @@ _LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.
 _DESCRIBE = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_uint64,
-    ctypes.POINTER(ctypes.POINTER(_KernelInfo)),
+    ctypes.POINTER(ctypes.POINTER(KernelRecord)),
     ctypes.POINTER(_U32),
-    ctypes.POINTER(ctypes.POINTER(_GlobalInfo)),
+    ctypes.POINTER(ctypes.POINTER(GlobalRecord)),
     ctypes.POINTER(_U32),
 )
 _COMPILE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, _U32, ctypes.POINTER(_U32), ctypes.POINTER(ctypes.c_void_p))
@@ -97,9 +97,9 @@ class CInterface:
                 info, base = self._compiler.describe(module)
                 self._described[module] = _arrays(info, base)
             kernel_array, variable_array, _ = self._described[module]
-            kernels[0] = ctypes.cast(kernel_array, ctypes.POINTER(_KernelInfo))
+            kernels[0] = ctypes.cast(kernel_array, ctypes.POINTER(KernelRecord))
             kernel_count[0] = len(kernel_array)
-            variables[0] = ctypes.cast(variable_array, ctypes.POINTER(_GlobalInfo))
+            variables[0] = ctypes.cast(variable_array, ctypes.POINTER(GlobalRecord))
             variable_count[0] = len(variable_array)
 
         return self._guarded(action)
@@ -121,8 +121,8 @@ class CInterface:
 def _arrays(info: ModuleInfo, base: int) -> tuple[Any, Any, list[Any]]:
     """The C view of a module, and the arrays it points into."""
     keep: list[Any] = []
-    kernels = (_KernelInfo * len(info.kernels))()
-    for place, kernel in zip(kernels, info.kernels):
+    kernels = (KernelRecord * len(info.kernels))()
+    for place, kernel in zip(kernels, info.kernels, strict=False):
         count = len(kernel.parameters)
         offsets = (_U32 * count)(*(offset for offset, _ in kernel.parameters))
         sizes = (_U32 * count)(*(size for _, size in kernel.parameters))
@@ -132,7 +132,7 @@ def _arrays(info: ModuleInfo, base: int) -> tuple[Any, Any, list[Any]]:
         place.param_bytes = max((offset + size for offset, size in kernel.parameters), default=0)
         place.shared_bytes, place.local_bytes = kernel.shared_bytes, kernel.local_bytes
         place.max_threads, place.registers = kernel.max_threads, kernel.registers
-    variables = (_GlobalInfo * len(info.globals))()
-    for slot, variable in zip(variables, info.globals):
+    variables = (GlobalRecord * len(info.globals))()
+    for slot, variable in zip(variables, info.globals, strict=False):
         slot.name, slot.address, slot.bytes = variable.name.encode(), base + variable.offset, variable.size
     return kernels, variables, keep

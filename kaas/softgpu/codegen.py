@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kaas.softgpu import analysis, flow
-from kaas.softgpu.emitter import VECTOR, Emitter
-from kaas.softgpu.flow import EXIT, Branch, Jump, Switch, bits
+from kaas.softgpu.blocks import EXIT, Branch, Jump, Switch, bits
+from kaas.softgpu.emitter import Emitter
 from kaas.softgpu.inline import Kernel
 from kaas.softgpu.instructions import operation
 from kaas.softgpu.shapes import WARP
 from kaas.softgpu.special import WARP_FIELDS, special, warp_field
 from kaas.softgpu.target import Target
+from kaas.softgpu.values import VECTOR
 
 ENTRY = "kaas_kernel"
 GLOBALS = "kaas_globals"
@@ -19,11 +20,11 @@ GLOBALS = "kaas_globals"
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """LLVM IR of a kernel; helpers: the functions of the runner that it calls; needs_globals: the address of the
+    """LLVM IR of a kernel; imports: the functions of the runner that it calls; needs_globals: the address of the
     module's variables has to be put into GLOBALS."""
 
     text: str
-    helpers: tuple[str, ...]
+    imports: tuple[str, ...]
     needs_globals: bool
 
 
@@ -54,10 +55,10 @@ class _Function:
         variable = f"@{GLOBALS} = global ptr null\n" if e.uses_globals else ""
         text = (
             f"{variable}define void @{ENTRY}(ptr noalias readonly %params, ptr noalias %w) {{\n"
-            f"{head}\n{body}\n}}\n{declares}\n!0 = !{{}}\n!1 = !{{!\"branch_weights\", i32 1, i32 4096}}\n"
+            f'{head}\n{body}\n}}\n{declares}\n!0 = !{{}}\n!1 = !{{!"branch_weights", i32 1, i32 4096}}\n'
         )
-        helpers = {line.split("@")[1].split("(")[0] for line in e.declared if "@kaas_rt_" in line}
-        return Code(text, tuple(sorted(helpers)), e.uses_globals)
+        imports = {line.split("@")[1].split("(")[0] for line in e.declared if "@kaas_rt_" in line}
+        return Code(text, tuple(sorted(imports)), e.uses_globals)
 
     def _places(self) -> list[int]:
         """Every set of blocks that lanes may be left waiting at."""

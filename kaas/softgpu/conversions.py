@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from kaas.softgpu import reals, shapes
-from kaas.softgpu.arithmetic import wide
-from kaas.softgpu.emitter import SIZES, Emitter, Value, Width
+from kaas.softgpu import reals
+from kaas.softgpu.blocks import Step
+from kaas.softgpu.elementwise import wide
+from kaas.softgpu.emitter import Emitter
 from kaas.softgpu.family import Operation
-from kaas.softgpu.flow import Step
 from kaas.softgpu.ptx import Register, Vector
 from kaas.softgpu.ptx_types import Scalar
 from kaas.softgpu.shapes import Affine, Shape, Wide, flat, truncate, widen
+from kaas.softgpu.values import SIZES, Value, Width
 
 _WHOLE = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil", "rna": "round"}
 
@@ -49,7 +50,7 @@ def _cut(e: Emitter, value: Value, form: Affine) -> Value:
     assert isinstance(value.shape, Wide)
     groups, scale = value.shape.groups, value.shape.scale
     parts = []
-    for base, offset in zip(value.parts[:groups], value.parts[groups:]):
+    for base, offset in zip(value.parts[:groups], value.parts[groups:], strict=False):
         low = e.new(f"trunc i64 {offset} to i32")
         scaled = e.new(f"mul i32 {base}, {scale & 0xFFFFFFFF}") if scale != 1 else base
         parts.append(e.new(f"add i32 {scaled}, {low}"))
@@ -227,10 +228,6 @@ def _unpack(e: Emitter, step: Step, value: Value, target: Vector) -> None:
         e.apply(form, f"i{bits}", lambda w, whole, index=index: piece(w, index, whole), [value])
         for index in range(len(target.items))
     ]
-    for item, part in zip(target.items, pieces):
+    for item, part in zip(target.items, pieces, strict=False):
         assert isinstance(item, Register)
         e.write(item.name, part, step)
-
-
-def predicate_shape(op: Operation, sources: list[Shape]) -> Shape:
-    return shapes.flat(sources)

@@ -7,56 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kaas.softgpu.analysis import Plan
-from kaas.softgpu.flow import Step
+from kaas.softgpu.blocks import Step
 from kaas.softgpu.inline import Kernel
 from kaas.softgpu.ptx import Immediate, Not, Operand, PtxError, Register, Special, Symbol
 from kaas.softgpu.ptx_types import SCALARS
 from kaas.softgpu.shapes import UNIFORM, VARYING, WARP, Affine, Shape, Varying, Wide, constant, is_uniform
 from kaas.softgpu.target import Target
+from kaas.softgpu.values import AS_INTEGER, SCALAR, SIZES, VECTOR, Value, Width, integer
 
-SIZES = {"i1": 1, "i8": 8, "i16": 16, "half": 16, "i32": 32, "float": 32, "i64": 64, "double": 64}
-_INTEGER = {"half": "i16", "float": "i32", "double": "i64"}
 LANES = "<" + ", ".join(f"i32 {i}" for i in range(WARP)) + ">"
-
-
-@dataclass(frozen=True, slots=True)
-class Width:
-    """Scalar or 32-wide: how an elementwise operation spells its types and constants."""
-
-    lanes: int
-
-    def of(self, element: str) -> str:
-        return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
-
-    def name(self, element: str) -> str:
-        short = {"float": "f32", "double": "f64", "half": "f16"}.get(element, element)
-        return short if self.lanes == 1 else f"v{self.lanes}{short}"
-
-    def const(self, element: str, value: int | str) -> str:
-        text = integer(element, value) if isinstance(value, int) else value
-        return text if self.lanes == 1 else f"splat ({element} {text})"
-
-
-SCALAR, VECTOR = Width(1), Width(WARP)
-
-
-def integer(element: str, value: int) -> str:
-    """The integer with these low bits as LLVM writes it, or the floating-point constant with these bits."""
-    bits = SIZES[element]
-    if element == "i1":
-        return "true" if value & 1 else "false"
-    value &= (1 << bits) - 1
-    return f"bitcast (i{bits} {value} to {element})" if element in _INTEGER else str(value)
-
-
-@dataclass(slots=True)
-class Value:
-    """parts: one scalar for each group of an Affine; bases then offsets of a Wide; the vector of a Varying."""
-
-    shape: Shape
-    type: str
-    parts: list[str]
-    vector: str = ""  # the 32-wide form, once it was made
 
 
 @dataclass(slots=True)
@@ -180,6 +139,8 @@ class Emitter:
                 offsets = value.parts[value.shape.groups :]
                 parts += [offsets[index * segment // have] for index in range(shape.groups)]
                 return Value(shape, value.type, parts, value.vector)
+        if not isinstance(shape, Varying):
+            raise PtxError(0, f"a value of {value.shape} does not fit a register of {shape}")
         return Value(VARYING, value.type, [self.vector(value)])
 
     def cast(self, value: Value, element: str, signed: bool = False) -> Value:
@@ -191,12 +152,17 @@ class Emitter:
             value = Value(VARYING, value.type, [self.vector(value)])
         shape, parts, kind = value.shape, value.parts, value.type
         width = VECTOR if isinstance(shape, Varying) else SCALAR
-        if isinstance(shape, Affine) and shape.value is not None and kind not in _INTEGER and element not in _INTEGER:
+        if (
+            isinstance(shape, Affine)
+            and shape.value is not None
+            and kind not in AS_INTEGER
+            and element not in AS_INTEGER
+        ):
             shape = Affine(shape.segment, 0)
-        if kind in _INTEGER and have != want:
-            parts = [self.new(f"bitcast {width.of(kind)} {p} to {width.of(_INTEGER[kind])}") for p in parts]
-            kind = _INTEGER[kind]
-        middle = _INTEGER.get(element, element)
+        if kind in AS_INTEGER and have != want:
+            parts = [self.new(f"bitcast {width.of(kind)} {p} to {width.of(AS_INTEGER[kind])}") for p in parts]
+            kind = AS_INTEGER[kind]
+        middle = AS_INTEGER.get(element, element)
         if have != want:
             how = "trunc" if have > want else "sext" if signed else "zext"
             parts = [self.new(f"{how} {width.of(kind)} {p} to {width.of(middle)}") for p in parts]
@@ -226,7 +192,7 @@ class Emitter:
     def _immediate(self, bits: int, float_bits: int, element: str) -> Value:
         if float_bits == 64 and element == "float":
             bits = int.from_bytes(struct.pack("<f", struct.unpack("<d", bits.to_bytes(8, "little"))[0]), "little")
-        shape = UNIFORM if element in _INTEGER else constant(bits)
+        shape = UNIFORM if element in AS_INTEGER else constant(bits)
         return Value(shape, element, [integer(element, bits)])
 
     def symbol(self, name: str, offset: int) -> Value:
@@ -256,12 +222,12 @@ class Emitter:
         kind, shape = self.storage(name), self.plan.shapes[name]
         match shape:
             case Varying():
-                return [(f"%\"{name}\"", "i32" if kind == "i1" else VECTOR.of(kind))]
+                return [(f'%"{name}"', "i32" if kind == "i1" else VECTOR.of(kind))]
             case Affine():
-                return [(f"%\"{name}.{i}\"", kind) for i in range(shape.groups)]
+                return [(f'%"{name}.{i}"', kind) for i in range(shape.groups)]
             case Wide():
                 kinds = ["i32"] * shape.groups + ["i64"] * shape.groups
-                return [(f"%\"{name}.{i}\"", part) for i, part in enumerate(kinds)]
+                return [(f'%"{name}.{i}"', part) for i, part in enumerate(kinds)]
 
     def register(self, name: str) -> Value:
         value = self.registers.get(name)
@@ -295,7 +261,7 @@ class Emitter:
                 kinds = [part for _, part in self.slots(name)]
                 new = [
                     self.new(f"select i1 {condition.parts[0]}, {part} {one}, {part} {old}")
-                    for part, one, old in zip(kinds, value.parts, old_parts)
+                    for part, one, old in zip(kinds, value.parts, old_parts, strict=False)
                 ]
                 value = Value(shape, kind, new)
         self.registers[name] = value
@@ -323,7 +289,7 @@ class Emitter:
             if not live & self.plan.flow.register_bit[name]:
                 continue
             value = self.registers[name]
-            for (slot, kind), part in zip(self.slots(name), value.parts):
+            for (slot, kind), part in zip(self.slots(name), value.parts, strict=False):
                 if isinstance(value.shape, Varying) and value.type == "i1":
                     part = self.new(f"bitcast <{WARP} x i1> {part} to i32")
                 self.put(f"store {kind} {part}, ptr {slot}")
@@ -368,7 +334,7 @@ class Emitter:
         return Value(VARYING, element, [function(VECTOR, *(self.vector(source) for source in sources))])
 
     def outline(self, name: str, result: str, arguments: list[tuple[str, str]], width: Width) -> str:
-        """An elementwise helper of the runner: name(const inputs..., output, lanes). arguments: (element, value)."""
+        """An elementwise function of the runner: name(const inputs..., output, lanes). arguments: (element, value)."""
         pointers = []
         for index, (element, value) in enumerate(arguments):
             slot = f"%in{index}"

@@ -10,8 +10,8 @@ from kaas.softgpu.ptx_types import Scalar
 from kaas.softgpu.shapes import Shape
 
 if TYPE_CHECKING:
+    from kaas.softgpu.blocks import Step
     from kaas.softgpu.emitter import Emitter
-    from kaas.softgpu.flow import Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,69 +1,27 @@
-"""Control flow of one kernel: basic blocks in an order that can run under masks, loops, liveness, pending lanes.
-
-When lanes of a warp part, the blocks they go to run one after the other in `Flow.blocks` order, each under the mask of
-the lanes that wait for it. The order is topological but for the branches back to the head of a loop, and the blocks of
-a loop are contiguous, so lanes that left a loop wait behind it and lanes that part meet again as early as they can.
-"""
+"""The control flow graph of a kernel, with the registers that live across its edges."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from kaas.softgpu.block_order import in_order
+from kaas.softgpu.blocks import EXIT, Block, Branch, Jump, Step, Switch, Terminator
 from kaas.softgpu.family import Operation
 from kaas.softgpu.inline import Kernel
-from kaas.softgpu.ptx import Address, Instruction, Label, Not, Operand, Pair, PtxError, Register, Symbol, Unsupported, Vector
-
-EXIT = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """An instruction with the registers it writes and reads (the guard included)."""
-
-    inst: Instruction
-    op: Operation
-    writes: tuple[str, ...]
-    reads: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Jump:
-    target: int
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    register: str
-    negated: bool
-    taken: int
-    otherwise: int
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    register: str
-    targets: tuple[int, ...]
-
-
-Terminator = Jump | Branch | Switch
-
-
-@dataclass(slots=True)
-class Block:
-    steps: list[Step] = field(default_factory=list)
-    end: Terminator = Jump(EXIT)
-    loops: tuple[tuple[int, int], ...] = ()  # (head, last block) of the loops around it, innermost first
-
-    @property
-    def successors(self) -> tuple[int, ...]:
-        match self.end:
-            case Jump(target):
-                return (target,)
-            case Branch(_, _, taken, otherwise):
-                return (taken, otherwise)
-            case Switch(_, targets):
-                return tuple(dict.fromkeys(targets))
+from kaas.softgpu.ptx import (
+    Address,
+    Instruction,
+    Label,
+    Not,
+    Operand,
+    Pair,
+    PtxError,
+    Register,
+    Symbol,
+    Unsupported,
+    Vector,
+)
 
 
 @dataclass(slots=True)
@@ -74,16 +32,9 @@ class Flow:
     live_out: list[int]
 
 
-def bits(value: int) -> Iterator[int]:
-    while value:
-        low = value & -value
-        yield low.bit_length() - 1
-        value ^= low
-
-
 def build(kernel: Kernel, operation: Callable[[Instruction], Operation]) -> Flow:
     """Raises PtxError for a branch to nowhere, Unsupported for an instruction without code."""
-    blocks = _order(_thread_exits(_split(kernel, operation)))
+    blocks = in_order(_thread_exits(_split(kernel, operation)))
     register_bit: dict[str, int] = {}
     for block in blocks:
         for step in block.steps:
@@ -168,7 +119,9 @@ def _split(kernel: Kernel, operation: Callable[[Instruction], Operation]) -> lis
     return blocks
 
 
-def _terminator(end: Instruction | None, follow: int, tables: dict[str, tuple[str, ...]], find: Callable[[str, int], int]) -> Terminator:
+def _terminator(
+    end: Instruction | None, follow: int, tables: dict[str, tuple[str, ...]], find: Callable[[str, int], int]
+) -> Terminator:
     if end is None:
         return Jump(follow)
     if end.opcode.startswith("brx"):
@@ -212,104 +165,6 @@ def _thread_exits(blocks: list[Block]) -> list[Block]:
             case Switch(register, targets):
                 block.end = Switch(register, tuple(final(target) for target in targets))
     return blocks
-
-
-def _order(blocks: list[Block]) -> list[Block]:
-    """Reachable blocks in reverse post-order with contiguous loops, renumbered."""
-    post: list[int] = []
-    seen = {0}
-    stack = [(0, iter(blocks[0].successors))]
-    while stack:
-        node, successors = stack[-1]
-        for target in successors:
-            if target != EXIT and target not in seen:
-                seen.add(target)
-                stack.append((target, iter(blocks[target].successors)))
-                break
-        else:
-            post.append(node)
-            stack.pop()
-    order = post[::-1]
-    loops = _loops(blocks, order)
-    order = _contiguous(order, loops)
-    place = {node: index for index, node in enumerate(order)}
-    place[EXIT] = EXIT
-    spans = [(place[head], max(place[node] for node in body), body) for head, body in loops.items()]
-    spans.sort(key=lambda span: span[1] - span[0])
-    out = []
-    for node in order:
-        block = blocks[node]
-        match block.end:
-            case Jump(target):
-                block.end = Jump(place[target])
-            case Branch(register, negated, taken, otherwise):
-                block.end = Branch(register, negated, place[taken], place[otherwise])
-            case Switch(register, targets):
-                block.end = Switch(register, tuple(place[target] for target in targets))
-        block.loops = tuple((head, last) for head, last, body in spans if node in body)
-        out.append(block)
-    return out
-
-
-def _loops(blocks: list[Block], order: list[int]) -> dict[int, set[int]]:
-    """Natural loops by head. A branch back that enters no natural loop (irreducible flow) makes none."""
-    place = {node: index for index, node in enumerate(order)}
-    before: dict[int, list[int]] = {node: [] for node in order}
-    for node in order:
-        for target in blocks[node].successors:
-            if target != EXIT:
-                before[target].append(node)
-    parent = {order[0]: order[0]}
-    changed = True
-    while changed:
-        changed = False
-        for node in order[1:]:
-            best: int | None = None
-            for one in before[node]:
-                if one not in parent:
-                    continue
-                if best is None:
-                    best = one
-                    continue
-                other = one
-                while best != other:
-                    while place[best] > place[other]:
-                        best = parent[best]
-                    while place[other] > place[best]:
-                        other = parent[other]
-            assert best is not None
-            if parent.get(node) != best:
-                parent[node] = best
-                changed = True
-    loops: dict[int, set[int]] = {}
-    for node in order:
-        for head in blocks[node].successors:
-            if head == EXIT or place[head] > place[node]:
-                continue
-            above = node
-            while place[above] > place[head]:
-                above = parent[above]
-            if above != head:
-                continue
-            body = loops.setdefault(head, {head})
-            work = [node]
-            while work:
-                one = work.pop()
-                if one not in body:
-                    body.add(one)
-                    work += before[one]
-    return loops
-
-
-def _contiguous(order: list[int], loops: dict[int, set[int]]) -> list[int]:
-    """Moves what lies between a loop's blocks behind the loop, outer loops first."""
-    for head in sorted(loops, key=lambda head: -len(loops[head])):
-        body = loops[head]
-        start = order.index(head)
-        inside = [node for node in order[start:] if node in body]
-        outside = [node for node in order[start:] if node not in body]
-        order = order[:start] + inside + outside
-    return order
 
 
 def _liveness(blocks: list[Block], register_bit: dict[str, int]) -> tuple[list[int], list[int]]:

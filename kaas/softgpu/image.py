@@ -44,7 +44,8 @@ def ptx_of(image: bytes) -> str:
 def _no_ptx_in_elf(image: bytes) -> ImageError:
     if len(image) >= 20 and struct.unpack_from("<H", image, 18)[0] == _ELF_MACHINE_CUDA:
         return ImageError(
-            NO_BINARY_FOR_GPU, "a cubin holds GPU machine code: the software GPU runs PTX (nvcc -ptx, or -fatbin with PTX)"
+            NO_BINARY_FOR_GPU,
+            "a cubin holds GPU machine code: the software GPU runs PTX (nvcc -ptx, or -fatbin with PTX)",
         )
     return ImageError(INVALID_IMAGE, "the image is an object file of another machine, not GPU code")
 

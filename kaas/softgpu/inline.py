@@ -77,7 +77,9 @@ class _Flattening:
         for variable in function.variables.values():
             self.place(variable, suffix)
         done = f"$done{suffix}"
-        names = formals | {v.name: v.name + suffix for v in function.variables.values() if v.space in ("param", "local")}
+        names = formals | {
+            v.name: v.name + suffix for v in function.variables.values() if v.space in ("param", "local")
+        }
         rename = _renamer(suffix, names)
         for item in function.body:
             if isinstance(item, Label):
@@ -88,7 +90,7 @@ class _Flattening:
             if suffix:
                 item = _renamed(item, rename, suffix)
             if base == "call":
-                self.call(item, stack, suffix, rename)
+                self.call(item, stack)
             elif base == "ret" and suffix:
                 self.kernel.body.append(replace(item, opcode="bra", operands=(Symbol(done),)))
             elif base in ("ld", "st") and ".param" in item.opcode and self.is_call_variable(item, function, names):
@@ -141,7 +143,7 @@ class _Flattening:
             return False
         return address.base.name in names or address.base.name in names.values()
 
-    def call(self, item: Instruction, stack: tuple[str, ...], suffix: str, rename: Callable[[Operand], Operand]) -> None:
+    def call(self, item: Instruction, stack: tuple[str, ...]) -> None:
         lists = [operand for operand in item.operands if isinstance(operand, Vector)]
         callees = [operand for operand in item.operands if not isinstance(operand, Vector)]
         if len(callees) != 1 or not isinstance(callees[0], Symbol):
@@ -157,7 +159,9 @@ class _Flattening:
         results = lists.pop(0).items if item.operands and isinstance(item.operands[0], Vector) else ()
         arguments = lists[0].items if lists else ()
         if len(results) != len(callee.results) or len(arguments) != len(callee.parameters):
-            raise PtxError(item.line, f"{callee.name} is called with {len(arguments)} arguments and {len(results)} results")
+            raise PtxError(
+                item.line, f"{callee.name} is called with {len(arguments)} arguments and {len(results)} results"
+            )
         self.copies += 1
         inner = f"~{self.copies}"
         self.enter(item, callee, arguments, results, inner, stack)
@@ -173,7 +177,10 @@ class _Flattening:
     ) -> None:
         formals: dict[str, str] = {}
         before, after = [], []
-        for formal, actual in (*zip(callee.parameters, arguments), *zip(callee.results, results)):
+        for formal, actual in (
+            *zip(callee.parameters, arguments, strict=False),
+            *zip(callee.results, results, strict=False),
+        ):
             if formal.in_register:
                 own = Register(formal.name + inner)
                 move = f"mov.{'pred' if formal.type == 'pred' else 'b' + str(SCALARS[formal.type].bits)}"
@@ -209,7 +216,9 @@ class _Flattening:
             slot = Register(f"{variable}+{offset}")
             known = self.slots.setdefault((variable, offset), scalar.bits)
             if known != scalar.bits:
-                self.refusals.append(Unsupported(item.line, f"parameter bytes accessed in two widths: {_one_line(item)}"))
+                self.refusals.append(
+                    Unsupported(item.line, f"parameter bytes accessed in two widths: {_one_line(item)}")
+                )
             self.kernel.registers[slot.name] = f"b{scalar.bits}"
             load = item.opcode.startswith("ld")
             opcode = f"mov.b{scalar.bits}"

@@ -14,7 +14,7 @@ from typing import TypeVar
 import llvmlite.binding as llvm
 import msgspec
 
-from kaas.softgpu import codegen, image, inline, instructions, machine_code, ptx, target
+from kaas.softgpu import checks, codegen, image, inline, machine_code, ptx, ptx_parser, target
 from kaas.softgpu.c_interface import (
     INVALID_HANDLE,
     INVALID_PTX,
@@ -63,7 +63,7 @@ class _Entry(msgspec.Struct, frozen=True):
     """Compiled code in the cache."""
 
     code: bytes
-    helpers: tuple[str, ...]
+    imports: tuple[str, ...]
     needs_globals: bool
 
 
@@ -113,7 +113,7 @@ class Compiler:
             cached = self._cache.get(f"{key}.module")
             kernels: dict[str, inline.Kernel] = {}
             if cached is None:
-                info, kernels = _translating(lambda: _examine(text))
+                info, kernels = _translating(lambda: examine(text))
                 self._cache.put(f"{key}.module", msgspec.msgpack.encode(info))
             else:
                 info = msgspec.msgpack.decode(cached, type=ModuleInfo)
@@ -139,7 +139,7 @@ class Compiler:
             loaded = module.code.get((kernel, block))
             if loaded is None:
                 entry = self._entry(module, module.info.kernels[kernel].name, block)
-                self._make_known(entry.helpers)
+                self._make_known(entry.imports)
                 loaded = machine_code.place(entry.code, self._target, module.base if entry.needs_globals else None)
                 module.code[kernel, block] = loaded
             return loaded.entry
@@ -164,14 +164,14 @@ class Compiler:
         if cached is not None:
             return msgspec.msgpack.decode(cached, type=_Entry)
         if not module.kernels:
-            _, module.kernels = _translating(lambda: _examine(module.text))
+            _, module.kernels = _translating(lambda: examine(module.text))
         code = _translating(lambda: codegen.generate(module.kernels[name], block, self._target))
-        entry = _Entry(machine_code.assemble(code.text, self._target), code.helpers, code.needs_globals)
+        entry = _Entry(machine_code.assemble(code.text, self._target), code.imports, code.needs_globals)
         self._cache.put(key, msgspec.msgpack.encode(entry))
         return entry
 
-    def _make_known(self, helpers: tuple[str, ...]) -> None:
-        for name in helpers:
+    def _make_known(self, imports: tuple[str, ...]) -> None:
+        for name in imports:
             if name not in self._known:
                 llvm.add_symbol(name, ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value)
                 self._known.add(name)
@@ -200,9 +200,9 @@ def _translating(action: Callable[[], T]) -> T:
         raise CompileError(INVALID_PTX, f"PTX {error}") from error
 
 
-def _examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
+def examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
     """Reads and checks a whole image. Raises PtxError; all that is unsupported in one."""
-    module = ptx.parse(text)
+    module = ptx_parser.parse(text)
     offsets, info_globals, data, pointers = _lay_out(module)
     refusals: list[Unsupported] = []
     kernels = {}
@@ -210,7 +210,7 @@ def _examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
         if not entry.has_body:
             continue
         kernel = inline.flatten(module, entry, offsets, refusals)
-        refusals += instructions.check(kernel)
+        refusals += checks.check(kernel)
         kernels[entry.name] = kernel
     if refusals:
         unique = sorted({(refusal.line, refusal.message) for refusal in refusals})

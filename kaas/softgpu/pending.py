@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kaas.softgpu.flow import EXIT, Block, bits
+from kaas.softgpu.blocks import EXIT, Block, bits
 
 
 @dataclass(slots=True)
@@ -19,9 +19,9 @@ class Pending:
         """Sort key: in which order blocks that have waiting lanes come to run once `here` is done."""
         if target > here:
             return target, 0
-        for head, last in self.blocks[here].loops:
+        for depth, (head, last) in enumerate(self.blocks[here].loops):
             if head == target:
-                return last, 1
+                return last, 1 + depth
         return len(self.blocks), target
 
     def is_direct(self, here: int, target: int) -> bool:

@@ -25,7 +25,9 @@ class Scalar:
 
 
 def _scalars() -> dict[str, Scalar]:
-    table = {f"{kind}{bits}": Scalar(f"{kind}{bits}", bits, kind, f"i{bits}") for kind in "bsu" for bits in (8, 16, 32, 64)}
+    table = {
+        f"{kind}{bits}": Scalar(f"{kind}{bits}", bits, kind, f"i{bits}") for kind in "bsu" for bits in (8, 16, 32, 64)
+    }
     for name, bits, llvm in (("f16", 16, "half"), ("f32", 32, "float"), ("f64", 64, "double")):
         table[name] = Scalar(name, bits, "f", llvm)
     for name, bits in (("bf16", 16), ("f16x2", 32), ("bf16x2", 32)):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kaas.softgpu.emitter import Emitter, Width
+from kaas.softgpu.emitter import Emitter
 from kaas.softgpu.family import Operation
 from kaas.softgpu.ptx_types import SCALARS, Scalar
+from kaas.softgpu.values import Width
 
 _SUFFIX = {"float": "f32", "double": "f64"}
 _OUTLINE = {"fadd": "add", "fsub": "sub", "fmul": "mul", "fdiv": "div"}
@@ -94,8 +95,8 @@ def arithmetic(e: Emitter, op: Operation, w: Width, name: str, a: str, b: str) -
 
     def body(element: str, x: str, y: str) -> str:
         if op.rounding:
-            helper = f"kaas_rt_{_OUTLINE[name]}_{op.rounding}_{_SUFFIX[element]}"
-            value = e.outline(helper, element, [(element, x), (element, y)], w)
+            routine = f"kaas_rt_{_OUTLINE[name]}_{op.rounding}_{_SUFFIX[element]}"
+            value = e.outline(routine, element, [(element, x), (element, y)], w)
         else:
             value = e.new(f"{name} {w.of(element)} {x}, {y}")
         return finish(e, op, w, element, value)
@@ -115,7 +116,9 @@ def fma(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
         value = value if op.llvm == "i16" else e.new(f"bitcast {w.of('i16')} {value} to {w.of(op.llvm)}")
         return _finish_small(e, op, w, value)
     if op.type.kind == "h":
-        return _finish_small(e, op, w, e.outline(f"kaas_rt_fma_{op.type.name}", "i32", [("i32", x) for x in (a, b, c)], w))
+        return _finish_small(
+            e, op, w, e.outline(f"kaas_rt_fma_{op.type.name}", "i32", [("i32", x) for x in (a, b, c)], w)
+        )
     element = op.llvm
     if op.rounding:
         args = [(element, x) for x in (a, b, c)]

@@ -1,10 +1,6 @@
-/* Runs the blocks of a launch: warps as fibers, barriers, shared and local memory, and all cores for large launches.
- *
- * Warp 0 of a block runs on the stack of its thread. Only when it meets a barrier does a second stack come into play,
- * on which the next warps run until they meet one too; a kernel without barriers never switches.
- */
+/* Runs launches: shared and local memory of their blocks, and all cores for large ones. */
 #define _GNU_SOURCE
-#include "abi.h"
+#include "block.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,251 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_WARPS = 32, BARRIERS = 16, STACK_BYTES = 512 << 10, GUARD_BYTES = 64 << 10 };
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, LAUNCH_FAILED = 719 };
 /* Blocks are handed to other threads once those run so far have taken this long. */
 static const int64_t SHARE_AFTER_NS = 30000;
-
-/* --- switching stacks: saves what a C call must keep, the rest is saved by the caller */
-
-#if defined(__x86_64__)
-__asm__(".text\n.p2align 4\n.globl kaas_switch\n.hidden kaas_switch\n.type kaas_switch,@function\nkaas_switch:\n"
-        "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
-        "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
-        "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n"
-        ".size kaas_switch,.-kaas_switch\n");
-enum { SAVED_WORDS = 7, RETURN_WORD = 6 };
-#elif defined(__aarch64__)
-__asm__(".text\n.p2align 4\n.globl kaas_switch\n.hidden kaas_switch\n.type kaas_switch,%function\nkaas_switch:\n"
-        "sub sp,sp,#160\n"
-        "stp x19,x20,[sp,#0]\nstp x21,x22,[sp,#16]\nstp x23,x24,[sp,#32]\nstp x25,x26,[sp,#48]\n"
-        "stp x27,x28,[sp,#64]\nstp x29,x30,[sp,#80]\nstp d8,d9,[sp,#96]\nstp d10,d11,[sp,#112]\n"
-        "stp d12,d13,[sp,#128]\nstp d14,d15,[sp,#144]\n"
-        "mov x9,sp\nstr x9,[x0]\nmov sp,x1\n"
-        "ldp x19,x20,[sp,#0]\nldp x21,x22,[sp,#16]\nldp x23,x24,[sp,#32]\nldp x25,x26,[sp,#48]\n"
-        "ldp x27,x28,[sp,#64]\nldp x29,x30,[sp,#80]\nldp d8,d9,[sp,#96]\nldp d10,d11,[sp,#112]\n"
-        "ldp d12,d13,[sp,#128]\nldp d14,d15,[sp,#144]\n"
-        "add sp,sp,#160\nret\n.size kaas_switch,.-kaas_switch\n");
-enum { SAVED_WORDS = 20, RETURN_WORD = 11 };
-#else
-#error "no stack switch for this processor"
-#endif
-void kaas_switch(void **save, void *next) __attribute__((visibility("hidden")));
-
-/* --- the state of one block; each thread has one and uses it for all its blocks */
-
-typedef enum { NOT_STARTED, READY, WAITING, DONE } warp_state;
-
-typedef struct barrier_state {
-  uint32_t arrived;  /* warps, those that only arrive included */
-  uint32_t expected; /* warps; 0: all that have not ended */
-  uint32_t popcount; /* of a bar.red in progress */
-  uint32_t refused, any;
-  uint32_t result_popcount, result_refused, result_any;
-} barrier_state;
-
-typedef struct kaas_block {
-  kaas_warp warps[MAX_WARPS];
-  warp_state state[MAX_WARPS];
-  uint8_t waits_for[MAX_WARPS];
-  void *stack_pointer[MAX_WARPS]; /* of a warp that has been switched away from */
-  uint32_t running, warp_count, ended, stacks_in_use;
-  void *outside_pointer; /* of the thread's own stack, once it has no warp left and waits in run_block */
-  int barriers_used;
-  barrier_state barriers[BARRIERS];
-  const kaas_launch *launch;
-  uint8_t *stacks[MAX_WARPS];
-  uint8_t *shared, *local;
-  size_t shared_capacity, local_capacity;
-  int result;
-  char *error;
-  size_t error_bytes;
-  void *escape[5];
-} kaas_block;
-
-static void fail(kaas_block *block, const char *message) {
-  block->result = LAUNCH_FAILED;
-  if (block->error && block->error_bytes) snprintf(block->error, block->error_bytes, "%s", message);
-}
-
-/* Leaves the block for good, from whichever stack. */
-static _Noreturn void abandon(kaas_block *block) { __builtin_longjmp(block->escape, 1); }
-
-static void fiber_main(void);
-
-static _Thread_local kaas_block *current;
-
-static int make_stack(kaas_block *block, uint32_t index) {
-  if (block->stacks[index]) return OK;
-  uint8_t *stack = mmap(NULL, STACK_BYTES + GUARD_BYTES, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (stack == MAP_FAILED) return OUT_OF_MEMORY;
-  mprotect(stack, GUARD_BYTES, PROT_NONE);
-  block->stacks[index] = stack;
-  return OK;
-}
-
-/* A fresh stack whose first switch goes to fiber_main. */
-static void *prepare_stack(kaas_block *block, uint32_t index) {
-  if (make_stack(block, index) != OK) {
-    fail(block, "out of memory for the stacks of a block");
-    abandon(block);
-  }
-  void **top = (void **)(block->stacks[index] + GUARD_BYTES + STACK_BYTES - 64);
-  void **frame = top - SAVED_WORDS - 1; /* after the return the stack is 8 below a multiple of 16, as after a call */
-  memset(frame, 0, SAVED_WORDS * sizeof *frame);
-  frame[RETURN_WORD] = (void *)fiber_main;
-#if defined(__aarch64__)
-  frame = top - SAVED_WORDS;
-  memset(frame, 0, SAVED_WORDS * sizeof *frame);
-  frame[RETURN_WORD] = (void *)fiber_main;
-#endif
-  return frame;
-}
-
-/* The warp to run next after `from`, in turn; MAX_WARPS if none can run. */
-static uint32_t next_warp(const kaas_block *block, uint32_t from) {
-  for (uint32_t i = 1; i <= block->warp_count; i++) {
-    uint32_t warp = from + i < block->warp_count ? from + i : from + i - block->warp_count;
-    if (block->state[warp] == READY || block->state[warp] == NOT_STARTED) return warp;
-  }
-  return MAX_WARPS;
-}
-
-static void report_deadlock(kaas_block *block) {
-  char text[160];
-  uint32_t first = 0;
-  while (first < block->warp_count && block->state[first] != WAITING) first++;
-  snprintf(text, sizeof text, "barrier deadlock: warp %u waits at barrier %u, which %u of its warps never reach", first,
-           first < block->warp_count ? block->waits_for[first] : 0, block->warp_count - block->ended);
-  fail(block, text);
-  abandon(block);
-}
-
-/* Saves the running warp (or, if `save` says so, the end of the thread's own stack) and goes to the next that can run. */
-static void switch_away(kaas_block *block, void **save) {
-  uint32_t next = next_warp(block, block->running);
-  if (next == MAX_WARPS) {
-    if (block->ended != block->warp_count) report_deadlock(block);
-    kaas_switch(save, block->outside_pointer);
-    return;
-  }
-  if (block->state[next] == READY) {
-    if (next == block->running && save == &block->stack_pointer[next]) return;
-    block->running = next;
-    kaas_switch(save, block->stack_pointer[next]);
-    return;
-  }
-  block->running = next;
-  kaas_switch(save, prepare_stack(block, ++block->stacks_in_use));
-}
-
-static void release(kaas_block *block, uint32_t id) {
-  barrier_state *barrier = &block->barriers[id];
-  barrier->result_popcount = barrier->popcount;
-  barrier->result_refused = barrier->refused;
-  barrier->result_any = barrier->any;
-  barrier->arrived = barrier->expected = barrier->popcount = barrier->refused = barrier->any = 0;
-  for (uint32_t warp = 0; warp < block->warp_count; warp++)
-    if (block->state[warp] == WAITING && block->waits_for[warp] == id) block->state[warp] = READY;
-}
-
-static int is_complete(const kaas_block *block, const barrier_state *barrier) {
-  uint32_t living = block->warp_count - block->ended;
-  uint32_t expected = barrier->expected ? barrier->expected : living;
-  return barrier->arrived && barrier->arrived >= expected;
-}
-
-static void end_warp(kaas_block *block, uint32_t warp) {
-  block->state[warp] = DONE;
-  block->ended++;
-  for (uint32_t id = 0; id < BARRIERS; id++)
-    if (is_complete(block, &block->barriers[id])) release(block, id);
-}
-
-/* Runs warps that have not started, from the one the scheduler chose. */
-static void run_fresh_warps(kaas_block *block) {
-  for (;;) {
-    uint32_t warp = block->running;
-    block->state[warp] = READY;
-    block->launch->fn(block->launch->params, &block->warps[warp]);
-    end_warp(block, warp);
-    uint32_t next = next_warp(block, warp);
-    if (next == MAX_WARPS || block->state[next] != NOT_STARTED) return;
-    block->running = next;
-  }
-}
-
-static void fiber_main(void) {
-  kaas_block *block = current;
-  run_fresh_warps(block);
-  void *unused;
-  switch_away(block, &unused);
-  abandon(block); /* not reached: nothing switches back to a stack whose warps have ended */
-}
-
-static void run_block(kaas_block *block) {
-  uint32_t count = block->warp_count;
-  memset(block->state, 0, sizeof block->state);
-  block->running = block->ended = block->stacks_in_use = 0;
-  if (block->barriers_used) memset(block->barriers, 0, sizeof block->barriers);
-  block->barriers_used = 0;
-  run_fresh_warps(block);
-  if (block->ended != count) switch_away(block, &block->outside_pointer);
-}
-
-/* --- called by compiled code */
-
-static void arrive(kaas_warp *warp, uint32_t id, uint32_t threads, int waits) {
-  kaas_block *block = warp->block;
-  if (id >= BARRIERS || threads % KAAS_WARP) {
-    fail(block, "bar: no such barrier, or a number of threads that is no multiple of 32");
-    abandon(block);
-  }
-  barrier_state *barrier = &block->barriers[id];
-  block->barriers_used = 1;
-  barrier->arrived++;
-  barrier->expected = threads / KAAS_WARP;
-  if (is_complete(block, barrier)) {
-    release(block, id);
-    return;
-  }
-  if (!waits) return;
-  block->state[warp->warp] = WAITING;
-  block->waits_for[warp->warp] = (uint8_t)id;
-  switch_away(block, &block->stack_pointer[warp->warp]);
-}
-
-void kaas_rt_barrier(kaas_warp *warp, uint32_t id, uint32_t threads) { arrive(warp, id, threads, 1); }
-
-void kaas_rt_arrive(kaas_warp *warp, uint32_t id, uint32_t threads) { arrive(warp, id, threads, 0); }
-
-static barrier_state *arrive_with(kaas_warp *warp, uint32_t id, uint32_t threads, uint32_t bits, uint32_t lanes) {
-  barrier_state *barrier = &warp->block->barriers[id < BARRIERS ? id : 0];
-  barrier->popcount += (uint32_t)__builtin_popcount(bits & lanes);
-  barrier->refused |= (bits & lanes) != lanes;
-  barrier->any |= (bits & lanes) != 0;
-  arrive(warp, id, threads, 1);
-  return barrier;
-}
-
-uint32_t kaas_rt_barrier_popc(kaas_warp *warp, uint32_t id, uint32_t threads, uint32_t bits, uint32_t lanes) {
-  return arrive_with(warp, id, threads, bits, lanes)->result_popcount;
-}
-uint32_t kaas_rt_barrier_and(kaas_warp *warp, uint32_t id, uint32_t threads, uint32_t bits, uint32_t lanes) {
-  return !arrive_with(warp, id, threads, bits, lanes)->result_refused;
-}
-uint32_t kaas_rt_barrier_or(kaas_warp *warp, uint32_t id, uint32_t threads, uint32_t bits, uint32_t lanes) {
-  return arrive_with(warp, id, threads, bits, lanes)->result_any;
-}
-
-void kaas_rt_trap(kaas_warp *warp, uint32_t line) {
-  char text[160];
-  snprintf(text, sizeof text, "trap at PTX line %u, block (%u, %u, %u), warp %u", line, warp->ctaid[0], warp->ctaid[1],
-           warp->ctaid[2], warp->warp);
-  fail(warp->block, text);
-  abandon(warp->block);
-}
 
 /* --- memory of a block */
 
@@ -297,11 +50,21 @@ static int prepare_block(kaas_block *block, const kaas_launch *launch) {
   return OK;
 }
 
-static void place_block(kaas_block *block, uint64_t index) {
-  const uint32_t *grid = block->launch->grid;
-  uint32_t at[3] = {(uint32_t)(index % grid[0]), (uint32_t)(index / grid[0] % grid[1]),
-                    (uint32_t)(index / grid[0] / grid[1])};
-  for (uint32_t i = 0; i < block->warp_count; i++) memcpy(block->warps[i].ctaid, at, sizeof at);
+/* Where block number `index` of the grid is. */
+static void find_place(const uint32_t grid[3], uint64_t index, uint32_t at[3]) {
+  at[0] = (uint32_t)(index % grid[0]);
+  at[1] = (uint32_t)(index / grid[0] % grid[1]);
+  at[2] = (uint32_t)(index / grid[0] / grid[1]);
+}
+
+static void place_block(kaas_block *block, uint32_t at[3]) {
+  for (uint32_t i = 0; i < block->warp_count; i++) memcpy(block->warps[i].ctaid, at, sizeof block->warps[i].ctaid);
+  const uint32_t *grid = block->launch->grid; /* on to the next */
+  if (++at[0] < grid[0]) return;
+  at[0] = 0;
+  if (++at[1] < grid[1]) return;
+  at[1] = 0;
+  at[2]++;
 }
 
 /* --- threads */
@@ -339,21 +102,22 @@ static void free_block(void *memory) {
 }
 
 static kaas_block *block_of_thread(void) {
-  if (!current) {
-    current = calloc(1, sizeof *current);
-    if (current) pthread_setspecific(block_key, current);
+  if (!kaas_current_block) {
+    kaas_current_block = calloc(1, sizeof *kaas_current_block);
+    if (kaas_current_block) pthread_setspecific(block_key, kaas_current_block);
   }
-  return current;
+  return kaas_current_block;
 }
 
 /* Runs blocks [from, to); stops at the first that fails. */
 static __attribute__((noinline)) int run_range(kaas_block *block, uint64_t from, uint64_t to) {
-  volatile uint64_t index = from;
+  uint32_t at[3];
+  find_place(block->launch->grid, from, at);
   block->result = OK;
-  if (__builtin_setjmp(block->escape)) return current->result;
-  for (; index < to; index++) {
-    place_block(block, index);
-    run_block(block);
+  if (__builtin_setjmp(block->escape)) return kaas_current_block->result;
+  for (uint64_t index = from; index < to; index++) {
+    place_block(block, at);
+    kaas_run_block(block);
   }
   return OK;
 }

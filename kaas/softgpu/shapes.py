@@ -129,7 +129,7 @@ def multiply(a: Shape, b: Shape) -> Shape:
     if isinstance(b, Affine) and b.value is not None:
         factor = b.value
         if isinstance(a, Wide):
-            return replace(a, scale=a.scale * factor) if abs(a.scale * factor) < _SMALL else VARYING
+            return replace(a, scale=a.scale * factor) if 0 < abs(a.scale * factor) < _SMALL else VARYING
         if isinstance(a, Affine):
             if a.value is not None:
                 return constant(a.value * factor)
@@ -175,7 +175,7 @@ def bit_and(a: Shape, b: Shape) -> Shape:
     mask = b.value
     low = mask > 0 and mask & (mask + 1) == 0
     size = mask + 1 if low else _power(mask)
-    high = not low and (mask < 0 and -mask == size or (mask + size) in (1 << 32, 1 << 64))
+    high = not low and ((mask < 0 and -mask == size) or (mask + size) in (1 << 32, 1 << 64))
     segment = min(a.segment, size)
     if a.step != 1 or segment < 8 or a.align < segment or not (low or high):
         return VARYING
@@ -187,8 +187,8 @@ def bit_and(a: Shape, b: Shape) -> Shape:
 def bit_or(a: Shape, b: Shape) -> Shape:
     """An addition where no bit is set on both sides."""
     if isinstance(a, Affine) and isinstance(b, Affine):
-        if (a.limit and a.limit <= b.align and not b.step) or (b.limit and b.limit <= a.align and not a.step):
-            return add(a, b)
+        apart = (a.limit and a.limit <= b.align and not b.step) or (b.limit and b.limit <= a.align and not a.step)
+        return add(a, b) if apart else flat([a, b])
     return flat([a, b])
 
 

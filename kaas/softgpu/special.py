@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kaas.softgpu.analysis import special_shape
-from kaas.softgpu.emitter import SCALAR, VECTOR, Emitter, Value, Width, integer
+from kaas.softgpu.emitter import Emitter
 from kaas.softgpu.shapes import UNIFORM, VARYING, WARP, Affine, Varying
+from kaas.softgpu.values import SCALAR, VECTOR, Value, Width, integer
 
 # Byte offsets of the fields of kaas_warp (abi.h).
 WARP_FIELDS = {"ctaid": 0, "nctaid": 12, "warp": 24, "live": 28, "shared": 32, "local": 40, "dynamic": 48, "total": 52}
@@ -12,7 +13,13 @@ WARP_FIELDS = {"ctaid": 0, "nctaid": 12, "warp": 24, "live": 28, "shared": 32, "
 _FIELDS = {f"%{name}.{axis}": (name, index) for name in ("ctaid", "nctaid") for index, axis in enumerate("xyz")}
 _CONSTANTS = {"%warp_size": 32, "WARP_SZ": 32, "%gridid": 0, "%smid": 0, "%nsmid": 1, "%warpsize": 32}
 _CLOCKS = {"%clock": "i32", "%clock_hi": "i32", "%clock64": "i64", "%globaltimer": "i64", "%globaltimer_lo": "i32"}
-_LANE_MASKS = {"%lanemask_eq": "eq", "%lanemask_lt": "lt", "%lanemask_le": "le", "%lanemask_gt": "gt", "%lanemask_ge": "ge"}
+_LANE_MASKS = {
+    "%lanemask_eq": "eq",
+    "%lanemask_lt": "lt",
+    "%lanemask_le": "le",
+    "%lanemask_gt": "gt",
+    "%lanemask_ge": "ge",
+}
 _OTHERS = {"%laneid", "%warpid", "%nwarpid", "%dynamic_smem_size", "%total_smem_size"}
 _INDICES = {f"%{name}.{axis}" for name in ("tid", "ntid") for axis in "xyz"}
 
@@ -65,9 +72,9 @@ def _lane_mask(which: str) -> str:
     table = {
         "eq": one,
         "lt": below,
-        "le": [a | b for a, b in zip(below, one)],
+        "le": [a | b for a, b in zip(below, one, strict=False)],
         "ge": [full & ~a for a in below],
-        "gt": [full & ~(a | b) for a, b in zip(below, one)],
+        "gt": [full & ~(a | b) for a, b in zip(below, one, strict=False)],
     }
     return "<" + ", ".join(f"i32 {value}" for value in table[which]) + ">"
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from kaas.softgpu.emitter import VECTOR, Emitter, Value
+from kaas.softgpu.blocks import Step
+from kaas.softgpu.emitter import Emitter
 from kaas.softgpu.family import Operation
-from kaas.softgpu.flow import Step
 from kaas.softgpu.ptx import Immediate, Operand, Pair, Register
 from kaas.softgpu.shapes import UNIFORM, VARYING, WARP, Shape, is_uniform
+from kaas.softgpu.values import VECTOR, Value
 
 _ALL = (1 << WARP) - 1
 
 
-def uniform_shape(op: Operation, sources: list[Shape]) -> Shape:
+def uniform_shape(_op: Operation, _sources: list[Shape]) -> Shape:
     return UNIFORM
 
 
-def shuffle_shape(op: Operation, sources: list[Shape]) -> Shape:
+def shuffle_shape(_op: Operation, _sources: list[Shape]) -> Shape:
     return VARYING
 
 
@@ -60,7 +61,11 @@ def shuffle(e: Emitter, step: Step) -> None:
         value = e.new(f"shufflevector <32 x i32> {source}, <32 x i32> poison, <32 x i32> <{order}>")
         fits = "<" + ", ".join(f"i1 {'true' if ok else 'false'}" for _, ok in lanes) + ">"
     else:
-        for slot, operand in (("%in0", source), ("%in1", e.vector(e.read(b, "i32"))), ("%in2", e.vector(e.read(c, "i32")))):
+        for slot, operand in (
+            ("%in0", source),
+            ("%in1", e.vector(e.read(b, "i32"))),
+            ("%in2", e.vector(e.read(c, "i32"))),
+        ):
             e.put(f"store <32 x i32> {operand}, ptr {slot}")
         bits = e.intrinsic(f"kaas_rt_shfl_{mode}", "i32", [(("ptr"), p) for p in ("%in0", "%in1", "%in2", "%out")])
         value = e.new("load <32 x i32>, ptr %out")
@@ -72,7 +77,7 @@ def shuffle(e: Emitter, step: Step) -> None:
         e.write(target.second.name, Value(VARYING, "i1", [fits]), step)
 
 
-def _members(e: Emitter, step: Step, operand: Operand | None) -> str:
+def _members(e: Emitter, _step: Step, operand: Operand | None) -> str:
     """The running lanes among those that the instruction names."""
     mask = e.mask()
     if operand is None or _constant(e, operand) in (-1, _ALL):
@@ -152,7 +157,7 @@ def barrier(e: Emitter, step: Step) -> None:
     """bar.sync a[, threads], bar.arrive a, threads and bar.warp.sync. Other warps run at this point."""
     op = step.op
     if "warp" in op.modifiers:
-        e.put("fence syncscope(\"singlethread\") seq_cst")
+        e.put('fence syncscope("singlethread") seq_cst')
     elif "arrive" in op.modifiers:
         e.call("kaas_rt_arrive", _barrier_arguments(e, step.inst.operands))
     else:
@@ -165,7 +170,9 @@ def barrier_reduce(e: Emitter, step: Step) -> None:
     target, *numbers, predicate = step.inst.operands
     bits = e.new(f"bitcast <32 x i1> {e.vector(e.read(predicate, 'i1'))} to i32")
     arguments = [*_barrier_arguments(e, tuple(numbers)), ("i32", bits), ("i32", e.mask())]
-    value = e.intrinsic(f"kaas_rt_barrier_{next(m for m in op.modifiers if m in ('popc', 'and', 'or'))}", "i32", arguments)
+    value = e.intrinsic(
+        f"kaas_rt_barrier_{next(m for m in op.modifiers if m in ('popc', 'and', 'or'))}", "i32", arguments
+    )
     assert isinstance(target, Register)
     if "popc" in op.modifiers:
         e.write(target.name, Value(UNIFORM, "i32", [value]), step)
@@ -173,7 +180,7 @@ def barrier_reduce(e: Emitter, step: Step) -> None:
         e.write(target.name, Value(UNIFORM, "i1", [e.new(f"icmp ne i32 {value}, 0")]), step)
 
 
-def fence(e: Emitter, step: Step) -> None:
+def fence(e: Emitter, _step: Step) -> None:
     e.put("fence seq_cst")
 
 

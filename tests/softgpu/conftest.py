@@ -13,8 +13,8 @@ import pytest
 from kaas.softgpu.jit import Compiler
 
 SOURCES = Path(__file__).parents[2] / "kaas" / "softgpu"
-RUNNER = ("runner.c", "rt_memory.c", "rt_math.c")
-STUB = "#include <stdio.h>\nvoid kaas_softgpu_set_last_error(const char *m) { fprintf(stderr, \"%s\\n\", m); }\n"
+RUNNER = ("runner.c", "block.c", "rt_memory.c", "rt_math.c")
+STUB = '#include <stdio.h>\nvoid kaas_softgpu_set_last_error(const char *m) { fprintf(stderr, "%s\\n", m); }\n'
 
 
 class Launch(ctypes.Structure):
@@ -68,7 +68,7 @@ class Gpu:
         assert len(arguments) == len(kernel.parameters)
         end = max((offset + size for offset, size in kernel.parameters), default=0)
         buffer = ctypes.create_string_buffer(end + 16)
-        for argument, (offset, size) in zip(arguments, kernel.parameters):
+        for argument, (offset, size) in zip(arguments, kernel.parameters, strict=False):
             content = _bytes_of(argument)
             assert len(content) == size, (len(content), size)
             ctypes.memmove(ctypes.addressof(buffer) + offset, content, size)
@@ -107,7 +107,20 @@ def build_runner(directory: Path) -> ctypes.CDLL:
     stub.write_text(STUB)
     output = directory / "runner.so"
     files = [str(SOURCES / name) for name in RUNNER]
-    command = ["cc", "-O2", "-fPIC", "-shared", "-pthread", "-I", str(SOURCES), "-o", str(output), *files, str(stub), "-lm"]
+    command = [
+        "cc",
+        "-O2",
+        "-fPIC",
+        "-shared",
+        "-pthread",
+        "-I",
+        str(SOURCES),
+        "-o",
+        str(output),
+        *files,
+        str(stub),
+        "-lm",
+    ]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(output))
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n"
 WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8}
-DTYPES = {
+DTYPES: dict[str, Any] = {
     "u8": np.uint8, "s8": np.int8, "u16": np.uint16, "s16": np.int16, "b16": np.uint16, "f16": np.float16,
     "u32": np.uint32, "s32": np.int32, "b32": np.uint32, "f32": np.float32,
     "u64": np.uint64, "s64": np.int64, "b64": np.uint64, "f64": np.float64, "bf16": np.uint16,
@@ -45,9 +45,9 @@ def kernel(case: Case, uniform: bool) -> str:
     index += "" if uniform else "mad.lo.u32 %i, %i, %n, %t;"
     lines = [f".visible .entry k({parameters})", "{", ".reg .b32 %i, %t, %n;", ".reg .b64 %p, %w;", ".reg .pred %q;"]
     lines += [".reg .b32 %x;", f".reg .{storage(case.result)} %d;"]
-    lines += [f".reg .{storage(name)} %{letter};" for letter, name in zip("abcef", case.operands)]
+    lines += [f".reg .{storage(name)} %{letter};" for letter, name in zip("abcef", case.operands, strict=False)]
     lines += [index, "cvt.u64.u32 %w, %i;"]
-    for number, (letter, name) in enumerate(zip("abcef", case.operands), 1):
+    for number, (letter, name) in enumerate(zip("abcef", case.operands, strict=False), 1):
         size = np.dtype(DTYPES[name]).itemsize
         lines += [f"ld.param.u64 %p, [p{number}];", f"mad.lo.u64 %p, %w, {size}, %p;"]
         if name == "pred":
@@ -74,7 +74,7 @@ def _memory(name: str) -> str:
 def run(gpu: Any, case: Case, operands: list[Array], uniform: bool) -> Array:
     count = len(operands[0])
     out = np.zeros(count, DTYPES[case.result])
-    given = [np.ascontiguousarray(array, DTYPES[name]) for array, name in zip(operands, case.operands)]
+    given = [np.ascontiguousarray(array, DTYPES[name]) for array, name in zip(operands, case.operands, strict=False)]
     text = kernel(case, uniform)
     if uniform:
         gpu.run(text, "k", count, 32, out, *given)
@@ -88,16 +88,19 @@ def edges(name: str) -> Array:
     """Values at which arithmetic of this type goes wrong."""
     if name == "pred":
         return np.array([0, 1], np.uint32)
-    dtype = np.dtype(DTYPES[name])
+    dtype: Any = np.dtype(DTYPES[name])
     if dtype.kind == "f":
-        info = np.finfo(dtype)
+        info: Any = np.finfo(dtype)
         tiny = info.smallest_subnormal
+        ends = [info.max, info.min, info.tiny, tiny, -tiny]
         return np.array(
-            [0.0, -0.0, 1, -1, 0.5, 1.5, 2.5, -2.5, 3, info.max, info.min, info.tiny, tiny, -tiny, np.inf, -np.inf, np.nan, 127.5, -128.5, 65504, 1e-3],
+            [*ends, 0.0, -0.0, 1, -1, 0.5, 1.5, 2.5, -2.5, 3, 127.5, -128.5, 65504, 1e-3, np.inf, -np.inf, np.nan],
             dtype,
         )  # fmt: skip
     limits = np.iinfo(dtype)
-    return np.array([0, 1, 2, 3, 7, 31, 32, 33, 63, 64, limits.max, limits.max - 1, limits.min, limits.max // 2 + 1], dtype)
+    return np.array(
+        [0, 1, 2, 3, 7, 31, 32, 33, 63, 64, limits.max, limits.max - 1, limits.min, limits.max // 2 + 1], dtype
+    )
 
 
 def values(names: tuple[str, ...], count: int = 512, seed: int = 1) -> list[Array]:

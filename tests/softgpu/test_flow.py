@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kaas.softgpu.flow import bits
+from kaas.softgpu.blocks import bits
 from tests.softgpu.harness import HEADER
 
 REGISTERS = 5
@@ -26,7 +26,7 @@ OPERATIONS = {
 
 @dataclass(frozen=True)
 class Op:
-    """registers[target] = registers[a] <name> (registers[b], or the number b), where (registers[guard] & 1), if given."""
+    """registers[target] = registers[a] <name> registers[b] (or the number b), where registers[guard] is odd."""
 
     name: str
     target: int
@@ -147,7 +147,9 @@ def check(gpu: Any, program: tuple[Node, ...], block: int) -> None:
         assert out[thread].tolist() == expected, thread
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+)
 @given(program=programs(), block=st.sampled_from([32, 20, 48]))
 def test_random_programs(gpu: Any, program: tuple[Node, ...], block: int) -> None:
     check(gpu, program, block)
@@ -177,7 +179,10 @@ LOOP_LEFT_AT_DIFFERENT_TIMES = (
 @pytest.mark.parametrize("program", [IRREDUCIBLE, LOOP_LEFT_AT_DIFFERENT_TIMES], ids=["irreducible", "loop"])
 def test_chosen_programs(gpu: Any, program: tuple[Node, ...]) -> None:
     fitted = tuple(
-        Node(n.ops, End(n.end.test, n.end.a, n.end.b, True, min(n.end.taken, len(program)), min(n.end.otherwise, len(program))))
+        Node(
+            n.ops,
+            End(n.end.test, n.end.a, n.end.b, True, min(n.end.taken, len(program)), min(n.end.otherwise, len(program))),
+        )
         for n in program
     )
     check(gpu, fitted, 32)

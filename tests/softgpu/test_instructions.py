@@ -18,7 +18,7 @@ REALS = ("f32", "f64")
 
 
 def bits_of(name: str) -> int:
-    return np.dtype(DTYPES[name]).itemsize * 8
+    return int(np.dtype(DTYPES[name]).itemsize) * 8
 
 
 def wrap(value: int, name: str) -> int:
@@ -31,7 +31,7 @@ def wrap(value: int, name: str) -> int:
 def exactly(function: Callable[..., int], result: str) -> Reference:
     """A reference in Python integers."""
     return lambda *columns: np.array(
-        [wrap(function(*(int(x) for x in row)), result) for row in zip(*columns)], DTYPES[result]
+        [wrap(function(*(int(x) for x in row)), result) for row in zip(*columns, strict=False)], DTYPES[result]
     )
 
 
@@ -104,7 +104,7 @@ def quotient(a: int, b: int) -> int:
 
 
 def clamp(name: str) -> Callable[[int], int]:
-    limits = np.iinfo(DTYPES[name])
+    limits: Any = np.iinfo(DTYPES[name])
     return lambda a: max(int(limits.min), min(int(limits.max), a))
 
 
@@ -142,7 +142,7 @@ def permute(a: int, b: int, c: int) -> int:
 def dot4(a: int, b: int, c: int) -> int:
     a, b = a & 0xFFFFFFFF, b & 0xFFFFFFFF
     signed = [(a >> s & 255) - (256 if a >> s & 128 else 0) for s in (0, 8, 16, 24)]
-    return c + sum(x * (b >> s & 255) for x, s in zip(signed, (0, 8, 16, 24)))
+    return c + sum(x * (b >> s & 255) for x, s in zip(signed, (0, 8, 16, 24), strict=False))
 
 
 INT_CASES = int_cases()
@@ -209,7 +209,12 @@ def real_cases() -> list[tuple[Case, Reference, int]]:
     add("cvt.rpi.u16.f32 {d}, {a};", "u16", ("f32",), to_integer("u16", np.ceil))
     for mode, toward in (("rm", -np.inf), ("rp", np.inf), ("rz", 0.0)):
         reference = directed(toward)
-        add(f"add.{mode}.f32 {{d}}, {{a}}, {{b}};", "f32", ("f32",) * 2, lambda a, b, r=reference, m=mode: zero_sum(r(*exact_sum(a, b)), a, b, m))
+        add(
+            f"add.{mode}.f32 {{d}}, {{a}}, {{b}};",
+            "f32",
+            ("f32",) * 2,
+            lambda a, b, r=reference, m=mode: zero_sum(r(*exact_sum(a, b)), a, b, m),
+        )
         add(f"mul.{mode}.f32 {{d}}, {{a}}, {{b}};", "f32", ("f32",) * 2, lambda a, b, r=reference: r(wide(a) * wide(b)))
         add(f"cvt.{mode}.f32.f64 {{d}}, {{a}};", "f32", ("f64",), lambda a, r=reference: r(a))
         add(f"cvt.{mode}.f32.s32 {{d}}, {{a}};", "f32", ("s32",), lambda a, r=reference: r(a.astype("f8")))
@@ -222,7 +227,7 @@ def wide(a: Array) -> Array:
 
 def zero_sum(total: Array, a: Array, b: Array, mode: str) -> Array:
     """The sum of opposites is -0 if rounding goes down."""
-    opposite = (a == -b) & (np.signbit(a) != np.signbit(b))
+    opposite = np.isfinite(a) & (a == -b) & (np.signbit(a) != np.signbit(b))
     return np.where(opposite & (mode == "rm"), np.float32(-0.0), total)
 
 
@@ -250,13 +255,15 @@ def fma_f16(a: Array, b: Array, c: Array) -> Array:
 
 
 def to_integer(name: str, rounding: Callable[[Array], Array]) -> Reference:
-    limits = np.iinfo(DTYPES[name])
+    limits: Any = np.iinfo(DTYPES[name])
 
     def function(a: Array) -> Array:
         whole = rounding(a.astype(np.float64))
-        return np.array(
-            [0 if np.isnan(x) else int(max(min(x, 2.0**70), -(2.0**70))) for x in whole], object
-        ).clip(int(limits.min), int(limits.max)).astype(DTYPES[name])
+        return (
+            np.array([0 if np.isnan(x) else int(max(min(x, 2.0**70), -(2.0**70))) for x in whole], object)
+            .clip(int(limits.min), int(limits.max))
+            .astype(DTYPES[name])
+        )
 
     return function
 
@@ -328,7 +335,10 @@ def test_comparisons_with_a_predicate(gpu: Any, uniform: bool) -> None:
     same(run(gpu, Case("setp.lt.or.s32 {d}, {a}, {b}, !{c};", "pred", kinds), [a, b, p], uniform), (a < b) | (p == 0))
     both = "setp.lt.xor.s32 %q|{d}, {a}, {b}, {c};"
     same(run(gpu, Case(both, "pred", kinds), [a, b, p], uniform), (a >= b) ^ (p != 0))
-    same(run(gpu, Case("set.lt.u32.s32 {d}, {a}, {b};", "u32", ("s32", "s32")), [a, b], uniform), np.where(a < b, -1, 0).astype("u4"))
+    same(
+        run(gpu, Case("set.lt.u32.s32 {d}, {a}, {b};", "u32", ("s32", "s32")), [a, b], uniform),
+        np.where(a < b, -1, 0).astype("u4"),
+    )
     unsigned = [a.view(np.uint32), b.view(np.uint32)]
     got = run(gpu, Case("setp.lo.u32 {d}, {a}, {b};", "pred", ("u32", "u32")), unsigned, uniform)
     same(got, unsigned[0] < unsigned[1])
@@ -347,8 +357,14 @@ def test_predicates(gpu: Any, line: str, uniform: bool) -> None:
 def test_guards(gpu: Any, uniform: bool) -> None:
     a, b, p = values(("s32", "s32", "pred"))
     kinds = ("s32", "s32", "pred")
-    same(run(gpu, Case("mov.b32 {d}, {a};\n@{c} add.s32 {d}, {a}, {b};", "s32", kinds), [a, b, p], uniform), np.where(p, a + b, a))
-    same(run(gpu, Case("mov.b32 {d}, {a};\n@!{c} mov.b32 {d}, {b};", "s32", kinds), [a, b, p], uniform), np.where(p, a, b))
+    same(
+        run(gpu, Case("mov.b32 {d}, {a};\n@{c} add.s32 {d}, {a}, {b};", "s32", kinds), [a, b, p], uniform),
+        np.where(p, a + b, a),
+    )
+    same(
+        run(gpu, Case("mov.b32 {d}, {a};\n@!{c} mov.b32 {d}, {b};", "s32", kinds), [a, b, p], uniform),
+        np.where(p, a, b),
+    )
 
 
 @pytest.mark.parametrize("uniform", [False, True], ids=["vector", "scalar"])

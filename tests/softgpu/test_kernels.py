@@ -68,7 +68,7 @@ def nested(i: int, x: int) -> int:
     return total
 
 
-def choose(i: int, v: int) -> int | None:
+def choose(_: int, v: int) -> int | None:
     match c_remainder(v, 9):
         case 0:
             return v * 3
@@ -89,7 +89,7 @@ def choose(i: int, v: int) -> int | None:
     return 5
 
 
-def outlives(i: int, x: int) -> int:
+def outlives(_: int, x: int) -> int:
     k = 0
     while k < 100 and k * k < x:
         k += 1
@@ -100,7 +100,7 @@ def outlives(i: int, x: int) -> int:
             return first * 1000 + k
 
 
-def gotos(i: int, x: int) -> int:
+def gotos(_: int, x: int) -> int:
     a, steps = x & 31, 0
     at = "odd" if a & 1 else "even"
     while True:
@@ -220,7 +220,7 @@ def test_three_dimensional_blocks_and_grids(gpu: Any, block: tuple[int, ...]) ->
     gpu.run(MEMORY, "where", grid, block, out)
     index = np.indices(out.shape)
     weights = (100000, 10000, 1000, 100, 10, 1)
-    np.testing.assert_array_equal(out, sum(w * i for w, i in zip(weights, index)))
+    np.testing.assert_array_equal(out, sum(w * i for w, i in zip(weights, index, strict=False)))
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
@@ -266,11 +266,10 @@ def test_scan_in_dynamic_shared_memory(gpu: Any, random: np.random.Generator, bl
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_generic_pointers(gpu: Any, which: int) -> None:
     x = np.arange(64, dtype=np.float32) * 3
-    expected = x.copy()
-    fixed, dynamic = np.arange(64.0), 100 + np.arange(64.0)
-    for i, array in enumerate((fixed, dynamic, expected)):
+    fixed, dynamic, own = np.arange(64.0), 100 + np.arange(64.0), x.astype(np.float64)
+    for i, array in enumerate((fixed, dynamic, own)):
         array += 1000 * (i == which)
-    expected = fixed + 2 * dynamic + (expected if which == 2 else 0)
+    expected = fixed + 2 * dynamic + (own if which == 2 else 0)
     gpu.run(MEMORY, "generic", 1, 64, x, i32(which), dynamic=256)
     np.testing.assert_array_equal(x, expected.astype(np.float32))
 
@@ -313,6 +312,20 @@ def test_library_functions(gpu: Any, random: np.random.Generator) -> None:
     np.testing.assert_allclose(y[usable], expected[usable], rtol=2e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [96, 256])
+def test_launches_large_enough_for_all_cores(gpu: Any, random: np.random.Generator, size: int) -> None:
+    a, b = random.random((size, size), np.float32), random.random((size, size), np.float32)
+    c = np.zeros((size, size), np.float32)
+    for _ in range(3):
+        gpu.run(MEMORY, "sgemm", (size // 16, size // 16), (16, 16), a, b, c, i32(size), i32(size), i32(size))
+        np.testing.assert_allclose(c, a @ b, rtol=1e-5)
+        c[:] = 0
+    x = random.integers(0, 256, 1 << 20).astype(np.uint8)
+    h = np.zeros(256, np.uint32)
+    gpu.run(WARP, "histogram", 200, 256, x, h, i32(len(x)))
+    np.testing.assert_array_equal(h, np.bincount(x, minlength=256))
+
+
 # --- warps
 
 
@@ -340,7 +353,7 @@ def test_shuffles(gpu: Any, random: np.random.Generator, by: int) -> None:
         np.where(t - by >= eight, t - by, same),
         t ^ 1,
     ]
-    for row, source in zip(out, sources):
+    for row, source in zip(out, sources, strict=False):
         np.testing.assert_array_equal(row, x[source])
 
 
@@ -348,6 +361,7 @@ def test_votes_and_matches(gpu: Any, random: np.random.Generator) -> None:
     x = random.integers(0, 10, 32).astype(np.int32)
     out = np.zeros((8, 32), np.uint32)
     gpu.run(WARP, "votes", 1, 32, x, out)
+
     def bits(condition: Any) -> int:
         return sum(1 << i for i in range(32) if condition[i])
 
@@ -358,7 +372,8 @@ def test_votes_and_matches(gpu: Any, random: np.random.Generator) -> None:
     assert set(out[4]) == {int(x.sum())}
     assert set(out[5].view(np.int32)) == {int(x.max()) - 50}
     odd = (x & 1).astype(bool)
-    assert set(out[6][odd]) == {bits(odd)} and not out[6][~odd].any()
+    assert set(out[6][odd]) == {bits(odd)}
+    assert not out[6][~odd].any()
     assert out[7].tolist() == [int(odd[:i].sum()) for i in range(32)]
 
 
@@ -373,16 +388,16 @@ def test_atomics(gpu: Any) -> None:
     n = 4 * 96
     i = np.array([5, 1000, -1000, 0, 0], np.int32)
     u = np.array([0xFFFFFFFF, 0, 0, 0], np.uint32)
-    l, f, d = np.zeros(2, np.uint64), np.zeros(1, np.float32), np.zeros(1)
+    totals, f, d = np.zeros(2, np.uint64), np.zeros(1, np.float32), np.zeros(1)
     old = np.zeros(n, np.int32)
-    gpu.run(WARP, "atomics", 4, 96, i, u, l, f, d, old)
+    gpu.run(WARP, "atomics", 4, 96, i, u, totals, f, d, old)
     assert Counter(old.tolist()) == Counter(range(5, n + 5))
     assert i.tolist() == [n + 5, -50, n - 1, int(np.bitwise_xor.reduce(np.arange(n))), 2 * n]
     decremented = 0
     for _ in range(n):
         decremented = 50 if decremented == 0 or decremented > 50 else decremented - 1
     assert u.tolist() == [0xFFFFFF00, 0xFFFFFFFF, n % 100, decremented]
-    assert l.tolist() == [sum(range(n)) << 20, (n - 1) ** 2]
+    assert totals.tolist() == [sum(range(n)) << 20, (n - 1) ** 2]
     assert (f[0], d[0]) == (n / 2, n / 4)
 
 

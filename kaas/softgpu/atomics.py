@@ -1,0 +1,57 @@
+"""Atomic operations; they run out of line, lane after lane."""
+
+from __future__ import annotations
+
+from kaas.softgpu.addresses import place
+from kaas.softgpu.blocks import Step
+from kaas.softgpu.emitter import Emitter
+from kaas.softgpu.family import Operation
+from kaas.softgpu.ptx import Register
+from kaas.softgpu.ptx_types import Scalar
+from kaas.softgpu.shapes import VARYING, Affine, Shape
+from kaas.softgpu.values import Value
+
+
+def varying_shape(_op: Operation, _sources: list[Shape]) -> Shape:
+    return VARYING
+
+
+ATOMIC_OPERATIONS = frozenset({"add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"})
+
+
+def atomic(e: Emitter, step: Step) -> None:
+    """atom.op.type d, [a], b[, c] and red.op.type [a], b. Lanes go one after the other, in lane order."""
+    op = step.op
+    has_result = op.family.has_result
+    operands = step.inst.operands[1:] if has_result else step.inst.operands
+    mask, _ = e.active(step)
+    where = place(e, op, operands[0])
+    scalar = op.type
+    bits = f"i{scalar.bits}"
+    for slot, operand in zip(("%in0", "%in1"), operands[1:], strict=False):
+        e.put(f"store <32 x {bits}> {e.vector(e.read(operand, bits))}, ptr {slot}")
+    e.put(f"store <32 x i64> {_address_vector(e, where.value)}, ptr %addresses")
+    name = next(m for m in op.modifiers if m in ATOMIC_OPERATIONS)
+    arguments = [("ptr", "%addresses"), ("ptr", "%in0"), ("ptr", "%in1"), ("i32", mask), ("ptr", "%out")]
+    e.call(f"kaas_rt_atom_{name}_{_atomic_type(name, scalar)}", arguments)
+    if has_result:
+        target = step.inst.operands[0]
+        assert isinstance(target, Register)
+        e.write(target.name, Value(VARYING, bits, [e.new(f"load <32 x {bits}>, ptr %out")]), step)
+
+
+def _atomic_type(name: str, scalar: Scalar) -> str:
+    """The runner has routines for the types that make a difference."""
+    if scalar.kind in "fh" and name in ("add", "min", "max"):
+        return scalar.name
+    if name in ("min", "max"):
+        return f"{'s' if scalar.signed else 'u'}{scalar.bits}"
+    return f"b{scalar.bits}"
+
+
+def _address_vector(e: Emitter, value: Value) -> str:
+    if value.type == "ptr":
+        assert isinstance(value.shape, Affine)
+        parts = [e.new(f"ptrtoint ptr {part} to i64") for part in value.parts]
+        value = Value(value.shape, "i64", parts)
+    return e.vector(value)

@@ -1,0 +1,43 @@
+/* What block.c (one block: warps, barriers) and runner.c (launches: memory, threads) share. */
+#ifndef KAAS_SOFTGPU_BLOCK_H
+#define KAAS_SOFTGPU_BLOCK_H
+#include "abi.h"
+
+enum { MAX_WARPS = 32, BARRIERS = 16, STACK_BYTES = 512 << 10, GUARD_BYTES = 64 << 10 };
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, LAUNCH_FAILED = 719 }; /* CUresult */
+
+typedef enum { NOT_STARTED, READY, WAITING, DONE } warp_state;
+
+typedef struct barrier_state {
+  uint32_t arrived;  /* warps, those that only arrive included */
+  uint32_t expected; /* warps; 0: all that have not ended */
+  uint32_t popcount; /* of a bar.red in progress */
+  uint32_t refused, any;
+  uint32_t result_popcount, result_refused, result_any;
+} barrier_state;
+
+typedef struct kaas_block {
+  kaas_warp warps[MAX_WARPS];
+  warp_state state[MAX_WARPS];
+  uint8_t waits_for[MAX_WARPS];
+  void *stack_pointer[MAX_WARPS]; /* of a warp that has been switched away from */
+  uint32_t running, warp_count, ended, stacks_in_use;
+  void *outside_pointer; /* of the thread's own stack, once it has no warp left and waits in run_block */
+  int barriers_used;
+  barrier_state barriers[BARRIERS];
+  const kaas_launch *launch;
+  uint8_t *stacks[MAX_WARPS];
+  uint8_t *shared, *local;
+  size_t shared_capacity, local_capacity;
+  int result;
+  char *error;
+  size_t error_bytes;
+  void *escape[5];
+} kaas_block;
+
+/* Runs all warps of the block that `warps` describe. Does not return if one traps or a barrier is never met: block->result
+ * and the message are set, and control goes to block->escape. */
+void kaas_run_block(kaas_block *block) __attribute__((visibility("hidden")));
+/* The block that this thread works with; its fibers find it here. */
+extern _Thread_local kaas_block *kaas_current_block __attribute__((visibility("hidden")));
+#endif

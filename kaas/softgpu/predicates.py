@@ -1,0 +1,94 @@
+"""Comparison and selection."""
+
+from __future__ import annotations
+
+from kaas.softgpu import reals
+from kaas.softgpu.blocks import Step
+from kaas.softgpu.emitter import Emitter
+from kaas.softgpu.family import Operation
+from kaas.softgpu.ptx import Pair
+from kaas.softgpu.shapes import Varying, flat
+from kaas.softgpu.values import SCALAR, VECTOR, Value, Width
+
+
+def selp_kinds(op: Operation, _count: int) -> list[str]:
+    return [op.llvm, op.llvm, "i1"]
+
+
+def selp_body(e: Emitter, op: Operation, w: Width, a: str, b: str, p: str) -> str:
+    return e.new(f"select {w.of('i1')} {p}, {w.of(op.llvm)} {a}, {w.of(op.llvm)} {b}")
+
+
+def slct_kinds(op: Operation, _count: int) -> list[str]:
+    return [op.types[0].llvm, op.types[0].llvm, op.llvm]
+
+
+def slct_body(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
+    kind = w.of(op.llvm)
+    test = "fcmp oge" if op.type.kind == "f" else "icmp sge"
+    zero = w.const(op.llvm, 0) if op.type.kind != "f" else "zeroinitializer" if w.lanes > 1 else "0.0"
+    first = e.new(f"{test} {kind} {c}, {zero}")
+    return e.new(f"select {w.of('i1')} {first}, {w.of(op.types[0].llvm)} {a}, {w.of(op.types[0].llvm)} {b}")
+
+
+_UNSIGNED = {"lo": "ult", "ls": "ule", "hi": "ugt", "hs": "uge"}
+
+_REAL = {"eq": "oeq", "ne": "one", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "num": "ord", "nan": "uno"}
+
+_REAL |= {f"{name}u": f"u{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+
+COMPARISONS = frozenset({*_UNSIGNED, *_REAL})
+
+
+def compare(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
+    test = next(m for m in op.modifiers if m in COMPARISONS)
+    kind = op.llvm
+    if op.type.kind in "fh":
+        if op.type.bits == 16:
+            kind = "float"
+            a, b = (reals.to_float(e, op.type, w, x) for x in (a, b))
+        return e.new(f"fcmp {_REAL[test]} {w.of(kind)} {a}, {b}")
+    if test in ("eq", "ne"):
+        return e.new(f"icmp {test} {w.of(kind)} {a}, {b}")
+    name = _UNSIGNED.get(test) or ("s" if op.type.signed else "u") + test
+    return e.new(f"icmp {name} {w.of(kind)} {a}, {b}")
+
+
+def setp(e: Emitter, step: Step) -> None:
+    """setp.cmp[.bool].type p[|q], a, b[, c]."""
+    op = step.op
+    target, a, b = step.inst.operands[:3]
+    values = [e.read(a, op.llvm), e.read(b, op.llvm)]
+    values += [e.read(c, "i1") for c in step.inst.operands[3:]]
+    combine = next((m for m in op.modifiers if m in ("and", "or", "xor")), "")
+    form = flat([value.shape for value in values])
+    names = [target.first.name, target.second.name] if isinstance(target, Pair) else [target.name]  # type: ignore[union-attr]
+    width = VECTOR if isinstance(form, Varying) else SCALAR
+    first = e.apply(form, "i1", lambda w, *args: compare(e, op, w, args[0], args[1]), values)
+    results = [first]
+    if len(names) > 1:
+        inverted = [e.new(f"xor {width.of('i1')} {p}, {width.const('i1', 1)}") for p in first.parts]
+        results.append(Value(first.shape, "i1", inverted))
+    for name, value in zip(names, results, strict=False):
+        if combine:
+            value = e.apply(form, "i1", lambda w, p, c: e.new(f"{combine} {w.of('i1')} {p}, {c}"), [value, values[2]])
+        e.write(name, value, step)
+
+
+def set_kinds(op: Operation, count: int) -> list[str]:
+    return [op.llvm, op.llvm, "i1"][:count]
+
+
+def set_body(e: Emitter, op: Operation, w: Width, a: str, b: str, *c: str) -> str:
+    truth = compare(e, op, w, a, b)
+    combine = next((m for m in op.modifiers if m in ("and", "or", "xor")), "")
+    if combine:
+        truth = e.new(f"{combine} {w.of('i1')} {truth}, {c[0]}")
+    to = op.types[0]
+    if to.kind == "f":
+        return e.new(f"uitofp {w.of('i1')} {truth} to {w.of(to.llvm)}")
+    return e.new(f"sext {w.of('i1')} {truth} to {w.of(to.llvm)}")
+
+
+def first_type(op: Operation) -> str:
+    return op.types[0].llvm

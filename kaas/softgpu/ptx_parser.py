@@ -1,0 +1,189 @@
+"""Reads PTX text into a Module, statement by statement."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from kaas.softgpu.ptx import Function, Label, Module, Operand, PtxError, Register, Symbol, Unsupported
+from kaas.softgpu.ptx_declarations import parameters, variables
+from kaas.softgpu.ptx_operands import instruction
+from kaas.softgpu.ptx_types import SCALARS
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+
+_BLANK = re.compile(r"\s+")
+
+_LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
+
+_STATEMENT = re.compile(r"[^;]*;")
+
+_LINE_DIRECTIVE = re.compile(r"\.(?:loc|file|version|target|address_size|pragma)\b[^\n]*")
+
+_SECTION = re.compile(r"\.section\b[^{]*\{[^}]*\}")
+
+_HEAD = re.compile(r"[^;{=]*")
+
+_FUNCTION = re.compile(r"\.(entry|func)\s*(?:\(([^)]*)\)\s*)?([\w$]+)\s*(?:\(([^)]*)\))?(.*)$", re.S)
+
+
+def parse(text: str) -> Module:
+    """The module in `text`. Raises PtxError for text that is no PTX, Unsupported for directives without code here."""
+    if "\0" in text:
+        text = text[: text.index("\0")]
+    if not re.search(r"^\s*\.version\s+\d+\.\d+", text, re.M):
+        raise PtxError(1, "no .version directive: this is not PTX")
+    if re.search(r"^\s*\.address_size\s+32\b", text, re.M):
+        raise Unsupported(1, "32-bit addresses")
+    return _Parser(_COMMENT.sub(_keep_lines, text)).module()
+
+
+def _keep_lines(match: re.Match[str]) -> str:
+    return "\n" * match[0].count("\n") or " "
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text, self.position, self.line = text, 0, 1
+        self.counted = 0  # text before this position is in `line`
+
+    def at(self, position: int) -> int:
+        self.line += self.text.count("\n", self.counted, position)
+        self.counted = position
+        return self.line
+
+    def skip_blank(self) -> bool:
+        found = _BLANK.match(self.text, self.position)
+        if found:
+            self.position = found.end()
+        return self.position < len(self.text)
+
+    def take(self, pattern: re.Pattern[str]) -> str | None:
+        found = pattern.match(self.text, self.position)
+        if not found:
+            return None
+        self.position = found.end()
+        return found[0]
+
+    def module(self) -> Module:
+        module = Module()
+        while self.skip_blank():
+            line = self.at(self.position)
+            if self.take(_LINE_DIRECTIVE) is not None or self.take(_SECTION) is not None:
+                continue
+            if self.text[self.position] != ".":
+                raise PtxError(
+                    line, f"a directive was expected, not {self.text[self.position :].split(chr(10))[0][:60]!r}"
+                )
+            head = self.take(_HEAD) or ""
+            if re.search(r"\.(entry|func)\b", head):
+                self.function(module, head, line)
+            else:
+                self.module_variable(module, head, line)
+        return module
+
+    def module_variable(self, module: Module, head: str, line: int) -> None:
+        rest = self.take(_STATEMENT)
+        if rest is None:
+            raise PtxError(line, "the text ends inside a directive")
+        text = (head + rest[:-1]).strip()
+        external = text.startswith(".extern")
+        plain = re.sub(r"^(?:\.(?:visible|extern|weak|common)\s+)*", "", text)
+        for variable in variables(plain, line, external):
+            module.variables[variable.name] = variable
+
+    def function(self, module: Module, head: str, line: int) -> None:
+        found = _FUNCTION.search(head)
+        if not found:
+            raise PtxError(line, f"not a function header: {' '.join(head.split())[:80]!r}")
+        function = Function(found[3], line, found[1] == "entry")
+        function.parameters = parameters(found[4] or "", line)
+        function.results = parameters(found[2] or "", line)
+        for directive in re.finditer(r"\.(maxntid|reqntid)\s+([\d,\s]+)", found[5]):
+            threads = 1
+            for extent in directive[2].split(","):
+                threads *= int(extent) if extent.strip() else 1
+            function.max_threads = min(1024, threads)
+        if self.text.startswith(";", self.position):
+            self.position += 1
+            module.functions.setdefault(function.name, function)
+            return
+        if not self.text.startswith("{", self.position):
+            raise PtxError(self.at(self.position), f"the body of {function.name} was expected")
+        self.position += 1
+        function.has_body = True
+        self.body(function)
+        module.functions[function.name] = function
+
+    def body(self, function: Function) -> None:
+        scopes: list[dict[str, Operand]] = [{}]
+        for parameter in (*function.parameters, *function.results):
+            if parameter.in_register:
+                scopes[0][parameter.name] = Register(parameter.name)
+                function.registers[parameter.name] = parameter.type
+        cache: dict[str, Operand] = {}
+        opened = 0
+        while scopes:
+            if not self.skip_blank():
+                raise PtxError(self.at(len(self.text)), f"the text ends inside {function.name}")
+            line = self.at(self.position)
+            character = self.text[self.position]
+            if character in "{}":
+                self.position += 1
+                cache = {}
+                if character == "{":
+                    opened += 1
+                    scopes.append({})
+                else:
+                    scopes.pop()
+            elif self.take(_LINE_DIRECTIVE) is None:
+                self.statement(function, scopes, opened, cache, line)
+
+    def statement(
+        self, function: Function, scopes: list[dict[str, Operand]], opened: int, cache: dict[str, Operand], line: int
+    ) -> None:
+        label = _LABEL.match(self.text, self.position)
+        if label:
+            self.position = label.end()
+            table = re.compile(r"\s*\.branchtargets\s+([^;]*);").match(self.text, self.position)
+            if table:
+                self.position = table.end()
+            names = tuple(name.strip() for name in table[1].split(",")) if table else ()
+            function.body.append(Label(line, label[1], names))
+            return
+        text = self.take(_STATEMENT)
+        if text is None:
+            raise PtxError(line, f"the text ends inside {function.name}")
+        text = text[:-1].strip()
+        if not text:
+            return
+        if text[0] == ".":
+            self.declaration(function, scopes, opened, text, line)
+            cache.clear()
+        else:
+            function.body.append(instruction(text, line, scopes, cache))
+
+    def declaration(
+        self, function: Function, scopes: list[dict[str, Operand]], opened: int, text: str, line: int
+    ) -> None:
+        if not text.startswith(".reg"):
+            for variable in variables(text, line, False):
+                name = variable.name
+                if len(scopes) > 1 and variable.space == "param":
+                    # The same names come again in the scope of the next call.
+                    name = f"{name}@{opened}"
+                    scopes[-1][variable.name] = Symbol(name)
+                function.variables[name] = replace(variable, name=name)
+            return
+        found = re.match(r"\.reg\s+(?:\.v[24]\s+)?\.(\w+)\s+(.*)$", text, re.S)
+        if not found or found[1] not in SCALARS:
+            raise Unsupported(line, f"no code for {' '.join(text.split())!r}")
+        for item in found[2].split(","):
+            counted = re.match(r"\s*([\w$%]+)\s*(?:<\s*(\d+)\s*>)?\s*$", item)
+            if not counted:
+                raise PtxError(line, f"not a register declaration: {text!r}")
+            names = [counted[1]] if counted[2] is None else [f"{counted[1]}{i}" for i in range(int(counted[2]))]
+            for plain in names:
+                unique = plain if len(scopes) == 1 else f"{plain}@{opened}"
+                scopes[-1][plain] = Register(unique)
+                function.registers[unique] = found[1]

@@ -1,0 +1,102 @@
+"""Stores."""
+
+from __future__ import annotations
+
+from kaas.softgpu.addresses import (
+    Access,
+    access_of,
+    can_mask,
+    group_mask,
+    if_no_wrap,
+    place,
+    pointer_of,
+    safe_pointer,
+    step_arguments,
+    widened,
+)
+from kaas.softgpu.blocks import Step
+from kaas.softgpu.emitter import Emitter
+from kaas.softgpu.ptx import Vector
+from kaas.softgpu.shapes import WARP, Affine, Wide, is_flat
+from kaas.softgpu.values import SCALAR, Value
+
+
+def store(e: Emitter, step: Step) -> None:
+    op = step.op
+    source = step.inst.operands[1]
+    items = source.items if isinstance(source, Vector) else (source,)
+    access = access_of(e, step, op.type, len(items))
+    where = place(e, op, step.inst.operands[0])
+    values = [e.read(item, access.element) for item in items]
+    shape = where.value.shape
+    if isinstance(shape, Affine):
+        _store_affine(e, where.value, values, access)
+    elif isinstance(shape, Wide):
+        for value in values:
+            e.vector(value)
+
+        def straight(affine: Value) -> list[str]:
+            _store_affine(e, affine, values, access)
+            return []
+
+        def wrapped() -> list[str]:
+            _scatter(e, widened(e, where.value), values, access)
+            return []
+
+        if_no_wrap(e, where.value, [], straight, wrapped)
+    else:
+        e.put(f"store <32 x i64> {e.vector(where.value)}, ptr %addresses")
+        _scatter(e, "%addresses", values, access)
+
+
+def _store_affine(e: Emitter, where: Value, values: list[Value], access: Access) -> None:
+    shape = where.shape
+    assert isinstance(shape, Affine)
+    pointers = [pointer_of(e, where.type, part) for part in where.parts]
+    if shape.step == 0 and all(is_flat(v.shape) and v.shape.segment >= shape.segment for v in values):  # type: ignore[union-attr]
+        for index, value in enumerate(values):
+            _store_flat(e, pointers, shape, value, index, access)
+    elif shape.step == access.size and access.count == 1 and can_mask(e, access):
+        vector = e.vector(values[0])
+        for group, pointer in enumerate(pointers):
+            _store_row(e, pointer, vector, shape.segment, group, access)
+    else:
+        _spill(e, values, access)
+        for group, pointer in enumerate(pointers):
+            e.call(f"kaas_rt_store_step_b{8 * access.size}", step_arguments(pointer, shape, group, access, "%in0"))
+
+
+def _store_flat(e: Emitter, pointers: list[str], shape: Affine, value: Value, index: int, access: Access) -> None:
+    kind = "store volatile" if access.ordered else "store"
+    for group, (pointer, part) in enumerate(zip(pointers, e.groups(value, shape.segment), strict=False)):
+        if index:
+            pointer = e.new(f"getelementptr i8, ptr {pointer}, i64 {index * access.size}")
+        pointer = safe_pointer(e, pointer, shape, group, access)
+        e.put(f"{kind} {access.element} {part}, ptr {pointer}, align {access.size}")
+
+
+def _store_row(e: Emitter, pointer: str, vector: str, segment: int, group: int, access: Access) -> None:
+    kind = f"<{segment} x {access.element}>"
+    if segment < WARP:
+        order = ", ".join(f"i32 {group * segment + lane}" for lane in range(segment))
+        whole = f"<32 x {access.element}>"
+        vector = e.new(f"shufflevector {whole} {vector}, {whole} poison, <{segment} x i32> <{order}>")
+    if not access.lanes:
+        e.put(f"store {kind} {vector}, ptr {pointer}, align {access.size}")
+        return
+    name = f"llvm.masked.store.v{segment}{SCALAR.name(access.element)}.p0"
+    mask = group_mask(e, access, segment, group)
+    e.declared.add(f"declare void @{name}({kind}, ptr, <{segment} x i1>)")
+    e.put(f"call void @{name}({kind} {vector}, ptr align {access.size} {pointer}, <{segment} x i1> {mask})")
+
+
+def _spill(e: Emitter, values: list[Value], access: Access) -> None:
+    for index, value in enumerate(values):
+        pointer = e.new(f"getelementptr i8, ptr %in0, i64 {index * WARP * access.size}") if index else "%in0"
+        e.put(f"store <32 x {access.element}> {e.vector(value)}, ptr {pointer}")
+
+
+def _scatter(e: Emitter, addresses: str, values: list[Value], access: Access) -> None:
+    _spill(e, values, access)
+    arguments = [("ptr", addresses), ("i32", str(access.count)), ("i32", access.mask), ("ptr", "%in0")]
+    e.call(f"kaas_rt_scatter_b{8 * access.size}", arguments)
