@@ -20,15 +20,18 @@ from pathlib import Path
 from kaas.errors import DeviceUnavailable
 
 HERE = Path(__file__).resolve().parent
-EXPORTS = HERE / "exports.map"  # only what CUDA and jit.py look up: other names must not meet those of the program
+FOLDERS = (HERE / "driver", HERE / "runtime")
+# only what CUDA and jit.py look up is visible: other names must not meet those of the program
+EXPORTS = HERE / "driver" / "exports.map"
 FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-pthread", "-shared", "-Wall", "-Wextra")
 LINK_FLAGS = ("-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-lm")
+INCLUDES = tuple(f"-I{folder}" for folder in FOLDERS)
 COMPILE_LIMIT_S = 300.0
 
 
 def driver_sources() -> list[Path]:
     """The C files of the driver, runner included."""
-    return sorted(HERE.glob("*.c"))
+    return sorted(path for folder in FOLDERS for path in folder.glob("*.c"))
 
 
 def cache_directory() -> Path:
@@ -43,7 +46,7 @@ def build(sources: Sequence[Path] | None = None, directory: Path | None = None) 
     Raises DeviceUnavailable without a C compiler, and with the compiler's words when it fails.
     """
     files = list(sources) if sources is not None else driver_sources()
-    command = (*_compiler(), *FLAGS, f"-I{HERE}", f"-Wl,--version-script={EXPORTS}")
+    command = (*_compiler(), *FLAGS, *INCLUDES, f"-Wl,--version-script={EXPORTS}")
     target = (directory or cache_directory()) / f"driver-{_fingerprint(files, command)}" / "libcuda.so.1"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +67,7 @@ def _compiler() -> list[str]:
 
 def _fingerprint(files: Sequence[Path], command: Sequence[str]) -> str:
     digest = hashlib.sha256()
-    for path in (*files, *sorted(HERE.glob("*.h")), EXPORTS):
+    for path in (*files, *sorted(path for folder in FOLDERS for path in folder.glob("*.h")), EXPORTS):
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode())
         digest.update(content)

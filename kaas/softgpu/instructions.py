@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from kaas.softgpu import arithmetic as a
-from kaas.softgpu import atomics, loads, predicates, stores, warp
-from kaas.softgpu import bit_fields as b
-from kaas.softgpu import conversions as c
-from kaas.softgpu import elementwise as each
-from kaas.softgpu import reals as r
-from kaas.softgpu.blocks import Step
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.family import Family, Operation
-from kaas.softgpu.ptx import Instruction, Unsupported
-from kaas.softgpu.ptx_types import SCALARS
-from kaas.softgpu.shapes import Shape
+from kaas.softgpu.analysis.blocks import Step
+from kaas.softgpu.analysis.shapes import Shape
+from kaas.softgpu.codegen import arithmetic as a
+from kaas.softgpu.codegen import atomics, loads, predicates, stores, warp
+from kaas.softgpu.codegen import bit_fields as b
+from kaas.softgpu.codegen import conversions as c
+from kaas.softgpu.codegen import elementwise as each
+from kaas.softgpu.codegen import reals as r
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.family import Family, Operation
+from kaas.softgpu.ptx.model import Instruction, Unsupported
+from kaas.softgpu.ptx.types import SCALARS
 
 _INT = "u16 u32 u64 s16 s32 s64"
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import llvmlite.binding as llvm
 import msgspec
 
-from kaas.softgpu import checks, codegen, image, inline, machine_code, ptx, ptx_parser, target
+from kaas.softgpu import image, machine_code, target
 from kaas.softgpu.c_interface import (
     INVALID_HANDLE,
     INVALID_PTX,
@@ -23,9 +23,14 @@ from kaas.softgpu.c_interface import (
     CompileError,
     CompilerTable,
 )
+from kaas.softgpu.codegen import checks
+from kaas.softgpu.codegen import kernel as codegen
 from kaas.softgpu.disk_cache import DiskCache
-from kaas.softgpu.inline import align_up
-from kaas.softgpu.ptx import PtxError, Unsupported
+from kaas.softgpu.ptx import inline
+from kaas.softgpu.ptx import model as ptx
+from kaas.softgpu.ptx import parser as ptx_parser
+from kaas.softgpu.ptx.inline import align_up
+from kaas.softgpu.ptx.model import PtxError, Unsupported
 
 T = TypeVar("T")
 
@@ -181,7 +186,7 @@ class Compiler:
 def _sources() -> bytes:
     """Names the version of the code that compiles: a change to it makes older cache entries unreachable."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.digest()
 

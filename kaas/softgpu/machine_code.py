@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
-from kaas.softgpu.codegen import ENTRY, GLOBALS
+from kaas.softgpu.codegen.kernel import ENTRY, GLOBALS
 from kaas.softgpu.target import Target
 
 # More costs twice the compile time and gains nothing on vector code written out in full.

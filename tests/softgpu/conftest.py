@@ -12,7 +12,7 @@ import pytest
 
 from kaas.softgpu.jit import Compiler
 
-SOURCES = Path(__file__).parents[2] / "kaas" / "softgpu"
+SOURCES = Path(__file__).parents[2] / "kaas" / "softgpu" / "runtime"
 RUNNER = ("runner.c", "block.c", "rt_memory.c", "rt_math.c")
 STUB = '#include <stdio.h>\nvoid kaas_softgpu_set_last_error(const char *m) { fprintf(stderr, "%s\\n", m); }\n'
 

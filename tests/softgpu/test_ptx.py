@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kaas.softgpu import inline, instructions, jit, ptx_parser
-from kaas.softgpu.ptx import Address, Immediate, Instruction, PtxError, Register, Symbol, Unsupported, Vector
+from kaas.softgpu import instructions, jit
+from kaas.softgpu.ptx import inline
+from kaas.softgpu.ptx import parser as ptx_parser
+from kaas.softgpu.ptx.model import Address, Immediate, Instruction, PtxError, Register, Symbol, Unsupported, Vector
 from tests.softgpu.harness import HEADER
 
 KERNELS = Path(__file__).parent / "kernels"

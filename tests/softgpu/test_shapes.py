@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kaas.softgpu.shapes import VARYING, Affine, add, bit_and, constant, shift_right, thread_index
+from kaas.softgpu.analysis.shapes import VARYING, Affine, add, bit_and, constant, shift_right, thread_index
 from tests.softgpu.harness import HEADER
 
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1

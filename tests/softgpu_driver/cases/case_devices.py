@@ -126,7 +126,7 @@ def test_a_missing_function_is_named() -> None:
 
 def test_numbers_of_the_binary_interface() -> None:
     """Every enumerator that cuda_abi.h declares has the value that cuda.bindings gives it."""
-    text = (Path(software.__file__).parent / "cuda_abi.h").read_text()
+    text = (Path(software.__file__).parent / "driver" / "cuda_abi.h").read_text()
     known = {
         member.name: int(member)
         for enum in vars(driver).values()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kaas.softgpu import shapes
-from kaas.softgpu.blocks import Step
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.family import Operation
-from kaas.softgpu.shapes import Affine, Shape, Wide, add, flat, join, multiply, widen
-from kaas.softgpu.values import Value
+from kaas.softgpu.analysis import shapes
+from kaas.softgpu.analysis.blocks import Step
+from kaas.softgpu.analysis.shapes import Affine, Shape, Wide, add, flat, join, multiply, widen
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.values import Value
 
 Body = Callable[..., str]  # (emitter, operation, width, *arguments) -> value
 

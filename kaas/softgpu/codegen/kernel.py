@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kaas.softgpu import analysis, flow
-from kaas.softgpu.blocks import EXIT, Branch, Jump, Switch, bits
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.inline import Kernel
+from kaas.softgpu.analysis import flow
+from kaas.softgpu.analysis import plan as analysis
+from kaas.softgpu.analysis.blocks import EXIT, Branch, Jump, Switch, bits
+from kaas.softgpu.analysis.shapes import WARP
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.special import WARP_FIELDS, special, warp_field
+from kaas.softgpu.codegen.values import VECTOR
 from kaas.softgpu.instructions import operation
-from kaas.softgpu.shapes import WARP
-from kaas.softgpu.special import WARP_FIELDS, special, warp_field
+from kaas.softgpu.ptx.inline import Kernel
 from kaas.softgpu.target import Target
-from kaas.softgpu.values import VECTOR
 
 ENTRY = "kaas_kernel"
 GLOBALS = "kaas_globals"

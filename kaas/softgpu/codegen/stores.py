@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kaas.softgpu.addresses import (
+from kaas.softgpu.analysis.blocks import Step
+from kaas.softgpu.analysis.shapes import WARP, Affine, Wide, is_flat
+from kaas.softgpu.codegen.addresses import (
     Access,
     access_of,
     can_mask,
@@ -14,11 +16,9 @@ from kaas.softgpu.addresses import (
     step_arguments,
     widened,
 )
-from kaas.softgpu.blocks import Step
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.ptx import Vector
-from kaas.softgpu.shapes import WARP, Affine, Wide, is_flat
-from kaas.softgpu.values import SCALAR, Value
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.values import SCALAR, Value
+from kaas.softgpu.ptx.model import Vector
 
 
 def store(e: Emitter, step: Step) -> None:

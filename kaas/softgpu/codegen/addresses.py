@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kaas.softgpu.blocks import Step
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.family import Operation
-from kaas.softgpu.ptx import Address, Operand, Register, Symbol
-from kaas.softgpu.ptx_types import Scalar
-from kaas.softgpu.shapes import UNIFORM, VARYING, WARP, Affine, Wide
-from kaas.softgpu.values import SIZES, Value, integer
+from kaas.softgpu.analysis.blocks import Step
+from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Wide
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.values import SIZES, Value, integer
+from kaas.softgpu.ptx.model import Address, Operand, Register, Symbol
+from kaas.softgpu.ptx.types import Scalar
 
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kaas.softgpu.addresses import (
+from kaas.softgpu.analysis.blocks import Step
+from kaas.softgpu.analysis.shapes import VARYING, WARP, Affine, Shape, Wide, is_flat
+from kaas.softgpu.codegen.addresses import (
     Access,
     Place,
     access_of,
@@ -15,12 +17,10 @@ from kaas.softgpu.addresses import (
     step_arguments,
     widened,
 )
-from kaas.softgpu.blocks import Step
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.family import Operation
-from kaas.softgpu.ptx import Register, Vector
-from kaas.softgpu.shapes import VARYING, WARP, Affine, Shape, Wide, is_flat
-from kaas.softgpu.values import SCALAR, Value
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.values import SCALAR, Value
+from kaas.softgpu.ptx.model import Register, Vector
 
 
 def load_shape(_op: Operation, sources: list[Shape]) -> Shape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from kaas.softgpu.ptx import (
+from kaas.softgpu.ptx.model import (
     Address,
     Function,
     Immediate,
@@ -24,7 +24,7 @@ from kaas.softgpu.ptx import (
     Variable,
     Vector,
 )
-from kaas.softgpu.ptx_types import SCALARS
+from kaas.softgpu.ptx.types import SCALARS
 
 SHARED_ALIGN = 16  # dynamic shared memory starts at a multiple of this many bytes
 

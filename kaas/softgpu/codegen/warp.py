@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kaas.softgpu.blocks import Step
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.family import Operation
-from kaas.softgpu.ptx import Immediate, Operand, Pair, Register
-from kaas.softgpu.shapes import UNIFORM, VARYING, WARP, Shape, is_uniform
-from kaas.softgpu.values import VECTOR, Value
+from kaas.softgpu.analysis.blocks import Step
+from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Shape, is_uniform
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.values import VECTOR, Value
+from kaas.softgpu.ptx.model import Immediate, Operand, Pair, Register
 
 _ALL = (1 << WARP) - 1
 

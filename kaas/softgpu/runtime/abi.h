@@ -11,7 +11,7 @@
 
 #define KAAS_WARP 32
 
-/* Field offsets are known to codegen.py (WARP_FIELDS): change both. */
+/* Field offsets are known to codegen/special.py (WARP_FIELDS): change both. */
 typedef struct kaas_warp {
   uint32_t ctaid[3];
   uint32_t nctaid[3];

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kaas.softgpu.shapes import WARP, Shape
+from kaas.softgpu.analysis.shapes import WARP, Shape
 
 SIZES = {"i1": 1, "i8": 8, "i16": 16, "half": 16, "i32": 32, "float": 32, "i64": 64, "double": 64}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kaas.softgpu.analysis import special_shape
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.shapes import UNIFORM, VARYING, WARP, Affine, Varying
-from kaas.softgpu.values import SCALAR, VECTOR, Value, Width, integer
+from kaas.softgpu.analysis.plan import special_shape
+from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Varying
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.values import SCALAR, VECTOR, Value, Width, integer
 
 # Byte offsets of the fields of kaas_warp (abi.h).
 WARP_FIELDS = {"ctaid": 0, "nctaid": 12, "warp": 24, "live": 28, "shared": 32, "local": 40, "dynamic": 48, "total": 52}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kaas.softgpu.blocks import Jump, Step, bits
-from kaas.softgpu.flow import Flow
-from kaas.softgpu.inline import Kernel
-from kaas.softgpu.pending import Pending, pending
-from kaas.softgpu.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol, Vector
-from kaas.softgpu.ptx_types import SCALARS
-from kaas.softgpu.shapes import (
+from kaas.softgpu.analysis.blocks import Jump, Step, bits
+from kaas.softgpu.analysis.flow import Flow
+from kaas.softgpu.analysis.pending import Pending, pending
+from kaas.softgpu.analysis.shapes import (
     UNIFORM,
     VARYING,
     WARP,
@@ -23,6 +20,9 @@ from kaas.softgpu.shapes import (
     join,
     thread_index,
 )
+from kaas.softgpu.ptx.inline import Kernel
+from kaas.softgpu.ptx.model import Address, Immediate, Not, Operand, Register, Special, Symbol, Vector
+from kaas.softgpu.ptx.types import SCALARS
 
 
 @dataclass(slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from kaas.softgpu.ptx import Function, Label, Module, Operand, PtxError, Register, Symbol, Unsupported
-from kaas.softgpu.ptx_declarations import parameters, variables
-from kaas.softgpu.ptx_operands import instruction
-from kaas.softgpu.ptx_types import SCALARS
+from kaas.softgpu.ptx.declarations import parameters, variables
+from kaas.softgpu.ptx.model import Function, Label, Module, Operand, PtxError, Register, Symbol, Unsupported
+from kaas.softgpu.ptx.operands import instruction
+from kaas.softgpu.ptx.types import SCALARS
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kaas.softgpu import reals
-from kaas.softgpu.blocks import Step
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.family import Operation
-from kaas.softgpu.ptx import Pair
-from kaas.softgpu.shapes import Varying, flat
-from kaas.softgpu.values import SCALAR, VECTOR, Value, Width
+from kaas.softgpu.analysis.blocks import Step
+from kaas.softgpu.analysis.shapes import Varying, flat
+from kaas.softgpu.codegen import reals
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.values import SCALAR, VECTOR, Value, Width
+from kaas.softgpu.ptx.model import Pair
 
 
 def selp_kinds(op: Operation, _count: int) -> list[str]:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kaas.softgpu.ptx_types import Scalar
-from kaas.softgpu.shapes import Shape
+from kaas.softgpu.analysis.shapes import Shape
+from kaas.softgpu.ptx.types import Scalar
 
 if TYPE_CHECKING:
-    from kaas.softgpu.blocks import Step
-    from kaas.softgpu.emitter import Emitter
+    from kaas.softgpu.analysis.blocks import Step
+    from kaas.softgpu.codegen.emitter import Emitter
 
 
 @dataclass(frozen=True, slots=True)

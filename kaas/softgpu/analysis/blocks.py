@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kaas.softgpu.family import Operation
-from kaas.softgpu.ptx import Instruction
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.ptx.model import Instruction
 
 EXIT = -1
 

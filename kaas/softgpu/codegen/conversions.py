@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from kaas.softgpu import reals
-from kaas.softgpu.blocks import Step
-from kaas.softgpu.elementwise import wide
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.family import Operation
-from kaas.softgpu.ptx import Register, Vector
-from kaas.softgpu.ptx_types import Scalar
-from kaas.softgpu.shapes import Affine, Shape, Wide, flat, truncate, widen
-from kaas.softgpu.values import SIZES, Value, Width
+from kaas.softgpu.analysis.blocks import Step
+from kaas.softgpu.analysis.shapes import Affine, Shape, Wide, flat, truncate, widen
+from kaas.softgpu.codegen import reals
+from kaas.softgpu.codegen.elementwise import wide
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.values import SIZES, Value, Width
+from kaas.softgpu.ptx.model import Register, Vector
+from kaas.softgpu.ptx.types import Scalar
 
 _WHOLE = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil", "rna": "round"}
 

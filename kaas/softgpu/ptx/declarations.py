@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import struct
 
-from kaas.softgpu.ptx import Parameter, PtxError, Unsupported, Variable
-from kaas.softgpu.ptx_operands import number
-from kaas.softgpu.ptx_types import SCALARS
+from kaas.softgpu.ptx.model import Parameter, PtxError, Unsupported, Variable
+from kaas.softgpu.ptx.operands import number
+from kaas.softgpu.ptx.types import SCALARS
 
 _VARIABLE = re.compile(r"\.(global|const|shared|local|param)\b((?:\s*\.\w+(?:\s+\d+(?=\s))?)*)\s+(.*)$", re.S)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kaas.softgpu.elementwise import Body, same_types
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.family import Operation
-from kaas.softgpu.values import Width
+from kaas.softgpu.codegen.elementwise import Body, same_types
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.values import Width
 
 
 def not_body(e: Emitter, op: Operation, w: Width, a: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kaas.softgpu.blocks import EXIT, Block, bits
+from kaas.softgpu.analysis.blocks import EXIT, Block, bits
 
 
 @dataclass(slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kaas.softgpu import reals
-from kaas.softgpu.elementwise import Body
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.family import Operation
-from kaas.softgpu.values import Width
+from kaas.softgpu.codegen import reals
+from kaas.softgpu.codegen.elementwise import Body
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.values import Width
 
 
 def binary(integer: str, real: str = "") -> Body:

@@ -7,7 +7,7 @@ contiguous, so lanes that left a loop wait behind it and lanes that part meet ag
 
 from __future__ import annotations
 
-from kaas.softgpu.blocks import EXIT, Block, Branch, Jump, Switch
+from kaas.softgpu.analysis.blocks import EXIT, Block, Branch, Jump, Switch
 
 
 def in_order(blocks: list[Block]) -> list[Block]:

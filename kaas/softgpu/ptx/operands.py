@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
-from kaas.softgpu.ptx import (
+from kaas.softgpu.ptx.model import (
     SINK,
     Address,
     Immediate,

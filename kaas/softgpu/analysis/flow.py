@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from kaas.softgpu.block_order import in_order
-from kaas.softgpu.blocks import EXIT, Block, Branch, Jump, Step, Switch, Terminator
-from kaas.softgpu.family import Operation
-from kaas.softgpu.inline import Kernel
-from kaas.softgpu.ptx import (
+from kaas.softgpu.analysis.block_order import in_order
+from kaas.softgpu.analysis.blocks import EXIT, Block, Branch, Jump, Step, Switch, Terminator
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.ptx.inline import Kernel
+from kaas.softgpu.ptx.model import (
     Address,
     Instruction,
     Label,

@@ -6,14 +6,14 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kaas.softgpu.analysis import Plan
-from kaas.softgpu.blocks import Step
-from kaas.softgpu.inline import Kernel
-from kaas.softgpu.ptx import Immediate, Not, Operand, PtxError, Register, Special, Symbol
-from kaas.softgpu.ptx_types import SCALARS
-from kaas.softgpu.shapes import UNIFORM, VARYING, WARP, Affine, Shape, Varying, Wide, constant, is_uniform
+from kaas.softgpu.analysis.blocks import Step
+from kaas.softgpu.analysis.plan import Plan
+from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Shape, Varying, Wide, constant, is_uniform
+from kaas.softgpu.codegen.values import AS_INTEGER, SCALAR, SIZES, VECTOR, Value, Width, integer
+from kaas.softgpu.ptx.inline import Kernel
+from kaas.softgpu.ptx.model import Immediate, Not, Operand, PtxError, Register, Special, Symbol
+from kaas.softgpu.ptx.types import SCALARS
 from kaas.softgpu.target import Target
-from kaas.softgpu.values import AS_INTEGER, SCALAR, SIZES, VECTOR, Value, Width, integer
 
 LANES = "<" + ", ".join(f"i32 {i}" for i in range(WARP)) + ">"
 

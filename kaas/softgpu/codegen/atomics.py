@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kaas.softgpu.addresses import place
-from kaas.softgpu.blocks import Step
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.family import Operation
-from kaas.softgpu.ptx import Register
-from kaas.softgpu.ptx_types import Scalar
-from kaas.softgpu.shapes import VARYING, Affine, Shape
-from kaas.softgpu.values import Value
+from kaas.softgpu.analysis.blocks import Step
+from kaas.softgpu.analysis.shapes import VARYING, Affine, Shape
+from kaas.softgpu.codegen.addresses import place
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.values import Value
+from kaas.softgpu.ptx.model import Register
+from kaas.softgpu.ptx.types import Scalar
 
 
 def varying_shape(_op: Operation, _sources: list[Shape]) -> Shape:

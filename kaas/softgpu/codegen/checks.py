@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kaas.softgpu import special
-from kaas.softgpu.family import Operation
-from kaas.softgpu.inline import Kernel
+from kaas.softgpu.codegen import special
+from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.instructions import CONTROL, operation
-from kaas.softgpu.ptx import (
+from kaas.softgpu.ptx.inline import Kernel
+from kaas.softgpu.ptx.model import (
     SINK,
     Address,
     Instruction,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kaas.softgpu.emitter import Emitter
-from kaas.softgpu.family import Operation
-from kaas.softgpu.ptx_types import SCALARS, Scalar
-from kaas.softgpu.values import Width
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.values import Width
+from kaas.softgpu.ptx.types import SCALARS, Scalar
 
 _SUFFIX = {"float": "f32", "double": "f64"}
 _OUTLINE = {"fadd": "add", "fsub": "sub", "fmul": "mul", "fdiv": "div"}

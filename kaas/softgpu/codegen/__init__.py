@@ -1,0 +1,1 @@
+"""LLVM IR of a kernel, one family of instructions after the other."""

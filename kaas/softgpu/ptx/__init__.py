@@ -1,0 +1,1 @@
+"""PTX text to data: parsing, and calls expanded in place."""
