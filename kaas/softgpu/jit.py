@@ -100,7 +100,6 @@ class Compiler:
         self._modules: dict[int, LoadedModule] = {}
         self._next = 1
         self._lock = threading.RLock()
-        self._known: set[str] = set()
         self._interface = CInterface(self, library)
 
     @property
@@ -144,8 +143,8 @@ class Compiler:
             loaded = module.code.get((kernel, block))
             if loaded is None:
                 entry = self._entry(module, module.info.kernels[kernel].name, block)
-                self._make_known(entry.imports)
-                loaded = machine_code.place(entry.code, self._target, module.base if entry.needs_globals else None)
+                base = module.base if entry.needs_globals else None
+                loaded = machine_code.place(entry.code, self._target, self._addresses(entry.imports), base)
                 module.code[kernel, block] = loaded
             return loaded.entry
 
@@ -175,11 +174,8 @@ class Compiler:
         self._cache.put(key, msgspec.msgpack.encode(entry))
         return entry
 
-    def _make_known(self, imports: tuple[str, ...]) -> None:
-        for name in imports:
-            if name not in self._known:
-                llvm.add_symbol(name, ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value)
-                self._known.add(name)
+    def _addresses(self, imports: tuple[str, ...]) -> dict[str, int]:
+        return {name: ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0 for name in imports}
 
 
 @cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -12,6 +14,9 @@ from kaas.softgpu.target import Target
 
 # More costs twice the compile time and gains nothing on vector code written out in full.
 _LEVEL = 1
+
+# LLVM knows symbols by name for the whole process; two runners in one process have the same names.
+_linking = threading.Lock()
 
 
 def _machine(target: Target) -> llvm.TargetMachine:
@@ -43,11 +48,15 @@ class Loaded:
         self.engine.close()
 
 
-def place(code: bytes, target: Target, globals_address: int | None) -> Loaded:
-    """Loads an object file; kaas_rt_* must have been made known. globals_address: of the module's variables."""
+def place(code: bytes, target: Target, symbols: Mapping[str, int], globals_address: int | None) -> Loaded:
+    """Loads an object file. symbols: addresses of the functions that it calls; globals_address: of the module's
+    variables."""
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(target))
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
+    with _linking:
+        for name, address in symbols.items():
+            llvm.add_symbol(name, address)
+        engine.finalize_object()
     if globals_address is not None:
         slot = engine.get_global_value_address(GLOBALS)
         ctypes.c_uint64.from_address(slot).value = globals_address
