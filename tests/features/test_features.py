@@ -64,7 +64,7 @@ def test_in_place_returns_and_leaves_the_object_alone(executor: Executor) -> Non
 
 def test_literals_of_every_width_in_the_kernels_own_order(executor: Executor) -> None:
     out, one = kaas.Buffer("out", 18, "float64"), buffer("one", 1)
-    args = [
+    args: list[Any] = [
         kaas.i8(-8), kaas.Out(out), kaas.i16(-16), kaas.i32(-32), kaas.i64(-64), kaas.u8(8), kaas.u16(16), kaas.u32(32),
         kaas.u64(64), kaas.In(one), kaas.f32(0.5), kaas.f64(0.25), kaas.c64(1 + 2j), kaas.c128(3 + 4j),
         kaas.boolean(True), kaas.f16(1.0), kaas.Null,
