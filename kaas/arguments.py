@@ -11,6 +11,46 @@ from kaas.dtypes import DTYPE_BYTES, KIND_BYTES, decode, dtype_name, encode
 from kaas.errors import InvalidGraph, InvalidLiteral, StructFieldOutside
 
 POINTER_BYTES = 8
+LIMIT = 1 << 62
+"""No size or extent reaches this: it is more than any device has, and still fits what messages can carry."""
+
+
+def integer(value: Any) -> int | None:
+    """An integer of whatever library, below LIMIT, as an int; None for what is none."""
+    try:
+        number = int(value.__index__())
+    except (AttributeError, TypeError):
+        return None
+    return number if abs(number) < LIMIT and not isinstance(value, bool) else None
+
+
+def integers(value: Any) -> tuple[int, ...] | None:
+    """One integer or several, as a tuple; None for what is neither."""
+    given = tuple(integer(n) for n in (value if isinstance(value, Iterable) else (value,)))
+    return None if None in given else tuple(n for n in given if n is not None)
+
+
+def items(what: str, values: Any) -> tuple[Any, ...]:
+    """The values of an iterable.
+
+    Raises:
+        InvalidGraph: it is none.
+    """
+    try:
+        return tuple(values)
+    except TypeError as error:
+        raise InvalidGraph(f"{what} takes a list, not {values!r}") from error
+
+
+def check_name(what: str, name: Any) -> str:
+    """A name that every encoding can carry and C can read: non-empty, valid Unicode, no NUL.
+
+    Raises:
+        InvalidGraph
+    """
+    if not isinstance(name, str) or not name or "\0" in name or name.encode(errors="replace").decode() != name:
+        raise InvalidGraph(f"{what} is a non-empty string of Unicode characters without NUL, not {name!r}")
+    return name
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -31,8 +71,7 @@ class Buffer:
     init: str | None
 
     def __init__(self, name: str, shape: int | Sequence[int], dtype: Any = "uint8", *, init: str | None = None) -> None:
-        if not isinstance(name, str) or not name:
-            raise InvalidGraph(f"a buffer's name is a non-empty string, not {name!r}")
+        check_name("a buffer's name", name)
         known = dtype_name(dtype)
         if known is None:
             raise InvalidGraph(f"buffer {name!r}: no dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}", buffer=name)
@@ -49,11 +88,8 @@ class Buffer:
 
 
 def _shape(name: str, shape: int | Sequence[int]) -> tuple[int, ...]:
-    try:
-        dimensions = tuple(n.__index__() for n in (shape if isinstance(shape, Iterable) else (shape,)))
-    except AttributeError:
-        dimensions = (-1,)
-    if any(n < 0 for n in dimensions):
+    dimensions = integers(shape)
+    if dimensions is None or any(n < 0 for n in dimensions) or math.prod(dimensions) * 16 >= LIMIT:
         raise InvalidGraph(f"buffer {name!r}: a shape is non-negative integers, not {shape!r}", buffer=name)
     return dimensions
 
@@ -74,11 +110,13 @@ class Access:
     def __post_init__(self) -> None:
         if not isinstance(self.buffer, Buffer):
             raise InvalidGraph(f"{type(self).__name__} takes a kaas.Buffer, not {self.buffer!r}")
-        if not isinstance(self.offset_bytes, int) or not 0 <= self.offset_bytes < max(1, self.buffer.nbytes):
+        offset_bytes = integer(self.offset_bytes)
+        if offset_bytes is None or not 0 <= offset_bytes < max(1, self.buffer.nbytes):
             raise InvalidGraph(
                 f"offset {self.offset_bytes!r} lies outside buffer {self.buffer.name!r} of {self.buffer.nbytes} bytes",
                 buffer=self.buffer.name,
             )
+        object.__setattr__(self, "offset_bytes", offset_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +150,8 @@ class Literal:
 
     def __post_init__(self) -> None:
         expected = POINTER_BYTES if self.kind == "null" else KIND_BYTES.get(self.kind)
-        if len(self.data) != expected:
-            raise InvalidLiteral(f"{len(self.data)} bytes are no {self.kind}", kind=self.kind, value=self.data)
+        if not isinstance(self.data, bytes) or len(self.data) != expected:
+            raise InvalidLiteral(f"{self.data!r} are no bytes of {self.kind}", kind=self.kind, value=self.data)
 
     def __repr__(self) -> str:
         return "Null" if self.kind == "null" else f"{self.kind}({decode(self.kind, self.data)!r})"
@@ -130,9 +168,8 @@ class Scalar:
     kind: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise InvalidGraph(f"a scalar's name is a non-empty string, not {self.name!r}")
-        if self.kind not in KIND_BYTES:
+        check_name("a scalar's name", self.name)
+        if not isinstance(self.kind, str) or self.kind not in KIND_BYTES:
             raise InvalidGraph(f"scalar {self.name!r}: no kind {self.kind!r}; known: {', '.join(KIND_BYTES)}")
 
 
@@ -143,7 +180,7 @@ class Pointers:
     entries: tuple[Access, ...]
 
     def __init__(self, entries: Iterable[Access]) -> None:
-        entries = tuple(entries)
+        entries = items("Pointers", entries)
         if not entries or not all(isinstance(entry, Access) for entry in entries):
             raise InvalidGraph("Pointers takes one or more of In, Out and InOut")
         object.__setattr__(self, "entries", entries)
@@ -172,11 +209,12 @@ class Struct:
         scalars: Mapping[int, Scalar] | None = None,
         align: int = 16,
     ) -> None:
-        pointers, scalars = dict(pointers or {}), dict(scalars or {})
-        if align < 1 or align & (align - 1):
-            raise InvalidGraph(f"a struct's alignment is a power of two, not {align}")
-        if not blob:
-            raise InvalidGraph("a struct has at least one byte")
+        pointers, scalars = _fields("pointers", pointers), _fields("scalars", scalars)
+        power = integer(align)
+        if power is None or power < 1 or power & (power - 1):
+            raise InvalidGraph(f"a struct's alignment is a power of two, not {align!r}")
+        if not isinstance(blob, bytes | bytearray | memoryview) or not len(blob):
+            raise InvalidGraph(f"a struct is one or more bytes, not {blob!r}")
         if not all(isinstance(target, Access | Pointers) for target in pointers.values()):
             raise InvalidGraph("pointer fields of a struct are In, Out, InOut or Pointers")
         if not all(isinstance(scalar, Scalar) for scalar in scalars.values()):
@@ -188,7 +226,14 @@ class Struct:
         object.__setattr__(self, "blob", _clear(bytes(blob), spans))
         object.__setattr__(self, "pointers", tuple(sorted(pointers.items())))
         object.__setattr__(self, "scalars", tuple(sorted(scalars.items())))
-        object.__setattr__(self, "align", align)
+        object.__setattr__(self, "align", power)
+
+
+def _fields(what: str, targets: Any) -> dict[int, Any]:
+    """Offsets as ints -> what is patched there."""
+    if not isinstance(targets, Mapping | None) or any(integer(offset) is None for offset in targets or ()):
+        raise InvalidGraph(f"{what} of a struct maps byte offsets to what is patched there, not {targets!r}")
+    return {int(offset): target for offset, target in (targets or {}).items()}
 
 
 def _clear(blob: bytes, spans: list[tuple[int, int]]) -> bytes:

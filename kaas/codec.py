@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kaas.arguments import Access, Argument, Buffer, In, InOut, Literal, Out, Pointers, Scalar, Struct
-from kaas.errors import InvalidGraph, KaasError
+from kaas.errors import DuplicateBuffer, InvalidGraph, KaasError
 from kaas.kernel import Kernel
 from kaas.library import Image, Library
 
@@ -49,7 +49,7 @@ def from_dict(data: Mapping[str, Any]) -> Fields:
         changed = [name for name, library in libraries.items() if name != library.hash]
         if changed:
             raise InvalidGraph(f"code images do not have the content that the kTask names: {', '.join(changed)}")
-        buffers = {entry["name"]: _buffer(entry) for entry in data["buffers"]}
+        buffers = _buffers(data["buffers"])
         kernels = [_kernel(entry, libraries, buffers) for entry in data["kernels"]]
         repeat = data.get("iterations", 1)
         iterations = Scalar(repeat["scalar"], repeat["kind"]) if isinstance(repeat, Mapping) else repeat
@@ -161,6 +161,15 @@ def _know(what: str, data: Mapping[str, Any], fields: str) -> None:
     unknown = data.keys() - set(fields.split())
     if unknown:
         raise InvalidGraph(f"this version knows no {what} with a field {', '.join(sorted(map(repr, unknown)))}")
+
+
+def _buffers(entries: Iterable[Mapping[str, Any]]) -> dict[str, Buffer]:
+    buffers: dict[str, Buffer] = {}
+    for buffer in map(_buffer, entries):
+        known = buffers.setdefault(buffer.name, buffer)
+        if known != buffer:
+            raise DuplicateBuffer(f"two buffers named {known.name!r}: {known} and {buffer}", buffer=known.name)
+    return buffers
 
 
 def _buffer(data: Mapping[str, Any]) -> Buffer:

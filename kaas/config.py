@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from types import FunctionType
 from typing import Any
 
 from kaas.errors import InvalidConfig
@@ -31,6 +32,12 @@ class Device:
         if self.kind not in DEVICE_KINDS:
             raise InvalidConfig(f"a device is one of {', '.join(DEVICE_KINDS)}, not {self.kind!r}", field="kind")
         _require_positive("memory_bytes", self.memory_bytes, int)
+
+    def sized(self) -> Device:
+        """This device with the size that a software one has unless told."""
+        if self.kind == "software" and self.memory_bytes is None:
+            return replace(self, memory_bytes=SOFTWARE_GPU_BYTES)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +69,27 @@ class Config:
 
     def resolved(self, gpus: int) -> Config:
         """This configuration with its devices named, given how many GPUs the cluster has."""
-        if self.devices is not None:
-            return self
-        found = (Device("gpu"),) * gpus or (Device("software", SOFTWARE_GPU_BYTES),) * SOFTWARE_GPUS
-        return replace(self, devices=found)
+        devices = self.devices or (Device("gpu"),) * gpus or (Device("software"),) * SOFTWARE_GPUS
+        return replace(self, devices=tuple(device.sized() for device in devices))
 
     def differences(self, running: Config) -> tuple[str, ...]:
         """The names of fields in which this wish differs from a running pool; devices left open differ from none."""
+        wanted = self if self.devices is None else self.resolved(0)
         return tuple(
             field.name
             for field in fields(self)
-            if getattr(self, field.name) != getattr(running, field.name)
+            if _identity(getattr(wanted, field.name)) != _identity(getattr(running, field.name))
             and not (field.name == "devices" and self.devices is None)
         )
 
 
+def _identity(value: Any) -> Any:
+    """What a value is compared by; a function that was sent here is another object than the one that is."""
+    return (value.__module__, value.__qualname__) if isinstance(value, FunctionType | type) else value
+
+
 def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
-    given = tuple(devices)
+    given = tuple(devices) if isinstance(devices, Iterable) else ()
     if not given or not all(isinstance(device, Device) for device in given):
         raise InvalidConfig(f"devices is one or more kaas.Device, not {devices!r}", field="devices")
     return given

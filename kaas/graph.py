@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from kaas import codec, draw
-from kaas.arguments import Buffer, Scalar
+from kaas.arguments import Buffer, Scalar, check_name, integer, items
 from kaas.dtypes import is_integer_kind
 from kaas.errors import DuplicateBuffer, InvalidGraph, OutputNotWritten, ScalarConflict
 from kaas.kernel import Kernel
@@ -50,9 +51,9 @@ class KTask:
         iterations: int | Scalar = 1,
         name: str | None = None,
     ) -> None:
-        kernels = tuple(kernels)
-        if name is not None and not isinstance(name, str):
-            raise InvalidGraph(f"a kTask's name is a string, not {name!r}")
+        kernels = items("KTask", kernels)
+        if name is not None:
+            check_name("a kTask's name", name)
         label = name or (kernels[0].symbol if kernels and isinstance(kernels[0], Kernel) else "?")
         if not kernels or not all(isinstance(kernel, Kernel) for kernel in kernels):
             raise InvalidGraph(f"kTask {label!r}: kernels is one or more kaas.Kernel", task=label)
@@ -66,7 +67,7 @@ class KTask:
         temporaries = tuple(b for b in buffers.values() if b not in inputs and b not in self.outputs)
         object.__setattr__(self, "temporaries", temporaries)
         object.__setattr__(self, "edges", _edges(kernels))
-        object.__setattr__(self, "scalars", _scalars(kernels, self.iterations))
+        object.__setattr__(self, "scalars", MappingProxyType(_scalars(kernels, self.iterations)))
         object.__setattr__(self, "key", codec.content_hash(self))
 
     @property
@@ -148,7 +149,7 @@ def _outputs(
         outputs = (outputs,)
     written = {buffer for kernel in kernels for buffer in kernel.writes}
     listed: list[Buffer] = []
-    for output in outputs:
+    for output in items("outputs", outputs):
         if not isinstance(output, Buffer | str):
             raise InvalidGraph(f"kTask {label!r}: outputs are buffers or their names, not {output!r}", task=label)
         name = output.name if isinstance(output, Buffer) else output
@@ -166,11 +167,11 @@ def _outputs(
 
 
 def _iterations(label: str, iterations: int | Scalar) -> int | Scalar:
-    match iterations:
-        case Scalar() if is_integer_kind(iterations.kind):
-            return iterations
-        case int() if iterations >= 1 and not isinstance(iterations, bool):
-            return iterations
+    if isinstance(iterations, Scalar) and is_integer_kind(iterations.kind):
+        return iterations
+    number = integer(iterations)
+    if number is not None and number >= 1:
+        return number
     raise InvalidGraph(
         f"kTask {label!r}: iterations is a positive integer or a Scalar of an integer kind, not {iterations!r}",
         task=label,

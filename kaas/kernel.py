@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kaas.arguments import Access, Argument, Buffer, Scalar, accesses, scalars_of
+from kaas.arguments import Access, Argument, Buffer, Scalar, accesses, check_name, integer, integers, items, scalars_of
 from kaas.errors import InvalidGraph
 from kaas.library import Library
 
@@ -40,9 +40,8 @@ class Kernel:
     ) -> None:
         if not isinstance(library, Library):
             raise InvalidGraph(f"kernel {symbol!r}: library is a kaas.Library, not {library!r}", kernel=str(symbol))
-        if not isinstance(symbol, str) or not symbol:
-            raise InvalidGraph(f"a kernel's symbol is a non-empty string, not {symbol!r}")
-        args = tuple(args)
+        check_name("a kernel's symbol", symbol)
+        args = items(f"kernel {symbol!r}", args)
         for position, argument in enumerate(args):
             if not isinstance(argument, Argument):
                 raise InvalidGraph(
@@ -50,14 +49,15 @@ class Kernel:
                     "and buffers in In, Out or InOut",
                     kernel=symbol,
                 )
-        if not isinstance(shared_bytes, int) or shared_bytes < 0:
+        shared = integer(shared_bytes)
+        if shared is None or shared < 0:
             raise InvalidGraph(f"kernel {symbol!r}: shared_bytes is {shared_bytes!r}", kernel=symbol)
         object.__setattr__(self, "library", library)
         object.__setattr__(self, "symbol", symbol)
         object.__setattr__(self, "grid", _extent(symbol, "grid", grid))
         object.__setattr__(self, "block", _extent(symbol, "block", block))
         object.__setattr__(self, "args", args)
-        object.__setattr__(self, "shared_bytes", shared_bytes)
+        object.__setattr__(self, "shared_bytes", shared)
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -77,10 +77,7 @@ class Kernel:
 
 
 def _extent(symbol: str, what: str, value: int | Sequence[int]) -> tuple[int, int, int]:
-    try:
-        given = tuple(n.__index__() for n in (value if isinstance(value, Iterable) else (value,)))
-    except AttributeError:
-        given = ()
+    given = integers(value) or ()
     if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
         raise InvalidGraph(f"kernel {symbol!r}: {what} is one to three positive integers, not {value!r}", kernel=symbol)
     x, y, z = given + (1,) * (3 - len(given))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kaas.arguments import Buffer, Scalar
+from kaas.arguments import Buffer, Scalar, integer
 from kaas.dtypes import decode, dtype_name, encode
 from kaas.errors import (
     InvalidLiteral,
@@ -39,8 +39,23 @@ class View:
     offset_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.offset_bytes, int) or self.offset_bytes < 0:
+        offset_bytes = integer(self.offset_bytes)
+        if offset_bytes is None or offset_bytes < 0:
             raise InvalidRequest(f"a View's offset is a non-negative number of bytes, not {self.offset_bytes!r}")
+        object.__setattr__(self, "offset_bytes", offset_bytes)
+
+
+def mapping(task: KTask, what: str, values: Any) -> Mapping[str, Any]:
+    """values, if they are given by name; None is nothing.
+
+    Raises:
+        InvalidRequest
+    """
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise InvalidRequest(f"kTask {task.label!r}: {what} are given by name, not as {values!r}", task=task.label)
+    return values
 
 
 def check_names(task: KTask, names: Iterable[str]) -> None:
@@ -124,9 +139,12 @@ def raw_bytes(buffer: Buffer, value: Any) -> tuple[memoryview, str | None]:
     """
     import numpy as np
 
-    array = value
     plain = False
-    if not isinstance(value, np.ndarray):
+    if isinstance(value, np.ma.MaskedArray):
+        raise NotContiguous(f"input {buffer.name!r} is a masked array; pass its filled() values", buffer=buffer.name)
+    if isinstance(value, np.ndarray):
+        array = np.asarray(value)
+    else:
         try:
             view = memoryview(value)
         except (TypeError, ValueError) as error:
@@ -153,7 +171,7 @@ def encode_scalars(task: KTask, scalars: Mapping[str, Any] | None) -> dict[str, 
     Raises:
         MissingScalar, WrongScalar: not exactly the kTask's scalars, a value that is not of its kind, no iterations.
     """
-    given = dict(scalars or {})
+    given = dict(mapping(task, "scalars", scalars))
     for name in given.keys() - task.scalars.keys():
         known = ", ".join(task.scalars) or "none"
         raise WrongScalar(

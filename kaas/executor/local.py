@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kaas.config import SOFTWARE_GPU_BYTES, Device
-from kaas.errors import DeviceUnavailable
-from kaas.request import View, check_names, encode_scalars
+from kaas.errors import DeviceUnavailable, InvalidRequest
+from kaas.graph import KTask
+from kaas.request import View, check_names, encode_scalars, mapping
 
 if TYPE_CHECKING:
     import numpy as np
 
     from kaas.executor.executor import Executor, Result
     from kaas.executor.plan import Plan
-    from kaas.graph import KTask
 
 _lock = threading.Lock()
 _executors: dict[tuple[str, int, int | None], Executor] = {}
@@ -52,7 +52,9 @@ def run(
     """As run_local; the result also has the stage times."""
     from kaas.executor.executor import Request
 
-    given = dict(inputs or {})
+    if not isinstance(task, KTask):
+        raise InvalidRequest(f"run_local takes a kaas.KTask, not {task!r}")
+    given = mapping(task, "inputs", inputs)
     check_names(task, given)
     encoded = encode_scalars(task, scalars)
     sources = {name: _source(value) for name, value in given.items()}
@@ -82,7 +84,8 @@ def executor_for(device: Device | int | None = None) -> Executor:
             raise DeviceUnavailable(f"a device is a kaas.Device, a number or None, not {device!r}")
         key = (kind, ordinal, memory_bytes)
         if key not in _executors:
-            size = memory_bytes or (SOFTWARE_GPU_BYTES if kind == "software" else None)
+            # a software GPU gets its size once in a process: that of the first to ask must do for all who come later
+            size = max(memory_bytes or 0, SOFTWARE_GPU_BYTES) if kind == "software" else memory_bytes
             opened = open_device(kind, ordinal, memory_bytes=size)
             _executors[key] = Executor(opened, cache_bytes=memory_bytes)
         return _executors[key]

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-import llvmlite.binding as llvm
 import msgspec
 
 from kaas.softgpu import image, machine_code, target
