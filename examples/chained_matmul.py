@@ -56,6 +56,7 @@ def main(n: int = 1024, requests: int = 2) -> None:
 
 
 if __name__ == "__main__":
-    kaas.init()
+    started = kaas.init()
     main()
-    kaas.shutdown()
+    if started:
+        kaas.shutdown()

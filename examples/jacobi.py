@@ -60,6 +60,7 @@ def main(n: int = 512, sweeps: int = 3000) -> None:
 
 
 if __name__ == "__main__":
-    kaas.init()
+    started = kaas.init()
     main()
-    kaas.shutdown()
+    if started:
+        kaas.shutdown()

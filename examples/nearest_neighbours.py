@@ -73,6 +73,7 @@ def main(vertices: int = 512, searches: int = 32, iterations: int = 6, requests:
 
 
 if __name__ == "__main__":
-    kaas.init()
+    started = kaas.init()
     main()
-    kaas.shutdown()
+    if started:
+        kaas.shutdown()

@@ -71,6 +71,7 @@ def main(size: int = 256, frames: int = 6) -> None:
 
 
 if __name__ == "__main__":
-    kaas.init()
+    started = kaas.init()
     main()
-    kaas.shutdown()
+    if started:
+        kaas.shutdown()

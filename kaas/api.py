@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -26,6 +27,10 @@ NAMESPACE = "kaas"
 SOFTWARE_SLOTS = 16
 """Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
 CONCURRENT_REQUESTS = 100_000
+RETRIES = 3
+MOST_RETRIES = 1 << 16
+LONGEST_S = 1e9
+"""Deadlines lie below this, about thirty years."""
 
 
 class _RayStore:
@@ -53,6 +58,23 @@ class _Session:
     started_ray: bool
     invoke: Any
     registered: set[str] = field(default_factory=set)
+    gone: bool = False
+
+    def watch(self) -> _Session:
+        """Note the pool's end, so that calls after it say so at once."""
+        self.pool.watch.remote().future().add_done_callback(self._note_end)
+        return self
+
+    def _note_end(self, watched: Future[None]) -> None:
+        self.gone = watched.exception() is not None
+
+    def check(self) -> None:
+        """
+        Raises:
+            PoolStopped
+        """
+        if self.gone:
+            raise PoolStopped(f"pool {self.name!r} is gone; kaas.init() starts another", pool=self.name)
 
     def send(self, signature: Signature, message: bytes, refs: list[Any]) -> Any:
         self.introduce(signature)
@@ -64,6 +86,7 @@ class _Session:
 
     def introduce(self, signature: Signature) -> None:
         """Tell the pool of a function, once; the message needs no answer."""
+        self.check()
         if signature.key not in self.registered:
             self.pool.register.remote(wire.encode(signature.spec), signature.task.to_msgpack())
             self.registered.add(signature.key)
@@ -89,7 +112,7 @@ def init(
     config: Config | None = None,
     devices: Sequence[Device] | None = None,
     name: str = "kaas",
-) -> None:
+) -> bool:
     """Attach this process to the pool of this name, or start it. Once more changes nothing.
 
     Ray is started or connected to when the program has not done so.
@@ -99,12 +122,15 @@ def init(
         config: None takes what runs, or the defaults. A pool that runs with another configuration refuses.
         devices: short for Config(devices=...). Default: the GPUs that Ray finds, else two software GPUs.
 
+    Returns:
+        Whether this call started the pool. Who did is the one to shut it down; who attached just leaves.
+
     Raises:
         ConfigMismatch, InvalidConfig
     """
     wanted = config
     if devices is not None:
-        wanted = replace(config or Config(), devices=tuple(devices))
+        wanted = replace(config or Config(), devices=devices)  # type: ignore[arg-type]  # Config checks it
     policies.factory((wanted or Config()).policy)
     global _session
     with _lock:
@@ -112,10 +138,11 @@ def init(
             _session = None
         _refuse_second_pool(name)
         started = _session.started_ray if _session else _connect(address, wanted)
-        pool = _open_pool(name, wanted)
+        pool, opened = _open_pool(name, wanted)
         if _session is None or _session.pool != pool:
             client = ray.get_runtime_context().get_job_id()
-            _session = _Session(name, pool, client, started, pool.invoke)
+            _session = _Session(name, pool, client, started, pool.invoke).watch()
+    return opened
 
 
 def _refuse_second_pool(name: str) -> None:
@@ -143,8 +170,8 @@ def _connect(address: str | None, wanted: Config | None) -> bool:
     return True
 
 
-def _open_pool(name: str, wanted: Config | None) -> Any:
-    """The running pool of this name, or a new one; a pool that is just ending gives way to a new one."""
+def _open_pool(name: str, wanted: Config | None) -> tuple[Any, bool]:
+    """The running pool of this name, or a new one and True; a pool that is just ending gives way to a new one."""
     gpus = int(cluster_resources().get("GPU", 0))
     actor: Any = ray.remote(PoolActor).options(
         name=name,
@@ -157,7 +184,7 @@ def _open_pool(name: str, wanted: Config | None) -> Any:
     for attempt in range(2):
         pool = actor.remote(name, (wanted or Config()).resolved(gpus))
         try:
-            ray.get(pool.attach.remote(wanted))
+            opened: bool = ray.get(pool.attach.remote(wanted))
         except ray.exceptions.RayActorError:
             if attempt:
                 raise
@@ -167,7 +194,7 @@ def _open_pool(name: str, wanted: Config | None) -> Any:
             raise _plain(error) from None
         else:
             break
-    return pool
+    return pool, opened
 
 
 def _plain(error: KaasError) -> KaasError:
@@ -179,7 +206,8 @@ def _plain(error: KaasError) -> KaasError:
 def shutdown() -> None:
     """Stop the pool, for everyone attached to it, and Ray if `init` started it. Waiting requests end with PoolStopped.
 
-    Nothing happens without a pool. A process that only wants to leave just ends.
+    Nothing happens without a pool. A process that only wants to leave just ends; `init` says whether it started the
+    pool.
     """
     global _session
     with _lock:
@@ -234,7 +262,7 @@ def invoke(
     scalars: Mapping[str, Any] | None = None,
     client: str | None = None,
     deadline_s: float | None = None,
-    retries: int = 3,
+    retries: int = RETRIES,
 ) -> Any:
     """Run a kTask, without waiting for it.
 
@@ -244,19 +272,21 @@ def invoke(
         scalars: a value for each of the kTask's Scalars.
         client: the tenant it is billed to; default: what a Function's options say, or this Ray job.
         deadline_s: seconds from now within which it must have ended.
-        retries: how often it may run again when its executor dies.
+        retries: how often it may run again when its executor dies; the default leaves a Function its own.
 
     Returns:
         An ObjectRef of the output's array; for several outputs a named tuple of them, in declared order. It serves
         ray.get, ray.wait, await, ray.cancel and as an argument of Ray tasks and kTasks.
 
     Raises:
-        NotInitialized, InvalidRequest: here, whatever is wrong and can be seen here. All else, as a KaasError,
-            through the ObjectRef: what ray.get raises is of the error's class, with its fields and itself as `cause`.
+        NotInitialized, PoolStopped, InvalidRequest: here, whatever is wrong and can be seen here. All else, as a
+            KaasError, through the ObjectRef: what ray.get raises is of the error's class, with its fields and itself
+            as `cause`.
     """
     session = _attached()
     if isinstance(task_or_function, Function):
-        function = task_or_function.options(client=client, deadline_s=deadline_s, scalars=scalars, retries=retries)
+        changed = None if retries == RETRIES else retries
+        function = task_or_function.options(client=client, deadline_s=deadline_s, scalars=scalars, retries=changed)
         return function._send(session, inputs, function._options)
     options = Options(client, deadline_s, scalars, retries)
     if not isinstance(task_or_function, KTask):
@@ -274,10 +304,12 @@ def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Functio
             executors cache them under the identity of what was put here, so clients that share a Function share a copy.
 
     Raises:
-        NotInitialized, InvalidRequest
+        NotInitialized, PoolStopped, InvalidRequest
     """
     session = _attached()
-    signature, objects = bind(task, constants or {}, _STORE)
+    if not isinstance(task, KTask):
+        raise InvalidRequest(f"kaas.register takes a KTask, not {task!r}")
+    signature, objects = bind(task, constants, _STORE)
     refs = tuple(value for value in objects if isinstance(value, ray.ObjectRef))
     function = Function(session.name, signature, ray.put(objects) if objects else None, refs)
     session.introduce(signature)
@@ -295,12 +327,16 @@ class Options:
     client: str | None = None
     deadline_s: float | None = None
     scalars: Mapping[str, Any] | None = None
-    retries: int = 3
+    retries: int = RETRIES
 
     def __post_init__(self) -> None:
-        if self.deadline_s is not None and not (isinstance(self.deadline_s, int | float) and self.deadline_s > 0):
+        if not isinstance(self.client, str | None):
+            raise InvalidRequest(f"a client is a name, not {self.client!r}")
+        if self.deadline_s is not None and not (
+            isinstance(self.deadline_s, int | float) and 0 < self.deadline_s < LONGEST_S
+        ):
             raise InvalidRequest(f"deadline_s is a positive number of seconds, not {self.deadline_s!r}")
-        if not isinstance(self.retries, int) or self.retries < 0:
+        if not isinstance(self.retries, int) or not 0 <= self.retries < MOST_RETRIES:
             raise InvalidRequest(f"retries is a number from 0 on, not {self.retries!r}")
 
     def caller(self, session: _Session) -> Caller:
@@ -337,7 +373,7 @@ class Function:
         options = replace(self._options, **changed)
         return Function(self._pool, self._signature, self._constants, self._awaited, options)
 
-    def remote(self, **inputs: Any) -> Any:
+    def remote(self, /, **inputs: Any) -> Any:
         """Invoke it; see `invoke` for what inputs may be and what comes back. Scalars may stand among the inputs.
 
         In a Ray task that has not called `init`, this attaches to the pool in which the function was registered.
@@ -354,7 +390,12 @@ class Function:
             self._awaited.clear()
         caller = options.caller(session)
         message, refs = pack(self._signature, inputs, options.scalars, caller, _STORE, self._constants, self._awaited)
-        return session.send(self._signature, message, refs)
+        try:
+            return session.send(self._signature, message, refs)
+        except KaasError:
+            raise
+        except ValueError as error:  # Ray no longer knows who owns the constants
+            raise NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = (self._pool, self.task, self._signature.spec.bindings, self._constants, self._awaited, self._options)
@@ -407,7 +448,7 @@ def _attach_running(name: str) -> _Session:
                 pool = ray.get_actor(name, namespace=NAMESPACE)
             except ValueError as error:
                 raise NotInitialized(f"no pool {name!r} runs") from error
-            _session = _Session(name, pool, ray.get_runtime_context().get_job_id(), False, pool.invoke)
+            _session = _Session(name, pool, ray.get_runtime_context().get_job_id(), False, pool.invoke).watch()
         return _session
 
 

@@ -73,7 +73,7 @@ def check(task_file: TaskFile) -> None:
 
     task = _load(task_file)
     local.check(task)
-    console.print(f"[green]ok[/] {task.label}: {len(task.kernels)} kernels, {len(task.libraries)} libraries")
+    console.print(f"[green]ok[/] {escape(task.label)}: {len(task.kernels)} kernels, {len(task.libraries)} libraries")
 
 
 @app.command()
@@ -85,17 +85,15 @@ def run(
     local: Annotated[bool, typer.Option("--local/--ray", help="in this process, or through a pool on Ray")] = True,
 ) -> None:
     """Run a kTask and print how long its stages took."""
-    import numpy as np
 
     task = _load(task_file)
     arrays = {name: _read(Path(path)) for name, path in _pairs(inputs, "--input").items()}
     values = {name: _scalar(task, name, text) for name, text in _pairs(scalars, "--scalar").items()}
     outputs, stages = (_run_here if local else _run_on_ray)(task, arrays, values)
     for name, array in outputs.items():
-        console.print(f"{name}: {array.dtype}{list(array.shape)}")
+        console.print(f"{escape(name)}: {array.dtype}{escape(str(list(array.shape)))}")
         if output is not None:
-            output.mkdir(parents=True, exist_ok=True)
-            np.save(output / f"{name}.npy", array)
+            _save(output, name, array)
     table = Table("stage", "milliseconds")
     for stage, seconds in stages.items():
         table.add_row(stage, f"{seconds * 1e3:.3f}")
@@ -115,7 +113,7 @@ def _run_here(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any]
 def _run_on_ray(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any]) -> Outcome:
     from kaas import api
 
-    api.init()
+    opened = api.init()
     try:
         refs = api.invoke(task, arrays, scalars=scalars)
         refs = refs if isinstance(refs, tuple) else (refs,)
@@ -123,7 +121,8 @@ def _run_on_ray(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, An
         outputs = {name: ref.future().result() for name, ref in zip(names, refs, strict=True)}
         stages = {entry.stage: entry.p50_s for entry in api.stats().stages if entry.function == task.label}
     finally:
-        api.shutdown()
+        if opened:
+            api.shutdown()
     return outputs, stages
 
 
@@ -146,8 +145,22 @@ def _read(path: Path) -> Any:
 
     try:
         return np.load(path) if path.suffix == ".npy" else path.read_bytes()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise InvalidRequest(f"cannot read {path}: {error}") from error
+
+
+def _save(folder: Path, name: str, array: Any) -> None:
+    """An array as name.npy; of a dtype that NumPy's format lacks (bfloat16, float8), the bytes as unsigned integers."""
+    import numpy as np
+
+    if Path(name).name != name:
+        raise InvalidRequest(f"output {name!r} cannot be a file's name", buffer=name)
+    plain = array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{name}.npy", plain)
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {name!r} to {folder}: {error}", buffer=name) from error
 
 
 def _scalar(task: KTask, name: str, text: str) -> Any:

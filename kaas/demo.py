@@ -77,13 +77,14 @@ def run(size: Size | None = None, console: Console | None = None) -> bool:
     size, console = size or Size(), console or Console()
     began = perf_counter()
     with console.status("starting Ray and the pool"):
-        kaas.init()
+        opened = kaas.init()
     try:
         started_s = perf_counter() - began
         wrong = _run_clients(size, console)
         status, stats = kaas.status(), kaas.stats()
     finally:
-        kaas.shutdown()
+        if opened:
+            kaas.shutdown()
     console.print(_stage_table(stats), _cache_table(stats, status))
     total = len(CLIENTS) * size.requests
     verdict = f"[red]{wrong} wrong[/]" if wrong else "[green]all equal to NumPy's[/]"

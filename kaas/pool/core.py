@@ -183,7 +183,7 @@ class Pool:
             request.timer = self._loop.call_later(call.deadline_s, self._expire, request)
         if inputs_ready is not None:
             request.inputs = asyncio.ensure_future(inputs_ready)
-            request.inputs.add_done_callback(lambda _: self._inputs_ready(request))
+            request.inputs.add_done_callback(lambda waited: self._inputs_ready(request, waited))
         self._arrive(request)
         return request
 
@@ -202,8 +202,12 @@ class Pool:
             )
         )
 
-    def _inputs_ready(self, request: Request) -> None:
-        if not request.answer.done():
+    def _inputs_ready(self, request: Request, waited: asyncio.Future[Any]) -> None:
+        if waited.cancelled() or isinstance(waited.exception(), asyncio.CancelledError):
+            return  # whoever stopped the wait has answered
+        if (error := waited.exception()) is not None:
+            self._break(error)
+        elif not request.answer.done():
             self._tell(InputsReady(self._loop.time(), request.id))
 
     def _expire(self, request: Request) -> None:

@@ -10,7 +10,7 @@ from kaas.arguments import Buffer
 from kaas.errors import UnexpectedInput
 from kaas.graph import KTask
 from kaas.pool import wire
-from kaas.request import View, check_names, encode_scalars, input_bytes
+from kaas.request import View, check_names, encode_scalars, input_bytes, mapping
 
 if TYPE_CHECKING:
     from kaas.executor.executor import Source
@@ -69,12 +69,13 @@ class Signature:
         check_names(self.task, [*names, *bound])
 
 
-def bind(task: KTask, constants: Mapping[str, Any], store: Store) -> tuple[Signature, tuple[Any, ...]]:
+def bind(task: KTask, constants: Mapping[str, Any] | None, store: Store) -> tuple[Signature, tuple[Any, ...]]:
     """The signature of a kTask with constants, and the tuple of objects behind them, each object once.
 
     Raises:
-        UnexpectedInput, WrongSize, WrongDtype, NotContiguous
+        InvalidRequest, UnexpectedInput, WrongSize, WrongDtype, NotContiguous
     """
+    constants = mapping(task, "constants", constants)
     known = {buffer.name: buffer for buffer in task.inputs}
     check_names(task, [*constants, *(name for name in known if name not in constants)])
     entries: dict[int, int] = {}
@@ -107,6 +108,7 @@ def pack(
     Raises:
         InvalidRequest: whatever is wrong and can be seen without the referenced objects.
     """
+    inputs = mapping(signature.task, "inputs", inputs)
     if inputs.keys() != signature.given.keys():
         signature.check_names(list(inputs))
     encoded = encode_scalars(signature.task, scalars) if scalars or signature.task.scalars else {}

@@ -51,8 +51,8 @@ class PoolActor:
         self._open_calls = 0
         self._all_answered = asyncio.Event()
 
-    async def attach(self, wanted: Config | None) -> Config:
-        """Open the pool with the first driver; compare configurations with later ones.
+    async def attach(self, wanted: Config | None) -> bool:
+        """Open the pool with the first driver, which is told so; compare configurations with later ones.
 
         Raises:
             ConfigMismatch
@@ -64,8 +64,13 @@ class PoolActor:
                 pool=self._name,
                 differences=differences,
             )
+        first = self._pool is None
         self._running()
-        return self._config
+        return first
+
+    async def watch(self) -> None:
+        """Never returns: the call fails when the pool ends, which tells the driver at once."""
+        await asyncio.Event().wait()
 
     def _running(self) -> Pool:
         if self._pool is None:  # not in __init__, which Ray runs outside the event loop

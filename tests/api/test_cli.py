@@ -126,4 +126,5 @@ def test_status_and_run_on_a_pool(task_file: Path, x_file: Path, tmp_path: Path)
     result = runner.invoke(app, ["run", str(task_file), *arguments])
     assert result.exit_code == 0, result.output
     assert "request" in result.stdout
+    assert kaas.status().devices  # the command did not start the pool, so it left it running
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), numbers() * np.float32(2))

@@ -372,6 +372,12 @@ IN_THE_CALL: dict[str, tuple[Callable[[], Any], type[kaas.KaasError]]] = {
         errors.WrongScalar,
     ),
     "no kTask": (lambda: kaas.invoke("scale", {}), errors.InvalidRequest),  # type: ignore[arg-type]
+    "inputs by position": (lambda: kaas.invoke(add_task(), [numbers()]), errors.InvalidRequest),  # type: ignore[arg-type]
+    "client": (lambda: kaas.invoke(spin_task(), {}, scalars={"steps": 1}, client=5), errors.InvalidRequest),  # type: ignore[arg-type]
+    "endless deadline": (
+        lambda: kaas.invoke(spin_task(), {}, scalars={"steps": 1}, deadline_s=10**400),
+        errors.InvalidRequest,
+    ),
     "deadline": (lambda: kaas.invoke(spin_task(), {}, scalars={"steps": 1}, deadline_s=-1), errors.InvalidRequest),
     "retries": (lambda: kaas.invoke(spin_task(), {}, scalars={"steps": 1}, retries=-1), errors.InvalidRequest),
 }

@@ -15,6 +15,7 @@ import ray
 
 import kaas
 from kaas import errors, softgpu
+from kaas.pool.policies.fcfs import FirstComeFirstServed
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 
 ROOT = Path(__file__).parent.parent.parent
@@ -85,6 +86,7 @@ def test_init_is_idempotent_and_keeps_the_users_ray(attached: str) -> None:
 SECOND_DRIVER = """
 import ray, kaas
 from kaas import errors, softgpu
+from kaas.pool.policies.fcfs import FirstComeFirstServed
 from tests.api.conftest import numbers, scale_task
 kaas.init(address={address!r})
 result = ray.get(kaas.invoke(scale_task(), {{"x": numbers()}}, scalars={{"factor": 2}}, client="second"))
@@ -145,7 +147,15 @@ def test_pool_that_died_is_started_again() -> None:
     ray.kill(ray.get_actor("kaas", namespace=kaas.api.NAMESPACE))
     with pytest.raises(errors.PoolStopped):
         kaas.status()
-    kaas.init(devices=DEVICES)
+    session = kaas.api._session
+    assert session is not None
+    while not session.gone:  # Ray tells us a little later
+        pass
+    for call in (scaled, lambda: kaas.register(scale_task())):
+        with pytest.raises(errors.PoolStopped):
+            call()
+    assert kaas.init(devices=DEVICES)
+    assert not kaas.init()
     np.testing.assert_allclose(scaled(), numbers() * 2)
 
 
@@ -171,6 +181,19 @@ def test_policy_that_cannot_be_made_leaves_no_pool(cluster: str) -> None:
         kaas.init(address=cluster, config=kaas.Config(devices=tuple(DEVICES), policy=clueless))
     kaas.init(devices=DEVICES)
     np.testing.assert_allclose(scaled(), numbers() * 2)
+
+
+def policy_of_mine(devices: Any) -> Any:
+    return FirstComeFirstServed(devices)
+
+
+@pytest.mark.ray
+def test_policy_may_be_a_function(cluster: str) -> None:
+    kaas.shutdown()
+    for opens in (True, False):
+        assert kaas.init(address=cluster, config=kaas.Config(devices=tuple(DEVICES), policy=policy_of_mine)) is opens
+    np.testing.assert_allclose(scaled(), numbers() * 2)
+    kaas.shutdown()
 
 
 ALONE = """

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kaas
-from kaas.errors import InvalidGraph, KaasError
+from kaas.errors import DuplicateBuffer, InvalidGraph, KaasError
 from tests.model.strategies import PTX, ktasks
 
 LIBRARY = kaas.Library.from_ptx(PTX)
@@ -208,3 +208,11 @@ def test_any_damage_gives_a_task_or_a_typed_error(data: st.DataObject) -> None:
     except KaasError:
         return
     assert kaas.KTask.from_json(task.to_json()) == task
+
+
+def test_two_buffers_of_one_name_in_a_file() -> None:
+    kernel = kaas.Kernel(LIBRARY, "k", 1, 1, [kaas.In(A), kaas.Out(B)])
+    data = kaas.KTask([kernel], [B]).to_dict()
+    data["buffers"].append({**data["buffers"][0], "shape": [12345]})
+    with pytest.raises(DuplicateBuffer):
+        kaas.KTask.from_dict(data)

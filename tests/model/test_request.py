@@ -144,3 +144,11 @@ def test_iterations_may_be_chosen_but_not_zero() -> None:
         with pytest.raises(WrongScalar) as caught:
             encode_scalars(chosen, others | {"n": n})
         assert fields(caught.value, "scalar", "value") == ("n", n)
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_subclasses_of_arrays() -> None:
+    buffer = kaas.Buffer("x", (2, 3), "float32")
+    assert len(input_bytes(buffer, np.asmatrix(np.zeros((2, 3), np.float32)))) == 24
+    with pytest.raises(NotContiguous, match="masked"):
+        input_bytes(buffer, np.ma.zeros((2, 3), np.float32))
