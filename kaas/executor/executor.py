@@ -128,6 +128,11 @@ class Executor:
         """What is on the device, to look at."""
         return self._memory.cache
 
+    @property
+    def libraries(self) -> int:
+        """How many code images are loaded."""
+        return len(self._kernels)
+
     def prepare(self, task: KTask) -> Plan:
         """Checks a kTask against its code and this device, and readies it for its first request.
 
@@ -209,6 +214,8 @@ class Executor:
             replay = Replay(plan, self.device)
             if len(self._replays) >= MAX_PLANS:
                 self._replays.pop(next(iter(self._replays))).close()
+                in_use = (replay, *self._replays.values())
+                self._kernels.keep({library.hash for one in in_use for library in one.plan.task.libraries})
         self._replays[task.key] = replay  # the last one is the one used last
         return replay
 

@@ -1,8 +1,9 @@
-"""The kernels of a device by (library hash, symbol): each library is loaded once for as long as the device is open."""
+"""The kernels of a device by (library hash, symbol): each library is loaded once for as long as some plan uses it."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Set as AbstractSet
 
 from kaas.errors import UnknownSymbol
 from kaas.executor.device import Device, Function, LoadedLibrary
@@ -32,10 +33,18 @@ class Kernels:
             self._functions[key] = function
         return self._functions[key]
 
+    def __len__(self) -> int:
+        """Libraries that are loaded."""
+        return len(self._libraries)
+
+    def keep(self, used: AbstractSet[str]) -> None:
+        """Unload all libraries but these (by hash). No plan may use the others."""
+        self._functions = {key: function for key, function in self._functions.items() if key[0] in used}
+        for name in self._libraries.keys() - used:
+            self._libraries.pop(name).close()
+
     def close(self) -> None:
-        self._functions.clear()
-        while self._libraries:
-            self._libraries.popitem()[1].close()
+        self.keep(frozenset())
 
     def _load(self, library: Library) -> LoadedLibrary:
         if library.hash not in self._libraries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -219,3 +220,16 @@ def test_a_client_finds_nothing_of_another(executor: Executor, library: kaas.Lib
     peek = kaas.KTask([launch(library, "fill", kaas.Out(A), kaas.i32(5), kaas.i32(1))], [A])
     seen = executor.run(Request(peek, {}, {}, client)).outputs["a"]
     np.testing.assert_array_equal(seen, [5] + [0] * (N - 1))
+
+
+def test_plans_are_bounded_and_libraries_leave_with_their_last_plan(
+    make_executor: Callable[[int], Executor], library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kaas.executor.executor.MAX_PLANS", 2)
+    executor = make_executor(1 << 20)
+    text = library.images[0].data.decode()
+    for number in range(4):
+        own = kaas.Library.from_ptx(f"{text}\n// {number}\n")
+        task = kaas.KTask([launch(own, "add", kaas.In(A), kaas.In(B), kaas.Out(C), COUNT)], [C])
+        run(executor, task, {"a": ints(number), "b": ints(7)})
+        assert executor.libraries == min(number + 1, 2)
