@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kaas.errors import DeviceUnavailable
+from kaas.softgpu.caches import cache_root
 
 HERE = Path(__file__).resolve().parent
 FOLDERS = (HERE / "driver", HERE / "runtime")
@@ -34,12 +35,6 @@ def driver_sources() -> list[Path]:
     return sorted(path for folder in FOLDERS for path in folder.glob("*.c"))
 
 
-def cache_directory() -> Path:
-    """Where compiled drivers are kept: $XDG_CACHE_HOME, or ~/.cache, then `kaas/driver`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kaas" / "driver"
-
-
 def build(sources: Sequence[Path] | None = None, directory: Path | None = None) -> Path:
     """The path of `libcuda.so.1`, compiled from sources (default: the driver's) unless the cache holds it.
 
@@ -47,7 +42,7 @@ def build(sources: Sequence[Path] | None = None, directory: Path | None = None) 
     """
     files = list(sources) if sources is not None else driver_sources()
     command = (*_compiler(), *FLAGS, *INCLUDES, f"-Wl,--version-script={EXPORTS}")
-    target = (directory or cache_directory()) / f"driver-{_fingerprint(files, command)}" / "libcuda.so.1"
+    target = (directory or cache_root() / "driver") / f"driver-{_fingerprint(files, command)}" / "libcuda.so.1"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         _compile(files, command, target)

@@ -22,6 +22,7 @@ from kaas.softgpu.c_interface import (
     CompileError,
     CompilerTable,
 )
+from kaas.softgpu.caches import cache_root
 from kaas.softgpu.codegen import checks
 from kaas.softgpu.codegen import kernel as codegen
 from kaas.softgpu.disk_cache import DiskCache
@@ -87,14 +88,14 @@ class LoadedModule:
 class Compiler:
     """Loads images and compiles their kernels, one (kernel, block shape) at a time.
 
-    library: the runner, which has the kaas_rt_* functions. cache_directory: None for ~/.cache/kaas/softgpu.
+    library: the runner, which has the kaas_rt_* functions. cache_directory: None for "softgpu" below `cache_root`.
     All methods may be called from any thread; they raise CompileError."""
 
     def __init__(
         self, library: ctypes.CDLL, cache_directory: Path | None = None, cache_bytes: int = CACHE_BYTES
     ) -> None:
         self._library = library
-        self._cache = DiskCache(cache_directory or Path.home() / ".cache" / "kaas" / "softgpu", cache_bytes)
+        self._cache = DiskCache(cache_directory or cache_root() / "softgpu", cache_bytes)
         self._target = target.host()
         self._modules: dict[int, LoadedModule] = {}
         self._next = 1

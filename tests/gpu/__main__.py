@@ -12,10 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.gpu.conftest import why_no_gpu
-
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+NEEDED = ("numpy", "pytest", "msgspec", "cuda")
 WITHOUT_RAY = ("gpu_stages", "launch")
 WITH_RAY = ("overhead",)
 
@@ -45,13 +44,18 @@ def run_benchmark(name: str) -> bool:
 
 
 def main() -> int:
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        print(f"make gpu: {sys.executable} lacks {', '.join(missing)}; choose another with make gpu PYTHON=...")
+        return 2
+    from tests.gpu.conftest import why_no_gpu
+
+    if why := why_no_gpu():
+        print(f"make gpu: {why}; nothing was run")
+        return 2
     ray = importlib.util.find_spec("ray") is not None
     print(f"with Ray: {'yes' if ray else 'no: only what runs without it'}", flush=True)
     RESULTS.mkdir(exist_ok=True)
     passed = run_tests(ray)
-    if why := why_no_gpu():
-        print(f"benchmarks are left out: {why}")
-        return 2
     ran = [run_benchmark(name) for name in WITHOUT_RAY + (WITH_RAY if ray else ())]
     return 0 if passed and all(ran) else 1
 
