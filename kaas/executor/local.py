@@ -6,7 +6,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kaas.config import SOFTWARE_GPU_BYTES, Device
+from kaas import softgpu
+from kaas.config import SOFTWARE_GPU_BYTES, SOFTWARE_GPUS, Device
 from kaas.errors import DeviceUnavailable, InvalidRequest
 from kaas.graph import KTask
 from kaas.request import View, check_names, encode_scalars, mapping
@@ -84,9 +85,10 @@ def executor_for(device: Device | int | None = None) -> Executor:
             raise DeviceUnavailable(f"a device is a kaas.Device, a number or None, not {device!r}")
         key = (kind, ordinal, memory_bytes)
         if key not in _executors:
-            # a software GPU gets its size once in a process: that of the first to ask must do for all who come later
-            size = max(memory_bytes or 0, SOFTWARE_GPU_BYTES) if kind == "software" else memory_bytes
-            opened = open_device(kind, ordinal, memory_bytes=size)
+            if kind == "software" and not softgpu.loaded_devices():
+                # they get their sizes once in a process: those of the first to ask must do for all who come later
+                softgpu.load([max(memory_bytes or 0, SOFTWARE_GPU_BYTES)] * SOFTWARE_GPUS)
+            opened = open_device(kind, ordinal, memory_bytes=memory_bytes)
             _executors[key] = Executor(opened, cache_bytes=memory_bytes)
         return _executors[key]
 
