@@ -11,7 +11,9 @@ _HEADER = struct.Struct("<IHHQ")  # magic, version, header bytes, bytes that fol
 _ENTRY = struct.Struct("<HHIQ")  # kind, version, header bytes, payload bytes
 _FLAGS_OFFSET = 40  # of the 64-bit flags in an entry's header
 _PTX_KIND = 1
-_COMPRESSED_FLAGS = 0xF000
+_ZSTANDARD, _COMPRESSED = 0x8000, 0xF000  # in the flags: how the payload is compressed, and whether
+_STORED_BYTES_OFFSET = 16  # of the payload's own 32-bit length: entries are padded behind it
+_LARGEST_PTX_BYTES = 256 << 20
 _ELF_MACHINE_CUDA = 190
 
 
@@ -63,12 +65,28 @@ def _from_fatbin(image: bytes) -> bytes:
             raise ImageError(INVALID_IMAGE, "the fatbin is corrupt: an entry reaches beyond its end")
         if kind == _PTX_KIND:
             flags = struct.unpack_from("<Q", image, position + _FLAGS_OFFSET)[0] if header >= _FLAGS_OFFSET + 8 else 0
-            if not flags & _COMPRESSED_FLAGS:
-                return image[position + header : position + header + payload]
+            content = image[position + header : position + header + payload]
+            if not flags & _COMPRESSED:
+                return content
+            if flags & _COMPRESSED == _ZSTANDARD:
+                stored = struct.unpack_from("<I", image, position + _STORED_BYTES_OFFSET)[0]
+                return _decompressed(content[: stored or payload])
             compressed = True
         position += header + payload
     if compressed:
         raise ImageError(
-            NO_BINARY_FOR_GPU, "the PTX in this fatbin is compressed: make it with nvcc -fatbin --no-compress"
+            NO_BINARY_FOR_GPU,
+            "the PTX in this fatbin is compressed with LZ4: make it with --no-compress, or in nvcc 13's default mode",
         )
     raise ImageError(NO_BINARY_FOR_GPU, "this fatbin holds no PTX, which is what the software GPU runs")
+
+
+def _decompressed(content: bytes) -> bytes:
+    import zstandard
+
+    try:
+        if zstandard.frame_content_size(content) > _LARGEST_PTX_BYTES:
+            raise ImageError(INVALID_IMAGE, f"the PTX in this fatbin claims more than {_LARGEST_PTX_BYTES} bytes")
+        return zstandard.ZstdDecompressor().decompress(content, max_output_size=_LARGEST_PTX_BYTES)
+    except zstandard.ZstdError as error:
+        raise ImageError(INVALID_IMAGE, f"the PTX in this fatbin cannot be decompressed: {error}") from error

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 
 from kaas.softgpu import c_interface, jit, machine_code, target
 from kaas.softgpu.c_interface import INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_GPU, CompileError
@@ -140,16 +141,33 @@ def test_images_that_hold_no_ptx(gpu: Gpu) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="makes a fatbin with nvcc")
 def test_fatbins(gpu: Gpu, tmp_path: Path) -> None:
     source = Path(__file__).parent / "kernels" / "divergence.cu"
-    for flag, compressed in (("--no-compress", False), ("--compress-mode=size", True)):
+    modes = {"--no-compress": True, "--compress-mode=default": True, "--compress-mode=speed": False}
+    for flag, taken in modes.items():
         output = tmp_path / "image.fatbin"
         command = ["nvcc", "-fatbin", "-gencode", "arch=compute_80,code=[sm_80,compute_80]", flag, str(source)]
         subprocess.run([*command, "-o", str(output)], check=True, capture_output=True)
         content = output.read_bytes()
-        if compressed:
-            refused(gpu, content, NO_BINARY_FOR_GPU, "--no-compress")
-        else:
-            handle = gpu.compiler.load(content)
-            assert "collatz" in [kernel.name for kernel in gpu.compiler.describe(handle)[0].kernels]
+        if not taken:
+            refused(gpu, content, NO_BINARY_FOR_GPU, "LZ4")
+            continue
+        handle = gpu.compiler.load(content)
+        assert "collatz" in [kernel.name for kernel in gpu.compiler.describe(handle)[0].kernels]
+
+
+def fatbin(frame: bytes) -> bytes:
+    """A fatbin whose only entry is PTX compressed to this frame."""
+    entry = struct.pack("<HHIQIIHHIIIQQQ", 1, 0x101, 80, len(frame), len(frame), 0, 0, 0, 80, 0, 0, 0x8011, 0, 0)
+    entry = entry.ljust(80, b"\0") + frame
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry
+
+
+def test_compressed_ptx(gpu: Gpu) -> None:
+    whole = zstandard.ZstdCompressor().compress(MEMORY.encode())
+    assert gpu.compiler.describe(gpu.compiler.load(fatbin(whole)))[0].kernels
+    refused(gpu, fatbin(whole[: len(whole) // 2]), INVALID_IMAGE, "decompressed")
+    refused(gpu, fatbin(b"\x28\xb5\x2f\xfd" + bytes(20)), INVALID_IMAGE, "decompressed")
+    huge = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little") + bytes(20)
+    refused(gpu, fatbin(huge), INVALID_IMAGE, "claims more")
 
 
 def test_unknown_modules_kernels_and_blocks(gpu: Gpu) -> None:
