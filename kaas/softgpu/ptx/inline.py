@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +28,8 @@ from kaas.softgpu.ptx.model import (
 from kaas.softgpu.ptx.types import SCALARS
 
 SHARED_ALIGN = 16  # dynamic shared memory starts at a multiple of this many bytes
+
+_PARAM_SPACE = re.compile(r"\.param(::\w+)?")
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ def flatten(module: Module, entry: Function, global_offsets: dict[str, int], ref
     kernel = Kernel(entry.name, entry.parameters, entry.max_threads, globals=global_offsets)
     work = _Flattening(module, kernel, refusals)
     work.expand(entry, {}, (entry.name,), "")
+    work.resolve_moves()
     work.place_shared()
     return kernel
 
@@ -68,7 +72,9 @@ class _Flattening:
         self.module, self.kernel, self.refusals = module, kernel, refusals
         self.copies = 0
         self.dynamic: list[str] = []
-        self.slots: dict[tuple[str, int], int] = {}  # (call variable, byte offset) -> bytes
+        self.moves: list[tuple[int, str]] = []  # where the body has ld.param or st.param, and of which call variable
+        self.addressed: set[str] = set()  # call variables that more than these name
+        self.sizes: dict[str, int] = {}  # of call variables, in bytes
 
     def expand(self, function: Function, formals: dict[str, str], stack: tuple[str, ...], suffix: str) -> None:
         """Appends the body; `formals` maps the function's parameters to the caller's call variables."""
@@ -80,6 +86,9 @@ class _Flattening:
         names = formals | {
             v.name: v.name + suffix for v in function.variables.values() if v.space in ("param", "local")
         }
+        parameters = {v.name: v.size for v in function.variables.values() if v.space == "param"}
+        self.sizes |= {names[name]: size for name, size in parameters.items()}
+        variables = {names[name] for name in (*formals, *parameters)}
         rename = _renamer(suffix, names)
         for item in function.body:
             if isinstance(item, Label):
@@ -93,9 +102,12 @@ class _Flattening:
                 self.call(item, stack)
             elif base == "ret" and suffix:
                 self.kernel.body.append(replace(item, opcode="bra", operands=(Symbol(done),)))
-            elif base in ("ld", "st") and ".param" in item.opcode and self.is_call_variable(item, function, names):
-                self.move_parameter(item, names)
             else:
+                variable = _named(item, variables)
+                if variable and base in ("ld", "st") and ".param" in item.opcode:
+                    self.moves.append((len(self.kernel.body), variable))
+                elif variable:
+                    self.addressed.add(variable)
                 for operand in item.operands:
                     self.reference(operand)
                 self.kernel.body.append(item)
@@ -134,14 +146,6 @@ class _Flattening:
             self.kernel.shared_bytes = align_up(self.kernel.shared_bytes, SHARED_ALIGN)
         for name in self.dynamic:
             self.kernel.shared[name] = self.kernel.shared_bytes
-
-    def is_call_variable(self, item: Instruction, function: Function, names: dict[str, str]) -> bool:
-        address = next((o for o in item.operands if isinstance(o, Address)), None)
-        if address is None or not isinstance(address.base, Symbol):
-            return False
-        if function.is_entry and any(p.name == address.base.name for p in function.parameters):
-            return False
-        return address.base.name in names or address.base.name in names.values()
 
     def call(self, item: Instruction, stack: tuple[str, ...]) -> None:
         lists = [operand for operand in item.operands if isinstance(operand, Vector)]
@@ -202,34 +206,77 @@ class _Flattening:
         if item.guard is not None:
             self.kernel.body.append(Label(item.line, skip))
 
-    def move_parameter(self, item: Instruction, names: dict[str, str]) -> None:
-        """ld.param/st.param of a call variable is a move from or to a register that stands for those bytes."""
-        address = next(o for o in item.operands if isinstance(o, Address))
+    def resolve_moves(self) -> None:
+        """A call variable becomes one register for each of its parts; one whose bytes are seen in several ways, or
+        whose address is taken, becomes a local variable."""
+        parts: dict[str, set[tuple[int, int]]] = {name: set() for name in self.addressed}
+        for place, name in self.moves:
+            parts.setdefault(name, set()).update(_parts(self.kernel.body[place]))
+        for name, spans in parts.items():
+            if name in self.addressed or _overlap(spans):
+                offset = align_up(self.kernel.local_bytes, 16)
+                self.kernel.local[name] = offset
+                end = max((start + size for start, size in spans), default=0)
+                self.kernel.local_bytes = align_up(offset + max(end, self.sizes[name]), 16)
+        body, start = [], 0
+        for place, name in self.moves:
+            item = self.kernel.body[place]
+            assert isinstance(item, Instruction)
+            body += self.kernel.body[start:place]
+            if name in self.kernel.local:
+                body.append(replace(item, opcode=_PARAM_SPACE.sub(".local", item.opcode)))
+            else:
+                body += self.register_moves(item, name)
+            start = place + 1
+        self.kernel.body = body + self.kernel.body[start:]
+
+    def register_moves(self, item: Instruction, variable: str) -> list[Instruction]:
+        """ld.param or st.param as moves from or to the registers that stand for those bytes."""
         values = next(o for o in item.operands if not isinstance(o, Address))
-        parts = values.items if isinstance(values, Vector) else (values,)
-        type_name = item.opcode.rsplit(".", 1)[1]
-        scalar = SCALARS[type_name]
-        assert isinstance(address.base, Symbol)
-        variable = names.get(address.base.name, address.base.name)
-        for index, part in enumerate(parts):
-            offset = address.offset + index * scalar.bits // 8
+        scalar = SCALARS[item.opcode.rsplit(".", 1)[1]]
+        out = []
+        for (offset, _), part in zip(
+            _parts(item), values.items if isinstance(values, Vector) else (values,), strict=False
+        ):
             slot = Register(f"{variable}+{offset}")
-            known = self.slots.setdefault((variable, offset), scalar.bits)
-            if known != scalar.bits:
-                self.refusals.append(
-                    Unsupported(item.line, f"parameter bytes accessed in two widths: {_one_line(item)}")
-                )
             self.kernel.registers[slot.name] = f"b{scalar.bits}"
             load = item.opcode.startswith("ld")
             opcode = f"mov.b{scalar.bits}"
             if scalar.bits < 32 and isinstance(part, Register):
-                width = SCALARS[self.kernel.registers[part.name]].bits
+                width = SCALARS[self.kernel.registers.get(part.name, f"b{scalar.bits}")].bits
                 sign = "s" if scalar.signed else "u"
                 narrow = f"{sign}{scalar.bits}"
                 if width != scalar.bits:
                     opcode = f"cvt.{sign}{width}.{narrow}" if load else f"cvt.{narrow}.{sign}{width}"
-            pair = (part, slot) if load else (slot, part)
-            self.kernel.body.append(replace(item, opcode=opcode, operands=pair))
+            out.append(replace(item, opcode=opcode, operands=(part, slot) if load else (slot, part)))
+        return out
+
+
+def _named(item: Instruction, variables: set[str]) -> str:
+    """The one of these variables that the instruction names; "" if none."""
+    for operand in item.operands:
+        symbol = operand.base if isinstance(operand, Address) else operand
+        if isinstance(symbol, Symbol) and symbol.name in variables:
+            return symbol.name
+    return ""
+
+
+def _parts(item: Instruction | Label) -> list[tuple[int, int]]:
+    """(offset, size) in bytes of what an ld.param or st.param moves."""
+    assert isinstance(item, Instruction)
+    address = next((o for o in item.operands if isinstance(o, Address)), None)
+    values = next((o for o in item.operands if not isinstance(o, Address)), None)
+    scalar = SCALARS.get(item.opcode.rsplit(".", 1)[1])
+    if address is None or values is None or scalar is None or len(item.operands) != 2:
+        raise PtxError(item.line, f"not a move of a parameter: {_one_line(item)}")
+    count = len(values.items) if isinstance(values, Vector) else 1
+    size = scalar.bits // 8
+    return [(address.offset + index * size, size) for index in range(count)]
+
+
+def _overlap(spans: set[tuple[int, int]]) -> bool:
+    ordered = sorted(spans)
+    return any(start + size > after for (start, size), (after, _) in zip(ordered, ordered[1:], strict=False))
 
 
 def _one_line(item: Instruction) -> str:

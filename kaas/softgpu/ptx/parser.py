@@ -175,7 +175,7 @@ class _Parser:
                     scopes[-1][variable.name] = Symbol(name)
                 function.variables[name] = replace(variable, name=name)
             return
-        found = re.match(r"\.reg\s+(?:\.v[24]\s+)?\.(\w+)\s+(.*)$", text, re.S)
+        found = re.match(r"\.reg\s*(?:\.v[24]\s*)?\.(\w+)\s+(.*)$", text, re.S)
         if not found or found[1] not in SCALARS:
             raise Unsupported(line, f"no code for {' '.join(text.split())!r}")
         for item in found[2].split(","):
