@@ -139,8 +139,8 @@ FAMILIES: dict[str, Family] = {
     "fns": _lanes("place of the n-th set bit", b.outline_by_type("fns"), "b32", "", 4),
     "bfe": _lanes("extracts a bit field", b.bfe_body, "u32 u64 s32 s64", "", 4, kinds=b.bit_field_kinds),
     "bfi": _lanes("inserts a bit field", b.bfi_body, "b32 b64", "", 5, kinds=b.bit_field_kinds),
-    "bmsk": _lanes("makes a bit mask", b.outline_by_type("bmsk"), "b32", "clamp wrap"),
-    "szext": _lanes("extends the sign of a field", b.outline_by_type("szext"), "u32 s32", "clamp wrap"),
+    "bmsk": _lanes("makes a bit mask", b.mask_body, "b32", required="clamp wrap"),
+    "szext": _lanes("extends the sign of a field", b.extend_body, "u32 s32", required="clamp wrap"),
     "prmt": _lanes("picks bytes of two registers", b.prmt_body, "b32", "f4e b4e rc8 ecl ecr rc16", 4),
     "dp4a": _lanes(
         "c + the products of four bytes",
@@ -292,7 +292,7 @@ FAMILIES: dict[str, Family] = {
         "sync",
         (2, 3),
         required="all any uni ballot",
-        shape=warp.uniform_shape,
+        shape=warp.members_shape,
         guard_branches=True,
     ),
     "match": _family(
@@ -312,7 +312,7 @@ FAMILIES: dict[str, Family] = {
         "sync",
         3,
         required="add min max and or xor",
-        shape=warp.uniform_shape,
+        shape=warp.members_shape,
         guard_branches=True,
     ),
     "activemask": _family(

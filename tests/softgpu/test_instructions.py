@@ -87,6 +87,11 @@ def int_cases() -> list[tuple[Case, Reference]]:
     add("shf.r.clamp.b32 {d}, {a}, {b}, {c};", "b32", ("b32",) * 3, lambda a, b, c: (b << 32 | a) >> min(c, 32))
     add("lop3.b32 {d}, {a}, {b}, {c}, 0xE8;", "b32", ("b32",) * 3, lambda a, b, c: a & b | a & c | b & c)
     add("prmt.b32 {d}, {a}, {b}, {c};", "b32", ("b32",) * 3, permute)
+    for mode, cut in (("clamp", lambda n: n), ("wrap", lambda n: n & 31)):
+        small = lambda n, cut=cut: min(cut(n), 32)  # noqa: E731
+        add(f"bmsk.{mode}.b32 {{d}}, {{a}}, {{b}};", "b32", ("b32",) * 2, mask_of(cut))
+        add(f"szext.{mode}.u32 {{d}}, {{a}}, {{b}};", "u32", ("u32",) * 2, lambda a, n, s=small: a & ((1 << s(n)) - 1))
+        add(f"szext.{mode}.s32 {{d}}, {{a}}, {{b}};", "s32", ("s32", "u32"), extended(small))
     add("dp4a.s32.u32 {d}, {a}, {b}, {c};", "s32", ("s32", "u32", "s32"), dot4)
     add("slct.u32.s32 {d}, {a}, {b}, {c};", "u32", ("u32", "u32", "s32"), lambda a, b, c: a if c >= 0 else b)
     for t, f in (("u8", "u32"), ("s8", "s32"), ("u16", "u32"), ("s16", "s64"), ("u32", "u64"), ("s32", "s64")):
@@ -113,6 +118,19 @@ def insert_field(bits: int) -> Callable[..., int]:
         start, length = start & 255, length & 255
         field = ((1 << length) - 1) << start & ((1 << bits) - 1)
         return (b & ~field) | (a << start & field)
+
+    return function
+
+
+def mask_of(cut: Callable[[int], int]) -> Callable[..., int]:
+    return lambda start, n: ((1 << min(cut(n), 32)) - 1) << cut(start) if cut(start) < 32 else 0
+
+
+def extended(cut: Callable[[int], int]) -> Callable[..., int]:
+    def function(a: int, n: int) -> int:
+        n = cut(n)
+        low = a & ((1 << n) - 1)
+        return low - (1 << n) if n and low >> (n - 1) else low
 
     return function
 

@@ -105,6 +105,16 @@ def outline_by_type(stem: str, arguments: Callable[[Operation, int], list[str]] 
     return body
 
 
+def mask_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
+    """bmsk: `length` bits from a start on."""
+    return e.outline(f"kaas_rt_bmsk_{op.modifiers[0]}", "i32", [("i32", a), ("i32", b)], w)
+
+
+def extend_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
+    """szext: the low bits of a, with the sign of the highest of them or zeros before."""
+    return e.outline(f"kaas_rt_szext_{op.modifiers[0]}_{op.type.name}", "i32", [("i32", a), ("i32", b)], w)
+
+
 def bfe_body(e: Emitter, op: Operation, w: Width, a: str, start: str, length: str) -> str:
     name = f"{'s' if op.type.signed else 'u'}{op.type.bits}"
     return e.outline(f"kaas_rt_bfe_{name}", op.llvm, [(op.llvm, a), ("i32", start), ("i32", length)], w)

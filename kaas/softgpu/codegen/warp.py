@@ -6,7 +6,7 @@ from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Shape, is_uniform
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
-from kaas.softgpu.codegen.values import VECTOR, Value
+from kaas.softgpu.codegen.values import SCALAR, VECTOR, Value, Width
 from kaas.softgpu.ptx.model import Immediate, Operand, Pair, Register
 
 _ALL = (1 << WARP) - 1
@@ -18,6 +18,11 @@ def uniform_shape(_op: Operation, _sources: list[Shape]) -> Shape:
 
 def shuffle_shape(_op: Operation, _sources: list[Shape]) -> Shape:
     return VARYING
+
+
+def members_shape(_op: Operation, sources: list[Shape]) -> Shape:
+    """Of vote and redux: one result for the warp, unless lanes name different members."""
+    return UNIFORM if len(sources) < 2 or is_uniform(sources[1]) else VARYING
 
 
 def _constant(e: Emitter, operand: Operand) -> int | None:
@@ -77,37 +82,47 @@ def shuffle(e: Emitter, step: Step) -> None:
         e.write(target.second.name, Value(VARYING, "i1", [fits]), step)
 
 
-def _members(e: Emitter, _step: Step, operand: Operand | None) -> str:
-    """The running lanes among those that the instruction names."""
+def _members(e: Emitter, operand: Operand | None) -> tuple[Width, str]:
+    """The running lanes among those that the instruction names: one mask, or one for each lane where they differ."""
     mask = e.mask()
     if operand is None or _constant(e, operand) in (-1, _ALL):
-        return mask
+        return SCALAR, mask
     named = e.read(operand, "i32")
     if is_uniform(named.shape):
-        return e.new(f"and i32 {mask}, {named.parts[0]}")
-    return mask
+        return SCALAR, e.new(f"and i32 {mask}, {named.parts[0]}")
+    return VECTOR, e.new(f"and {VECTOR.of('i32')} {e.vector(named)}, {_splat(e, VECTOR, mask)}")
+
+
+def _splat(e: Emitter, w: Width, value: str) -> str:
+    return e.splat("i32", [value]) if w is VECTOR else value
+
+
+def _result(w: Width, element: str, value: str) -> Value:
+    return Value(VARYING if w is VECTOR else UNIFORM, element, [value])
 
 
 def vote(e: Emitter, step: Step) -> None:
     """vote[.sync].mode d, {!}p[, members]."""
     op = step.op
     target, predicate = step.inst.operands[:2]
-    members = _members(e, step, step.inst.operands[2] if len(step.inst.operands) > 2 else None)
+    w, members = _members(e, step.inst.operands[2] if len(step.inst.operands) > 2 else None)
+    kind = w.of("i32")
     value = e.read(predicate, "i1")
-    bits = e.new(f"bitcast <32 x i1> {e.vector(value)} to i32")
-    yes = e.new(f"and i32 {bits}, {members}")
+    bits = _splat(e, w, e.new(f"bitcast <32 x i1> {e.vector(value)} to i32"))
+    yes = e.new(f"and {kind} {bits}, {members}")
     assert isinstance(target, Register)
     if "ballot" in op.modifiers:
-        e.write(target.name, Value(UNIFORM, "i32", [yes]), step)
+        e.write(target.name, _result(w, "i32", yes), step)
         return
-    everyone = e.new(f"icmp eq i32 {yes}, {members}")
-    someone = e.new(f"icmp ne i32 {yes}, 0")
+    everyone = e.new(f"icmp eq {kind} {yes}, {members}")
+    nobody = e.new(f"icmp eq {kind} {yes}, {w.const('i32', 0)}")
     if "uni" in op.modifiers:
-        nobody = e.new(f"xor i1 {someone}, true")
-        result = e.new(f"or i1 {everyone}, {nobody}")
+        result = e.new(f"or {w.of('i1')} {everyone}, {nobody}")
+    elif "all" in op.modifiers:
+        result = everyone
     else:
-        result = everyone if "all" in op.modifiers else someone
-    e.write(target.name, Value(UNIFORM, "i1", [result]), step)
+        result = e.new(f"xor {w.of('i1')} {nobody}, {w.const('i1', 1)}")
+    e.write(target.name, _result(w, "i1", result), step)
 
 
 def activemask(e: Emitter, step: Step) -> None:
@@ -120,31 +135,41 @@ def match(e: Emitter, step: Step) -> None:
     """match.any/all.sync.type d[|p], a, members."""
     op = step.op
     target, a = step.inst.operands[:2]
-    members = _members(e, step, step.inst.operands[2])
-    kind = f"i{op.type.bits}"
-    e.put(f"store {VECTOR.of(kind)} {e.vector(e.read(a, kind))}, ptr %in0")
-    mode = "any" if "any" in op.modifiers else "all"
-    name = f"kaas_rt_match_{mode}_b{op.type.bits}"
-    same = e.intrinsic(name, "i32", [("ptr", "%in0"), ("i32", members), ("ptr", "%out")])
+    w, members = _members(e, step.inst.operands[2])
+    kind = VECTOR.of("i32")
+    e.put(f"store {VECTOR.of(f'i{op.type.bits}')} {e.vector(e.read(a, f'i{op.type.bits}'))}, ptr %in0")
+    # Among the running lanes first: which of them are members may differ from lane to lane.
+    arguments = [("ptr", "%in0"), ("i32", e.mask()), ("ptr", "%out")]
+    e.call(f"kaas_rt_match_b{op.type.bits}", arguments)
+    each = members if w is VECTOR else e.splat("i32", [members])
+    same = e.new(f"and {kind} {e.new(f'load {kind}, ptr %out')}, {each}")
+    found = e.new(f"icmp eq {kind} {same}, {each}")
+    if "all" in op.modifiers:
+        same = e.new(f"select {VECTOR.of('i1')} {found}, {kind} {each}, {kind} zeroinitializer")
     first = target.first if isinstance(target, Pair) else target
     assert isinstance(first, Register)
-    e.write(first.name, Value(VARYING, "i32", [e.new("load <32 x i32>, ptr %out")]), step)
+    e.write(first.name, Value(VARYING, "i32", [same]), step)
     if isinstance(target, Pair):
-        e.write(target.second.name, Value(UNIFORM, "i1", [e.new(f"icmp ne i32 {same}, 0")]), step)
+        e.write(target.second.name, Value(VARYING, "i1", [found]), step)
 
 
 def reduce(e: Emitter, step: Step) -> None:
     """redux.sync.op.type d, a, members."""
     op = step.op
-    target, a, members = step.inst.operands
-    mask = _members(e, step, members)
+    target, a, named = step.inst.operands
+    w, members = _members(e, named)
     e.put(f"store <32 x i32> {e.vector(e.read(a, 'i32'))}, ptr %in0")
     name = next(m for m in op.modifiers if m != "sync")
     if name in ("min", "max"):
         name += "_s32" if op.type.signed else "_u32"
-    value = e.intrinsic(f"kaas_rt_redux_{name}", "i32", [("ptr", "%in0"), ("i32", mask)])
     assert isinstance(target, Register)
-    e.write(target.name, Value(UNIFORM, "i32", [value]), step)
+    if w is SCALAR:
+        value = e.intrinsic(f"kaas_rt_redux_{name}", "i32", [("ptr", "%in0"), ("i32", members)])
+    else:
+        e.put(f"store <32 x i32> {members}, ptr %in1")
+        e.call(f"kaas_rt_redux_each_{name}", [("ptr", "%in0"), ("ptr", "%in1"), ("i32", e.mask()), ("ptr", "%out")])
+        value = e.new("load <32 x i32>, ptr %out")
+    e.write(target.name, _result(w, "i32", value), step)
 
 
 def _barrier_arguments(e: Emitter, operands: tuple[Operand, ...]) -> list[tuple[str, str]]:
@@ -194,10 +219,12 @@ def trap(e: Emitter, step: Step) -> None:
 
 def elect(e: Emitter, step: Step) -> None:
     """elect.sync d|p, members: the lowest of the running lanes."""
-    target, members = step.inst.operands
-    mask = _members(e, step, members)
-    lane = e.intrinsic("llvm.cttz.i32", "i32", [("i32", mask), ("i1", "false")])
-    one = e.new(f"shl i32 1, {lane}")
+    target, named = step.inst.operands
+    w, members = _members(e, named)
+    each = members if w is VECTOR else e.splat("i32", [members])
+    kind = VECTOR.of("i32")
+    lane = e.intrinsic(f"llvm.cttz.{VECTOR.name('i32')}", kind, [(kind, each), ("i1", "false")])
+    chosen = e.new(f"icmp eq {kind} {lane}, {e.ramp('i32', WARP, 1)}")
     assert isinstance(target, Pair)
-    e.write(target.first.name, Value(UNIFORM, "i32", [lane]), step)
-    e.write(target.second.name, Value(VARYING, "i1", [e.new(f"bitcast i32 {one} to <32 x i1>")]), step)
+    e.write(target.first.name, Value(VARYING, "i32", [lane]), step)
+    e.write(target.second.name, Value(VARYING, "i1", [chosen]), step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from kaas.softgpu.ptx.model import (
     Address,
@@ -276,7 +277,7 @@ def _parts(item: Instruction | Label) -> list[tuple[int, int]]:
 
 def _overlap(spans: set[tuple[int, int]]) -> bool:
     ordered = sorted(spans)
-    return any(start + size > after for (start, size), (after, _) in zip(ordered, ordered[1:], strict=False))
+    return any(start + size > after for (start, size), (after, _) in pairwise(ordered))
 
 
 def _one_line(item: Instruction) -> str:

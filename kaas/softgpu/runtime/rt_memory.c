@@ -132,20 +132,14 @@ SHUFFLE(down, lane + by, source <= limit)
 SHUFFLE(bfly, lane ^ by, source <= limit)
 SHUFFLE(idx, low | (by & ~segment), source <= limit)
 
+/* For each running lane, the running lanes with the same value. */
 #define MATCH(bits)                                                                                                  \
-  uint32_t kaas_rt_match_any_b##bits(const uint##bits##_t *a, uint32_t members, uint32_t *out) {                    \
-    LANES(members) {                                                                                                \
+  void kaas_rt_match_b##bits(const uint##bits##_t *a, uint32_t running, uint32_t *out) {                            \
+    LANES(running) {                                                                                                \
       uint32_t same = 0;                                                                                            \
       for (uint32_t other = 0; other < KAAS_WARP; other++) same |= (uint32_t)(a[other] == a[lane]) << other;        \
-      out[lane] = same & members;                                                                                   \
+      out[lane] = same & running;                                                                                   \
     }                                                                                                               \
-    return members;                                                                                                 \
-  }                                                                                                                 \
-  uint32_t kaas_rt_match_all_b##bits(const uint##bits##_t *a, uint32_t members, uint32_t *out) {                    \
-    uint32_t first = (uint32_t)__builtin_ctz(members), all = members;                                               \
-    LANES(members) if (a[lane] != a[first]) all = 0;                                                                \
-    for (uint32_t lane = 0; lane < KAAS_WARP; lane++) out[lane] = all;                                              \
-    return all;                                                                                                     \
   }
 MATCH(32)
 MATCH(64)
@@ -158,6 +152,9 @@ MATCH(64)
       total = expression;                                                                                           \
     }                                                                                                               \
     return (uint32_t)total;                                                                                         \
+  }                                                                                                                 \
+  void kaas_rt_redux_each_##name(const uint32_t *a, const uint32_t *members, uint32_t running, uint32_t *out) {     \
+    LANES(running) out[lane] = kaas_rt_redux_##name(a, members[lane]);                                              \
   }
 REDUX(add, uint32_t, 0, total + x)
 REDUX(and, uint32_t, UINT32_MAX, total & x)
