@@ -15,6 +15,7 @@ from kaas.softgpu.codegen import elementwise as each
 from kaas.softgpu.codegen import reals as r
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Family, Operation
+from kaas.softgpu.codegen.legality import objection
 from kaas.softgpu.ptx.model import Instruction, Unsupported
 from kaas.softgpu.ptx.types import SCALARS
 
@@ -22,9 +23,13 @@ _INT = "u16 u32 u64 s16 s32 s64"
 
 _REAL = "f32 f64 f16 f16x2 bf16 bf16x2"
 
+_NOT_DOUBLE = _REAL.replace("f64 ", "")
+
 _BITS = "b16 b32 b64"
 
 _EVERY = " ".join(name for name in SCALARS if name != "pred")
+
+_ATOMIC = "b16 b32 b64 u32 u64 s32 s64 f32 f64 f16 f16x2 bf16 bf16x2"
 
 _ROUND = "rn rz rm rp ftz sat"
 
@@ -54,6 +59,8 @@ def _family(
     required: str = "",
     has_result: bool = True,
     guard_branches: bool = False,
+    kinds: each.Kinds | None = None,
+    result: Callable[[Operation], str] | None = None,
 ) -> Family:
     count = (operands, operands) if isinstance(operands, int) else operands
     words = frozenset(modifiers.split()) | frozenset(required.split())
@@ -67,6 +74,8 @@ def _family(
         frozenset(required.split()),
         has_result,
         guard_branches,
+        kinds,
+        result,
     )
 
 
@@ -84,7 +93,9 @@ def _lanes(
 ) -> Family:
     """A family whose result in each lane is body(operands in that lane)."""
     emit = each.elementwise(body, shape, kinds, result)
-    return _family(summary, emit, types, modifiers, operands, shape=shape, required=required)
+    return _family(
+        summary, emit, types, modifiers, operands, shape=shape, required=required, kinds=kinds, result=result
+    )
 
 
 def _i32(_op: Operation) -> str:
@@ -163,11 +174,11 @@ FAMILIES: dict[str, Family] = {
     "rcp": _lanes("1 / a", r.function, "f32 f64", f"{_ROUND} approx", 2),
     "sqrt": _lanes("the square root", r.function, "f32 f64", f"{_ROUND} approx", 2),
     "rsqrt": _lanes("1 / the square root", r.function, "f32 f64", "approx ftz", 2),
-    "ex2": _lanes("2 to the power a", r.function, _REAL, "approx ftz", 2),
+    "ex2": _lanes("2 to the power a", r.function, _NOT_DOUBLE, "approx ftz", 2),
     "lg2": _lanes("the logarithm to base 2", r.function, "f32", "approx ftz", 2),
     "sin": _lanes("the sine", r.function, "f32", "approx ftz", 2),
     "cos": _lanes("the cosine", r.function, "f32", "approx ftz", 2),
-    "tanh": _lanes("the hyperbolic tangent", r.function, _REAL, "approx ftz", 2),
+    "tanh": _lanes("the hyperbolic tangent", r.function, _NOT_DOUBLE, "approx ftz", 2),
     "copysign": _lanes("b with the sign of a", r.copysign, "f32 f64"),
     "testp": _lanes(
         "tests the kind of a number",
@@ -183,7 +194,7 @@ FAMILIES: dict[str, Family] = {
     "set": _lanes(
         "compares, with a number for the answer",
         predicates.set_body,
-        f"{_BITS} {_INT} f32 f64",
+        f"{_BITS} {_INT} {_REAL}",
         f"ftz {_BOOLEAN}",
         (3, 4),
         required=_COMPARE,
@@ -224,7 +235,7 @@ FAMILIES: dict[str, Family] = {
     "atom": _family(
         "atomic, with the old value",
         atomics.atomic,
-        "b32 b64 u32 u64 s32 s64 f32 f64 b16",
+        _ATOMIC,
         f"global shared shared::cta noftz {_SYNC}",
         (3, 5),
         required=" ".join(atomics.ATOMIC_OPERATIONS),
@@ -233,7 +244,7 @@ FAMILIES: dict[str, Family] = {
     "red": _family(
         "atomic, without a result",
         atomics.atomic,
-        "b32 b64 u32 u64 s32 s64 f32 f64",
+        _ATOMIC,
         f"global shared shared::cta noftz {_SYNC}",
         (2, 3),
         required="add min max and or xor inc dec",
@@ -353,7 +364,8 @@ def decode(opcode: str) -> Operation | str:
         return f"{base} without a type"
     if family.required and not family.required & set(modifiers):
         return f"no code for this form of {base}"
-    return Operation(opcode, base, modifiers, types, family)
+    found = objection(name, modifiers, tuple(scalar.name for scalar in types))
+    return found or Operation(opcode, base, modifiers, types, family)
 
 
 def operation(inst: Instruction) -> Operation:

@@ -26,7 +26,7 @@ from kaas.softgpu.caches import cache_root
 from kaas.softgpu.codegen import checks
 from kaas.softgpu.codegen import kernel as codegen
 from kaas.softgpu.disk_cache import DiskCache
-from kaas.softgpu.ptx import inline
+from kaas.softgpu.ptx import inline, limits
 from kaas.softgpu.ptx import model as ptx
 from kaas.softgpu.ptx import parser as ptx_parser
 from kaas.softgpu.ptx.inline import align_up
@@ -169,10 +169,13 @@ class Compiler:
             return msgspec.msgpack.decode(cached, type=_Entry)
         if not module.kernels:
             _, module.kernels = _translating(lambda: examine(module.text))
-        code = _translating(lambda: codegen.generate(module.kernels[name], block, self._target))
-        entry = _Entry(machine_code.assemble(code.text, self._target), code.imports, code.needs_globals)
+        entry = _translating(lambda: self._compiled(module.kernels[name], block))
         self._cache.put(key, msgspec.msgpack.encode(entry))
         return entry
+
+    def _compiled(self, kernel: inline.Kernel, block: tuple[int, int, int]) -> _Entry:
+        code = codegen.generate(kernel, block, self._target)
+        return _Entry(machine_code.assemble(code.text, self._target), code.imports, code.needs_globals)
 
     def _addresses(self, imports: tuple[str, ...]) -> dict[str, int]:
         return {name: ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0 for name in imports}
@@ -199,6 +202,9 @@ def _translating(action: Callable[[], T]) -> T:
         return action()
     except PtxError as error:
         raise CompileError(INVALID_PTX, f"PTX {error}") from error
+    except Exception as error:  # text that no check foresaw must not look like a broken device
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise CompileError(INVALID_PTX, f"PTX that the compiler makes no sense of: {reason}") from error
 
 
 def examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
@@ -211,6 +217,7 @@ def examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
         if not entry.has_body:
             continue
         kernel = inline.flatten(module, entry, offsets, refusals)
+        limits.check_kernel(kernel, entry.line)
         refusals += checks.check(kernel)
         kernels[entry.name] = kernel
     if refusals:
@@ -247,6 +254,7 @@ def _lay_out(
         offsets[variable.name] = start
         infos.append(GlobalInfo(variable.name, start, variable.size))
         end = start + variable.size
+        limits.check_variable(variable, end)
         data += bytes(start - len(data)) + variable.data
     pointers = []
     for variable in placed:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from kaas.softgpu.codegen import special
 from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.values import SIZES
 from kaas.softgpu.instructions import CONTROL, operation
 from kaas.softgpu.ptx.inline import Kernel
 from kaas.softgpu.ptx.model import (
@@ -23,6 +24,7 @@ from kaas.softgpu.ptx.model import (
     Unsupported,
     Vector,
 )
+from kaas.softgpu.ptx.types import SCALARS
 
 
 def check(kernel: Kernel) -> list[Unsupported]:
@@ -63,6 +65,116 @@ def _check_operands(kernel: Kernel, inst: Instruction, op: Operation) -> None:
         raise PtxError(inst.line, f"no table in {text!r}")
     for operand in inst.operands:
         _check_operand(kernel, inst, operand)
+    _check_forms(inst, op)
+    _check_widths(kernel, inst, op)
+
+
+def _check_forms(inst: Instruction, op: Operation) -> None:
+    """Addresses, lists and pairs where the instruction has them, and nowhere else."""
+    lists = {"mov": (0, 1), "ld": (0,), "ldu": (0,), "st": (1,)}.get(op.base, ())
+    pairs = (0,) if op.base in ("setp", "shfl", "match", "elect") else ()
+    addresses = {"ld": (1,), "ldu": (1,), "atom": (1,), "st": (0,), "red": (0,), "prefetch": (0,), "prefetchu": (0,)}
+    for place, operand in enumerate(inst.operands):
+        fits = True
+        match operand:
+            case Address():
+                fits = place in addresses.get(op.base, ())
+            case Vector(items):
+                fits = place in lists and len(items) == _lanes_of(op, len(items)) and not _nested(items)
+            case Pair():
+                fits = place in pairs
+            case Not():
+                fits = op.base in ("vote", "bar", "barrier", "setp", "set")
+        if not fits or (op.base == "elect" and place == 0 and not isinstance(operand, Pair)):
+            raise PtxError(inst.line, f"operand {place + 1} does not fit: {_one_line(inst)}")
+    if "v2" in op.modifiers or "v4" in op.modifiers:
+        value = inst.operands[lists[0]]
+        if not isinstance(value, Vector):
+            raise PtxError(inst.line, f"no list of registers: {_one_line(inst)}")
+    combines = op.base in ("setp", "set") and bool({"and", "or", "xor"} & set(op.modifiers))
+    if op.base in ("setp", "set") and combines != (len(inst.operands) == 4):
+        raise PtxError(inst.line, f"{len(inst.operands)} operands: {_one_line(inst)}")
+    if op.base == "atom" and ("cas" in op.modifiers) != (len(inst.operands) == 4):
+        raise PtxError(inst.line, f"{len(inst.operands)} operands: {_one_line(inst)}")
+    if op.base == "cvt" and op.types[0].name.endswith("x2") != (len(inst.operands) == 3):
+        raise PtxError(inst.line, f"{len(inst.operands)} operands: {_one_line(inst)}")
+
+
+def _lanes_of(op: Operation, count: int) -> int:
+    """How many items a list has to have."""
+    if op.base == "mov":
+        return count if count in (2, 4) and op.type.bits // count >= 8 else 0
+    return 2 if "v2" in op.modifiers else 4 if "v4" in op.modifiers else 1
+
+
+def _nested(items: tuple[Operand, ...]) -> bool:
+    return any(isinstance(item, Vector | Address | Pair | Not) for item in items)
+
+
+def _check_widths(kernel: Kernel, inst: Instruction, op: Operation) -> None:
+    """Registers have the width of what they hold; loads, stores and conversions may use wider ones."""
+    sources = inst.operands[1:] if op.family.has_result else inst.operands
+    if op.family.kinds is not None and op.family.result is not None:
+        kinds = op.family.kinds(op, len(sources))
+        expected = [(inst.operands[0], SIZES[op.family.result(op)])]
+        expected += [(operand, SIZES[kind]) for operand, kind in zip(sources, kinds, strict=False)]
+    else:
+        expected = _other_widths(kernel, inst, op)
+    for operand, bits in expected:
+        if isinstance(operand, Not):
+            operand = operand.register
+        if isinstance(operand, Register) and operand != SINK:
+            have = SCALARS[kernel.registers[operand.name]].bits
+            if have != bits:
+                raise PtxError(inst.line, f"a register of {have} bits where {bits} belong: {_one_line(inst)}")
+        elif bits == 1 and isinstance(operand, Special | Symbol | Address):
+            raise PtxError(inst.line, f"no predicate: {_one_line(inst)}")
+
+
+def _other_widths(kernel: Kernel, inst: Instruction, op: Operation) -> list[tuple[Operand, int]]:
+    operands = inst.operands
+    match op.base:
+        case "mov":
+            out: list[tuple[Operand, int]] = []
+            for operand in operands:
+                if isinstance(operand, Vector):
+                    out += [(item, op.type.bits // len(operand.items)) for item in operand.items]
+                else:
+                    out.append((operand, op.type.bits))
+            return out
+        case "setp":
+            target = operands[0]
+            firsts = (target.first, target.second) if isinstance(target, Pair) else (target,)
+            return [*((one, 1) for one in (*firsts, *operands[3:])), *((one, op.type.bits) for one in operands[1:3])]
+        case "vote":
+            return [(operands[0], 32 if "ballot" in op.modifiers else 1), (operands[1], 1)]
+        case "shfl" | "match" | "elect":
+            target = operands[0]
+            pair = [(target.first, 32), (target.second, 1)] if isinstance(target, Pair) else [(target, 32)]
+            return pair if op.base == "elect" else [*pair, (operands[1], op.type.bits)]
+        case "redux" | "activemask":
+            return [(operand, 32) for operand in operands[:2]]
+        case "bar" | "barrier" if "red" in op.modifiers:
+            return [(operands[0], op.type.bits), (operands[-1], 1)]
+        case "atom" | "red":
+            return [(one, op.type.bits) for one in operands if not isinstance(one, Address)]
+        case "cvta":
+            return [(one, 64) for one in operands]
+        case "ld" | "ldu" | "st" | "cvt":
+            return _wide_enough(kernel, inst, op)
+    return []
+
+
+def _wide_enough(kernel: Kernel, inst: Instruction, op: Operation) -> list[tuple[Operand, int]]:
+    """Of loads, stores and conversions: numbers may lie in wider registers, but predicates hold none."""
+    placed: list[tuple[Operand, int]] = []
+    for place, operand in enumerate(inst.operands):
+        bits = op.types[0 if place == 0 else -1].bits
+        for one in operand.items if isinstance(operand, Vector) else (operand,):
+            if isinstance(one, Register) and one != SINK:
+                have = SCALARS[kernel.registers[one.name]].bits
+                placed.append((one, max(bits, have) if have > 1 else bits))
+    return placed
 
 
 def _is_result(operand: Operand) -> bool:
@@ -88,6 +200,10 @@ def _check_operand(kernel: Kernel, inst: Instruction, operand: Operand) -> None:
         case Register() | Pair() | Not():
             if operand != SINK and any(r.name not in kernel.registers for r in _plain(operand)):
                 raise PtxError(inst.line, f"undeclared register in {' '.join(inst.text.split())!r}")
+
+
+def _one_line(inst: Instruction) -> str:
+    return " ".join(inst.text.split())
 
 
 def _plain(operand: Register | Pair | Not) -> Iterable[Register]:

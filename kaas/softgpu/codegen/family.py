@@ -20,6 +20,7 @@ class Family:
 
     types: the types an opcode may name; modifiers: what else it may contain, `required`: one of these it must.
     operands: least and largest number of operands. guard_branches: a guard becomes a branch around the instruction.
+    kinds, result: the element types of the sources and of the result where registers must have just their widths.
     """
 
     summary: str
@@ -31,6 +32,8 @@ class Family:
     required: frozenset[str] = frozenset()
     has_result: bool = True
     guard_branches: bool = False
+    kinds: Callable[[Operation, int], list[str]] | None = None
+    result: Callable[[Operation], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from kaas.softgpu.analysis import flow
 from kaas.softgpu.analysis import plan as analysis
-from kaas.softgpu.analysis.blocks import EXIT, Branch, Jump, Switch, bits
+from kaas.softgpu.analysis.blocks import EXIT, Branch, Jump, Step, Switch, bits
 from kaas.softgpu.analysis.shapes import WARP
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.special import WARP_FIELDS, special, warp_field
 from kaas.softgpu.codegen.values import VECTOR
 from kaas.softgpu.instructions import operation
 from kaas.softgpu.ptx.inline import Kernel
+from kaas.softgpu.ptx.model import PtxError
 from kaas.softgpu.target import Target
 
 ENTRY = "kaas_kernel"
@@ -34,6 +35,16 @@ def generate(kernel: Kernel, block: tuple[int, int, int], target: Target) -> Cod
     graph = flow.build(kernel, operation)
     emitter = Emitter(kernel, analysis.plan(graph, kernel, block), target, block, special)
     return _Function(emitter).write()
+
+
+def _emit(e: Emitter, step: Step) -> None:
+    """Errors get the line of the instruction that they are about."""
+    try:
+        step.op.family.emit(e, step)
+    except PtxError as error:
+        raise PtxError(error.line or step.inst.line, error.message) from error
+    except (AssertionError, AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+        raise PtxError(step.inst.line, f"no code for {' '.join(step.inst.text.split())}") from error
 
 
 class _Function:
@@ -122,7 +133,7 @@ class _Function:
         e.start(f"b{index}")
         e.block, e.registers, e.written, e.cache = index, {}, set(), {}
         for step in block.steps:
-            step.op.family.emit(e, step)
+            _emit(e, step)
         e.flush(self.plan.flow.live_out[index])
         match block.end:
             case Jump(target):

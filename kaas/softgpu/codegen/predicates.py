@@ -9,6 +9,7 @@ from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import SCALAR, VECTOR, Value, Width
 from kaas.softgpu.ptx.model import Pair
+from kaas.softgpu.ptx.types import SCALARS, Scalar
 
 
 def selp_kinds(op: Operation, _count: int) -> list[str]:
@@ -44,7 +45,7 @@ def compare(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
     test = next(m for m in op.modifiers if m in COMPARISONS)
     kind = op.llvm
     if op.type.kind in "fh":
-        if op.type.bits == 16:
+        if reals.is_small(op):
             kind = "float"
             a, b = (reals.to_float(e, op.type, w, x) for x in (a, b))
         return e.new(f"fcmp {_REAL[test]} {w.of(kind)} {a}, {b}")
@@ -80,13 +81,31 @@ def set_kinds(op: Operation, count: int) -> list[str]:
 
 
 def set_body(e: Emitter, op: Operation, w: Width, a: str, b: str, *c: str) -> str:
+    if op.type.name.endswith("x2"):
+        halves = [_truth(e, op, w, x, y, *c) for x, y in zip(*(reals.halves(e, w, x) for x in (a, b)), strict=True)]
+        if not op.types[0].name.endswith("x2"):
+            return _answer(e, w, e.new(f"and {w.of('i1')} {halves[0]}, {halves[1]}"), op.types[0])
+        small = SCALARS[op.types[0].name.removesuffix("x2")]
+        bits = [_answer(e, w, half, small) for half in halves]
+        if small.llvm != "i16":
+            bits = [e.new(f"bitcast {w.of(small.llvm)} {one} to {w.of('i16')}") for one in bits]
+        return reals.join_halves(e, w, *bits)
+    return _answer(e, w, _truth(e, op, w, a, b, *c), op.types[0])
+
+
+def _truth(e: Emitter, op: Operation, w: Width, a: str, b: str, *c: str) -> str:
     truth = compare(e, op, w, a, b)
     combine = next((m for m in op.modifiers if m in ("and", "or", "xor")), "")
-    if combine:
-        truth = e.new(f"{combine} {w.of('i1')} {truth}, {c[0]}")
-    to = op.types[0]
+    return e.new(f"{combine} {w.of('i1')} {truth}, {c[0]}") if combine else truth
+
+
+def _answer(e: Emitter, w: Width, truth: str, to: Scalar) -> str:
+    """1.0 or 0.0, or all bits set or none."""
     if to.kind == "f":
         return e.new(f"uitofp {w.of('i1')} {truth} to {w.of(to.llvm)}")
+    if to.kind == "h":
+        one = w.const("i16", 0x3F80)
+        return e.new(f"select {w.of('i1')} {truth}, {w.of('i16')} {one}, {w.of('i16')} {w.const('i16', 0)}")
     return e.new(f"sext {w.of('i1')} {truth} to {w.of(to.llvm)}")
 
 

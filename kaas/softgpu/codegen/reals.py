@@ -59,13 +59,19 @@ def in_float(e: Emitter, op: Operation, w: Width, body: Callable[..., str], args
     """body("float", ...) on 16-bit numbers, or on both halves of a pair."""
     if op.type.bits == 16:
         return from_float(e, op.type, w, body("float", *(to_float(e, op.type, w, a) for a in args)))
-    low = [e.new(f"trunc {w.of('i32')} {a} to {w.of('i16')}") for a in args]
-    shifted = [e.new(f"lshr {w.of('i32')} {a}, {w.const('i32', 16)}") for a in args]
-    high = [e.new(f"trunc {w.of('i32')} {a} to {w.of('i16')}") for a in shifted]
+    low, high = zip(*(halves(e, w, a) for a in args), strict=True)
     results = [
         from_float(e, op.type, w, body("float", *(to_float(e, op.type, w, a) for a in half))) for half in (low, high)
     ]
     return join_halves(e, w, *results)
+
+
+def halves(e: Emitter, w: Width, a: str) -> tuple[str, str]:
+    """The low and the high 16 bits."""
+    kind, small = w.of("i32"), w.of("i16")
+    low = e.new(f"trunc {kind} {a} to {small}")
+    high = e.new(f"lshr {kind} {a}, {w.const('i32', 16)}")
+    return low, e.new(f"trunc {kind} {high} to {small}")
 
 
 def join_halves(e: Emitter, w: Width, low: str, high: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from kaas.softgpu.ptx import limits
 from kaas.softgpu.ptx.model import (
     Address,
     Function,
@@ -79,6 +80,8 @@ class _Flattening:
 
     def expand(self, function: Function, formals: dict[str, str], stack: tuple[str, ...], suffix: str) -> None:
         """Appends the body; `formals` maps the function's parameters to the caller's call variables."""
+        limits.check_expansion(len(self.kernel.body) + len(function.body), len(stack), function.line)
+        limits.check_registers(len(self.kernel.registers) + len(function.registers), function.line)
         for name, type_name in function.registers.items():
             self.kernel.registers[name + suffix] = type_name
         for variable in function.variables.values():
@@ -119,12 +122,14 @@ class _Flattening:
         if variable.space == "shared":
             self.add_shared(variable)
         elif variable.space == "local":
+            limits.check_align(variable, limits.SHARED_ALIGN)
             offset = align_up(self.kernel.local_bytes, variable.align)
             self.kernel.local[variable.name + suffix] = offset
             # Each lane's area keeps 16-byte alignment: vector accesses go up to that.
             self.kernel.local_bytes = align_up(offset + variable.size, 16)
 
     def add_shared(self, variable: Variable) -> None:
+        limits.check_align(variable, limits.SHARED_ALIGN)
         if variable.name in self.kernel.shared or variable.name in self.dynamic:
             return
         if variable.external:
@@ -243,7 +248,7 @@ class _Flattening:
             self.kernel.registers[slot.name] = f"b{scalar.bits}"
             load = item.opcode.startswith("ld")
             opcode = f"mov.b{scalar.bits}"
-            if scalar.bits < 32 and isinstance(part, Register):
+            if isinstance(part, Register):
                 width = SCALARS[self.kernel.registers.get(part.name, f"b{scalar.bits}")].bits
                 sign = "s" if scalar.signed else "u"
                 narrow = f"{sign}{scalar.bits}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from kaas.softgpu.ptx import limits
 from kaas.softgpu.ptx.declarations import parameters, variables
 from kaas.softgpu.ptx.model import Function, Label, Module, Operand, PtxError, Register, Symbol, Unsupported
 from kaas.softgpu.ptx.operands import instruction
@@ -182,6 +183,7 @@ class _Parser:
             counted = re.match(r"\s*([\w$%]+)\s*(?:<\s*(\d+)\s*>)?\s*$", item)
             if not counted:
                 raise PtxError(line, f"not a register declaration: {text!r}")
+            limits.check_registers(len(function.registers) + int(counted[2] or 1), line)
             names = [counted[1]] if counted[2] is None else [f"{counted[1]}{i}" for i in range(int(counted[2]))]
             for plain in names:
                 unique = plain if len(scopes) == 1 else f"{plain}@{opened}"

@@ -112,6 +112,23 @@ static inline uint64_t add_f64(uint64_t a, uint64_t b) {
 ATOMIC(add_f32, 32, add_f32(old, b))
 ATOMIC(add_f64, 64, add_f64(old, b))
 
+/* 16-bit kinds, one or a pair: old * 1 + b, rounded once. */
+#define ADD_SMALL(name, bits, one)                                                                                   \
+  void kaas_rt_fma_##name(const uint16_t *a, const uint16_t *b, const uint16_t *c, uint16_t *out, uint32_t lanes);  \
+  static inline uint##bits##_t add_##name(uint##bits##_t a, uint##bits##_t b) {                                     \
+    uint16_t x[2], y[2], z[2], ones[2] = {one, one};                                                                \
+    memcpy(x, &a, sizeof a);                                                                                        \
+    memcpy(y, &b, sizeof b);                                                                                        \
+    kaas_rt_fma_##name(x, ones, y, z, 1);                                                                           \
+    memcpy(&a, z, sizeof a);                                                                                        \
+    return a;                                                                                                       \
+  }                                                                                                                 \
+  ATOMIC(add_##name, bits, add_##name(old, b))
+ADD_SMALL(f16, 16, 0x3C00)
+ADD_SMALL(f16x2, 32, 0x3C00)
+ADD_SMALL(bf16, 16, 0x3F80)
+ADD_SMALL(bf16x2, 32, 0x3F80)
+
 /* --- between lanes */
 
 #define SHUFFLE(mode, from, in_range)                                                                                \

@@ -1,0 +1,59 @@
+"""How large a program may be: beyond these it is refused when it is loaded, not when memory or patience ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kaas.softgpu.ptx.model import PtxError, Variable
+
+if TYPE_CHECKING:
+    from kaas.softgpu.ptx.inline import Kernel
+
+REGISTERS = 1 << 18  # of a kernel, those of the functions it calls included
+INSTRUCTIONS = 1 << 17  # of a kernel, with calls expanded
+CALL_DEPTH = 48
+GLOBAL_BYTES = 256 << 20  # .global and .const of a module
+SHARED_BYTES = 227 << 10  # declared by a kernel, as the largest GPUs have
+LOCAL_BYTES = 512 << 10  # of a thread, as CUDA has it
+PARAMETER_BYTES = 32764  # as CUDA has it
+SHARED_ALIGN = 128  # where a block's shared memory starts
+GLOBAL_ALIGN = 256  # where a module's variables start
+
+
+def check_registers(count: int, line: int) -> None:
+    if count > REGISTERS:
+        raise PtxError(line, f"more than {REGISTERS} registers")
+
+
+def check_expansion(instructions: int, depth: int, line: int) -> None:
+    """While calls are expanded: trees of calls grow without a bound."""
+    if instructions > INSTRUCTIONS:
+        raise PtxError(line, f"more than {INSTRUCTIONS} instructions once calls are expanded")
+    if depth > CALL_DEPTH:
+        raise PtxError(line, f"calls more than {CALL_DEPTH} deep")
+
+
+def check_variable(variable: Variable, end: int) -> None:
+    """end: bytes of the module's variables with this one."""
+    if end > GLOBAL_BYTES:
+        raise PtxError(variable.line, f"more than {GLOBAL_BYTES} bytes of .global and .const variables")
+    check_align(variable, GLOBAL_ALIGN)
+
+
+def check_align(variable: Variable, most: int) -> None:
+    if variable.align < 1 or variable.align & (variable.align - 1):
+        raise PtxError(variable.line, f"alignment {variable.align} of {variable.name} is no power of two")
+    if variable.align > most:
+        raise PtxError(variable.line, f"alignment {variable.align} of {variable.name} is above {most}")
+
+
+def check_kernel(kernel: Kernel, line: int) -> None:
+    sizes = (
+        ("shared", kernel.shared_bytes, SHARED_BYTES),
+        ("local", kernel.local_bytes, LOCAL_BYTES),
+        ("parameter", kernel.param_bytes, PARAMETER_BYTES),
+    )
+    for what, size, most in sizes:
+        if size > most:
+            raise PtxError(line, f"{kernel.name} has {size} bytes of {what} memory, more than {most}")
+    check_registers(len(kernel.registers), line)
