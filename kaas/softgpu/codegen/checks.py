@@ -31,12 +31,15 @@ def check(kernel: Kernel) -> list[Unsupported]:
     """What in the kernel has no code. Raises PtxError for what is wrong in itself."""
     refusals = []
     labels = {item.name for item in kernel.body if isinstance(item, Label)}
+    tables = {item.name for item in kernel.body if isinstance(item, Label) and item.targets}
     for item in kernel.body:
         if isinstance(item, Label):
             _check_labels(item.targets, labels, item.line)
             continue
+        _check_guard(kernel, item)
         if item.opcode.split(".", 1)[0] in CONTROL:
             _check_labels([o.name for o in item.operands if isinstance(o, Symbol)], labels, item.line)
+            _check_branch(kernel, item, tables)
             continue
         try:
             _check_operands(kernel, item, operation(item))
@@ -49,6 +52,23 @@ def _check_labels(names: Iterable[str], labels: set[str], line: int) -> None:
     for name in names:
         if name not in labels:
             raise PtxError(line, f"no label {name}")
+
+
+def _check_guard(kernel: Kernel, inst: Instruction) -> None:
+    if inst.guard is not None and kernel.registers.get(inst.guard.name) != "pred":
+        raise PtxError(inst.line, f"the guard is no predicate: {_one_line(inst)}")
+
+
+def _check_branch(kernel: Kernel, inst: Instruction, tables: set[str]) -> None:
+    match inst.opcode.split(".", 1)[0], inst.operands:
+        case "bra", (Symbol(name),) if name not in tables:
+            return
+        case "ret" | "exit", ():
+            return
+        case "brx", (Register(index), Symbol(name)) if name in tables and inst.guard is None:
+            if kernel.registers.get(index) in ("b32", "u32", "s32"):
+                return
+    raise PtxError(inst.line, f"no code for this branch: {_one_line(inst)}")
 
 
 def _check_operands(kernel: Kernel, inst: Instruction, op: Operation) -> None:
@@ -150,7 +170,9 @@ def _other_widths(kernel: Kernel, inst: Instruction, op: Operation) -> list[tupl
             return [(operands[0], 32 if "ballot" in op.modifiers else 1), (operands[1], 1)]
         case "shfl" | "match" | "elect":
             target = operands[0]
-            pair = [(target.first, 32), (target.second, 1)] if isinstance(target, Pair) else [(target, 32)]
+            pair: list[tuple[Operand, int]] = (
+                [(target.first, 32), (target.second, 1)] if isinstance(target, Pair) else [(target, 32)]
+            )
             return pair if op.base == "elect" else [*pair, (operands[1], op.type.bits)]
         case "redux" | "activemask":
             return [(operand, 32) for operand in operands[:2]]
@@ -190,6 +212,8 @@ def _check_operand(kernel: Kernel, inst: Instruction, operand: Operand) -> None:
                 raise Unsupported(inst.line, f"no code for {name}: {' '.join(inst.text.split())}")
         case Address(base, _):
             _check_operand(kernel, inst, base)
+            if isinstance(base, Register) and kernel.registers[base.name][0] not in "bsu":
+                raise PtxError(inst.line, f"no address in {_one_line(inst)}")
         case Vector(items):
             for item in items:
                 _check_operand(kernel, inst, item)

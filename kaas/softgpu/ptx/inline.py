@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from kaas.softgpu.ptx import limits
+from kaas.softgpu.ptx import carry, limits
 from kaas.softgpu.ptx.model import (
     Address,
     Function,
@@ -61,6 +61,7 @@ def flatten(module: Module, entry: Function, global_offsets: dict[str, int], ref
     work = _Flattening(module, kernel, refusals)
     work.expand(entry, {}, (entry.name,), "")
     work.resolve_moves()
+    kernel.body = carry.expand(kernel.body, kernel.registers)
     work.place_shared()
     return kernel
 
@@ -107,11 +108,11 @@ class _Flattening:
             elif base == "ret" and suffix:
                 self.kernel.body.append(replace(item, opcode="bra", operands=(Symbol(done),)))
             else:
-                variable = _named(item, variables)
-                if variable and base in ("ld", "st") and ".param" in item.opcode:
-                    self.moves.append((len(self.kernel.body), variable))
-                elif variable:
-                    self.addressed.add(variable)
+                named = _named(item, variables)
+                if named and base in ("ld", "st") and ".param" in item.opcode:
+                    self.moves.append((len(self.kernel.body), named))
+                elif named:
+                    self.addressed.add(named)
                 for operand in item.operands:
                     self.reference(operand)
                 self.kernel.body.append(item)

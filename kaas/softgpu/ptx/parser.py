@@ -36,7 +36,12 @@ def parse(text: str) -> Module:
         raise PtxError(1, "no .version directive: this is not PTX")
     if re.search(r"^\s*\.address_size\s+32\b", text, re.M):
         raise Unsupported(1, "32-bit addresses")
-    return _Parser(_COMMENT.sub(_keep_lines, text)).module()
+    parser = _Parser(_COMMENT.sub(_keep_lines, text))
+    try:
+        return parser.module()
+    except (IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        line = parser.at(max(parser.position, parser.counted))
+        raise PtxError(line, f"not PTX, here or shortly before: {error}") from error
 
 
 def _keep_lines(match: re.Match[str]) -> str:

@@ -1,0 +1,37 @@
+// What needs carries: 128-bit integers, and sines of large numbers.
+
+extern "C" __global__ void wide(const unsigned long long *a, const unsigned long long *b, unsigned long long *out) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  unsigned __int128 x = (unsigned __int128)a[2 * i + 1] << 64 | a[2 * i];
+  unsigned __int128 y = (unsigned __int128)b[2 * i + 1] << 64 | b[2 * i];
+  unsigned __int128 results[3] = {x + y, x - y, x * y};
+  for (int k = 0; k < 3; k++) {
+    out[6 * i + 2 * k] = (unsigned long long)results[k];
+    out[6 * i + 2 * k + 1] = (unsigned long long)(results[k] >> 64);
+  }
+}
+
+extern "C" __global__ void waves(const double *a, double *out) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  out[3 * i] = sin(a[i]);
+  out[3 * i + 1] = cos(a[i]);
+  out[3 * i + 2] = tan(a[i]);
+}
+
+// Numbers of four 32-bit digits.
+extern "C" __global__ void digits(const unsigned *a, const unsigned *b, unsigned *out) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  const unsigned *x = a + 4 * i, *y = b + 4 * i;
+  unsigned *d = out + 12 * i;
+  asm("add.cc.u32 %0, %4, %8;\n\taddc.cc.u32 %1, %5, %9;\n\taddc.cc.u32 %2, %6, %10;\n\taddc.u32 %3, %7, %11;"
+      : "=&r"(d[0]), "=&r"(d[1]), "=&r"(d[2]), "=&r"(d[3])
+      : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]), "r"(y[2]), "r"(y[3]));
+  asm("sub.cc.u32 %0, %4, %8;\n\tsubc.cc.u32 %1, %5, %9;\n\tsubc.cc.u32 %2, %6, %10;\n\tsubc.u32 %3, %7, %11;"
+      : "=&r"(d[4]), "=&r"(d[5]), "=&r"(d[6]), "=&r"(d[7])
+      : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]), "r"(y[2]), "r"(y[3]));
+  // x * y[0], where the parts of the products overlap.
+  asm("mul.lo.u32 %0, %4, %8;\n\tmul.lo.u32 %1, %5, %8;\n\tmul.lo.u32 %2, %6, %8;\n\tmul.lo.u32 %3, %7, %8;\n\t"
+      "mad.hi.cc.u32 %1, %4, %8, %1;\n\tmadc.hi.cc.u32 %2, %5, %8, %2;\n\tmadc.hi.u32 %3, %6, %8, %3;"
+      : "=&r"(d[8]), "=&r"(d[9]), "=&r"(d[10]), "=&r"(d[11])
+      : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]));
+}

@@ -1,0 +1,135 @@
+"""Bad programs are refused by type when they are loaded or compiled: no crash, no bomb, no hang."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kaas.softgpu.c_interface import INVALID_PTX, CompileError
+from kaas.softgpu.jit import Compiler
+from kaas.softgpu.ptx import limits
+from tests.softgpu.harness import HEADER
+
+ROOT = Path(__file__).parents[2]
+IMAGES = sorted(path for folder in ("tests", "kaas", "examples") for path in (ROOT / folder).rglob("*.ptx"))
+
+
+def entry(body: str, before: str = "", parameters: str = "") -> str:
+    return f"{HEADER}{before}\n.visible .entry k({parameters}) {{\n{body}\nret;\n}}\n"
+
+
+def tree(levels: int) -> str:
+    """Functions that each call the next one twice."""
+    leaf = ".func f0() { ret; }\n"
+    return leaf + "".join(f".func f{n}() {{ call f{n - 1}, (); call f{n - 1}, (); ret; }}\n" for n in range(1, levels))
+
+
+def chain(depth: int) -> str:
+    return ".func f0() { ret; }\n" + "".join(f".func f{n}() {{ call f{n - 1}, (); ret; }}\n" for n in range(1, depth))
+
+
+TOO_LARGE = {
+    "registers": (entry(".reg .b32 %r<2000000000>;"), "registers"),
+    "registers of calls": (
+        entry("call f20, ();", tree(21).replace("{ call", "{ .reg .b32 %r<9000>; call")),
+        "registers",
+    ),
+    "a tree of calls": (entry("call f40, ();", tree(41)), "instructions once calls are expanded"),
+    "a chain of calls": (entry("call f300, ();", chain(301)), "deep"),
+    "global memory": (entry("", ".global .b8 x[99999999999];"), r"\.global"),
+    "shared memory": (entry(".shared .b8 x[300000];"), "shared memory"),
+    "local memory": (entry(".local .b8 x[600000];"), "local memory"),
+    "local memory beyond 32 bits": (entry(".local .b8 x[4294967300];"), "local memory"),
+    "parameters": (entry("", parameters=".param .b8 x[40000]"), "parameter memory"),
+    "the alignment of shared memory": (entry(".shared .align 1024 .b8 x[16];"), "alignment 1024 of x"),
+    "an alignment of 3": (entry("", ".global .align 3 .b8 x[16];"), "no power of two"),
+    "an alignment of nothing": (entry(".shared .align 0 .b8 x[16];"), "no power of two"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), TOO_LARGE.values(), ids=TOO_LARGE.keys())
+def test_what_is_too_large(gpu: Any, text: str, words: str) -> None:
+    with pytest.raises(CompileError, match=rf"line \d+: .*{words}") as caught:
+        gpu.compiler.load(text.encode())
+    assert caught.value.result == INVALID_PTX
+
+
+def test_what_is_just_not_too_large(gpu: Any) -> None:
+    gpu.compiler.load(entry(f"call f{limits.CALL_DEPTH - 2}, ();", chain(limits.CALL_DEPTH - 1)).encode())
+    gpu.compiler.load(entry(f".local .b8 x[{limits.LOCAL_BYTES}];").encode())
+
+
+DECLARED = """.reg .b16 %h; .reg .b32 %r; .reg .b64 %w; .reg .f32 %f; .reg .f64 %d; .reg .pred %p;
+"""
+ILLEGAL = [
+    "mul.wide.f32 %f, %f, %f;", "setp.nan.b16 %p, %h, %h;", "ex2.approx.f64 %d, %d;", "tanh.approx.f64 %d, %d;",
+    "atom.add.b16 %h, [%w], %h;", "atom.min.f32 %f, [%w], %f;", "mul.s32 %r, %r, %r;", "add.s32 %w, %r, %r;",
+    "add.s32 %r, %h, %r;", "add.s32 %r, [%w], %r;", "add.s32 {%r, %r}, %r, %r;", "mov.b32 %r, %p;",
+    "setp.lt.s32 %r, %r, %r;", "selp.b32 %r, %r, %r, %r;", "ld.global.v2.u32 %r, [%w];",
+    "ld.global.u32 {%r, %r}, [%w];", "ld.global.u32 %r, [%d];",
+    "ld.global.v4.u64 {%w, %w, %w, %w}, [%w];", "st.global.u32 [%w], %p;", "add.rn.rz.f32 %f, %f, %f;",
+    "cvt.u32 %r, %r;", "add.s32.s32 %r, %r, %r;", "setp.lt.and.s32 %p, %r, %r;", "atom.cas.b32 %r, [%w], %r;",
+    "bra;", "bra %r;", "brx.idx %r, nowhere;", "@%p brx.idx %r, here;", "@%r mov.u32 %r, %r;",
+    "shfl.sync.b32 %r, %r, 1, 31;", "addc.u16 %h, %h, %h;", "add.cc.u32 %r, %r;",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ILLEGAL)
+def test_illegal_instructions(gpu: Any, line: str) -> None:
+    with pytest.raises(CompileError, match="line 7: ") as caught:
+        gpu.compiler.load(entry(f"{DECLARED}{line}\nhere: .branchtargets there;\nthere:").encode())
+    assert caught.value.result == INVALID_PTX
+
+
+@pytest.mark.parametrize("garbage", ["%%%;", "add.s32 %r, = ;", "]]", "add", "\x01\x02;", "}}}}", "{;"])
+def test_garbage_says_which_line(gpu: Any, garbage: str) -> None:
+    with pytest.raises(CompileError, match=r"line \d+: ") as caught:
+        gpu.compiler.load(entry(f"{DECLARED}{garbage}").encode())
+    assert caught.value.result == INVALID_PTX
+
+
+def mutated(text: str, chance: random.Random) -> str:
+    """The text with a word replaced by another of its words, or a line gone, doubled or moved."""
+    lines = text.split("\n")
+    place, other = chance.randrange(len(lines)), chance.randrange(len(lines))
+    match chance.randrange(6):
+        case 0:
+            del lines[place]
+        case 1:
+            lines.insert(place, lines[other])
+        case 2:
+            lines[place] = lines[place].replace(".", chance.choice([".b16.", ".f64.", ".v2.", ".sat.", " "]), 1)
+        case 3:
+            lines[place] = lines[place].replace("%r", chance.choice(["%rd", "%p", "%f", "%fd", "%tid"]), 1)
+        case 4:
+            words, source = lines[place].split(" "), lines[other].split()
+            words[chance.randrange(len(words))] = chance.choice(source or ["99999999999"])
+            lines[place] = " ".join(words)
+        case _:
+            at = chance.randrange(len(lines[place]) + 1)
+            lines[place] = lines[place][:at] + chance.choice("{}[];,.%0@!|-9") + lines[place][at:]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_mutations_compile_or_are_refused(gpu: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    texts = [path.read_text() for path in IMAGES]
+    for _ in range(30):
+        refusal = refusal_of(gpu.compiler, mutated(chance.choice(texts), chance))
+        assert refusal is None or (refusal.result == INVALID_PTX and "line " in refusal.message), refusal
+
+
+def refusal_of(compiler: Compiler, text: str) -> CompileError | None:
+    """What the compiler says about the text; anything but a CompileError gets out."""
+    try:
+        handle = compiler.load(text.encode())
+        for kernel in range(len(compiler.describe(handle)[0].kernels)):
+            compiler.compile(handle, kernel, (64, 1, 1))
+    except CompileError as error:
+        return error
+    compiler.unload(handle)
+    return None
