@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kaas.softgpu.c_interface import INVALID_PTX, CompileError
@@ -44,7 +45,7 @@ TOO_LARGE = {
     "local memory": (entry(".local .b8 x[600000];"), "local memory"),
     "local memory beyond 32 bits": (entry(".local .b8 x[4294967300];"), "local memory"),
     "parameters": (entry("", parameters=".param .b8 x[40000]"), "parameter memory"),
-    "the alignment of shared memory": (entry(".shared .align 1024 .b8 x[16];"), "alignment 1024 of x"),
+    "the alignment of shared memory": (entry(".shared .align 2048 .b8 x[16];"), "alignment 2048 of x"),
     "an alignment of 3": (entry("", ".global .align 3 .b8 x[16];"), "no power of two"),
     "an alignment of nothing": (entry(".shared .align 0 .b8 x[16];"), "no power of two"),
 }
@@ -133,3 +134,10 @@ def refusal_of(compiler: Compiler, text: str) -> CompileError | None:
         return error
     compiler.unload(handle)
     return None
+
+
+def test_alignments_up_to_a_kilobyte_are_honoured(gpu: Any) -> None:
+    text = (Path(__file__).parent / "kernels" / "aligned.ptx").read_text()
+    out = np.full(3, 7, np.uint64)
+    gpu.run(text, "aligned", 1, 32, out, dynamic=64)
+    assert out.tolist() == [0, 0, 3]

@@ -10,7 +10,7 @@ from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import SIZES, Value, Width
 from kaas.softgpu.ptx.model import Register, Vector
-from kaas.softgpu.ptx.types import Scalar
+from kaas.softgpu.ptx.types import SCALARS, Scalar
 
 _WHOLE = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil", "rna": "round"}
 
@@ -64,7 +64,10 @@ def _result_type(to: Scalar) -> str:
 def _convert(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scalar, *args: str) -> str:
     if to.name.endswith("x2"):
         # The first source goes to the upper half.
-        halves = [reals.from_float(e, to, w, _ending(e, op, w, a)) for a in args]
+        small = SCALARS[to.name.removesuffix("x2")]
+        halves = [_real_to_real(e, op, w, small, source, _ending(e, op, w, a)) for a in args]
+        if small.llvm != "i16":
+            halves = [e.new(f"bitcast {w.of(small.llvm)} {half} to {w.of('i16')}") for half in halves]
         return reals.join_halves(e, w, halves[1], halves[0])
     a = args[0]
     if source.kind in "bsu":

@@ -122,6 +122,8 @@ def _conversion_objection(words: frozenset[str], to: str, source: str) -> str:
     whole = to[0] in "us" or source[0] in "us"
     if words & {"rn", "rz", "rm", "rp"} and (to[0] in "us" or (whole and source[0] not in "us")):
         return f"{what} rounds with .rni, .rzi, .rmi or .rpi"
+    if to.endswith("x2") and not words & {"rn", "rz"}:
+        return f"{what} rounds with .rn or .rz"
     if "relu" in words and to not in _SMALL.split():
         return f"{what} has no .relu"
     if words & {"rni", "rzi", "rmi", "rpi", "rna"} and (source[0] in "us" or to.endswith("x2")):

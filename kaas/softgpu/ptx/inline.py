@@ -29,7 +29,7 @@ from kaas.softgpu.ptx.model import (
 )
 from kaas.softgpu.ptx.types import SCALARS
 
-SHARED_ALIGN = 16  # dynamic shared memory starts at a multiple of this many bytes
+SHARED_ALIGN = 16  # dynamic shared memory starts at a multiple of this many bytes, or more if it asks for more
 
 _PARAM_SPACE = re.compile(r"\.param(::\w+)?")
 
@@ -75,6 +75,7 @@ class _Flattening:
         self.module, self.kernel, self.refusals = module, kernel, refusals
         self.copies = 0
         self.dynamic: list[str] = []
+        self.dynamic_align = SHARED_ALIGN
         self.moves: list[tuple[int, str]] = []  # where the body has ld.param or st.param, and of which call variable
         self.addressed: set[str] = set()  # call variables that more than these name
         self.sizes: dict[str, int] = {}  # of call variables, in bytes
@@ -123,7 +124,7 @@ class _Flattening:
         if variable.space == "shared":
             self.add_shared(variable)
         elif variable.space == "local":
-            limits.check_align(variable, limits.SHARED_ALIGN)
+            limits.check_align(variable, limits.LOCAL_ALIGN)
             offset = align_up(self.kernel.local_bytes, variable.align)
             self.kernel.local[variable.name + suffix] = offset
             # Each lane's area keeps 16-byte alignment: vector accesses go up to that.
@@ -135,6 +136,7 @@ class _Flattening:
             return
         if variable.external:
             self.dynamic.append(variable.name)
+            self.dynamic_align = max(self.dynamic_align, variable.align)
             return
         offset = align_up(self.kernel.shared_bytes, max(variable.align, 1))
         self.kernel.shared[variable.name] = offset
@@ -150,7 +152,7 @@ class _Flattening:
 
     def place_shared(self) -> None:
         if self.dynamic:
-            self.kernel.shared_bytes = align_up(self.kernel.shared_bytes, SHARED_ALIGN)
+            self.kernel.shared_bytes = align_up(self.kernel.shared_bytes, self.dynamic_align)
         for name in self.dynamic:
             self.kernel.shared[name] = self.kernel.shared_bytes
 

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #define KAAS_WARP 32
+#define KAAS_SHARED_ALIGN 1024 /* also in ptx/limits.py */
 
 /* Field offsets are known to codegen/special.py (WARP_FIELDS): change both. */
 typedef struct kaas_warp {
@@ -17,7 +18,7 @@ typedef struct kaas_warp {
   uint32_t nctaid[3];
   uint32_t warp;      /* index in the block; lane l is linear thread 32 * warp + l */
   uint32_t live;      /* bit l: lane l exists (the last warp may be short) */
-  uint8_t *shared;    /* static then dynamic shared memory of the block, 128-byte aligned */
+  uint8_t *shared;    /* static then dynamic shared memory of the block, aligned to KAAS_SHARED_ALIGN */
   uint8_t *local;     /* local_bytes for each lane, lane after lane; NULL if the kernel has none */
   uint32_t dynamic_shared_bytes;
   uint32_t shared_bytes;

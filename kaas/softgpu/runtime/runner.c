@@ -20,7 +20,7 @@ static int grow(uint8_t **memory, size_t *capacity, size_t bytes) {
   if (bytes <= *capacity) return OK;
   free(*memory);
   *capacity = 0;
-  *memory = aligned_alloc(128, (bytes + 127) / 128 * 128);
+  *memory = aligned_alloc(KAAS_SHARED_ALIGN, (bytes / KAAS_SHARED_ALIGN + 1) * KAAS_SHARED_ALIGN);
   if (!*memory) return OUT_OF_MEMORY;
   *capacity = bytes;
   return OK;
