@@ -13,8 +13,7 @@ import pytest
 from kaas.softgpu.jit import Compiler
 
 SOURCES = Path(__file__).parents[2] / "kaas" / "softgpu" / "runtime"
-RUNNER = ("runner.c", "block.c", "rt_memory.c", "rt_math.c")
-STUB = '#include <stdio.h>\nvoid kaas_softgpu_set_last_error(const char *m) { fprintf(stderr, "%s\\n", m); }\n'
+STUB = Path(__file__).with_name("driver_stub.c")
 
 
 class Launch(ctypes.Structure):
@@ -103,26 +102,26 @@ def _bytes_of(argument: Any) -> bytes:
 
 
 def build_runner(directory: Path) -> ctypes.CDLL:
-    stub = directory / "stub.c"
-    stub.write_text(STUB)
     output = directory / "runner.so"
-    files = [str(SOURCES / name) for name in RUNNER]
+    files = [str(path) for path in (*sorted(SOURCES.glob("*.c")), STUB)]
     command = [
         "cc",
         "-O2",
         "-fPIC",
         "-shared",
         "-pthread",
+        "-Wl,-Bsymbolic",  # where this process has the driver too
         "-I",
         str(SOURCES),
         "-o",
         str(output),
         *files,
-        str(stub),
         "-lm",
     ]
     subprocess.run(command, check=True)
-    return ctypes.CDLL(str(output))
+    library = ctypes.CDLL(str(output))
+    library.kaas_test_know.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    return library
 
 
 @pytest.fixture(scope="session")

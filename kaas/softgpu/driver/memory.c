@@ -39,6 +39,19 @@ bool memory_find(uintptr_t address, allocation *found) {
   return entry != NULL;
 }
 
+int kaas_memory_nearest(uint64_t address, kaas_range *range) {
+  pthread_mutex_lock(&memory_lock);
+  size_t after = upper_bound_locked(address);
+  const allocation *below = after > 0 ? &table.items[after - 1] : NULL;
+  const allocation *above = after < table.count ? &table.items[after] : NULL;
+  bool is_above = above != NULL && (below == NULL || (address - below->base >= below->bytes &&
+                                                      above->base - address < address - below->base - below->bytes));
+  const allocation *nearest = is_above ? above : below;
+  if (nearest != NULL) *range = (kaas_range){nearest->base, nearest->bytes};
+  pthread_mutex_unlock(&memory_lock);
+  return nearest != NULL;
+}
+
 CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known) {
   if (bytes == 0) return CUDA_SUCCESS;
   allocation found;

@@ -64,8 +64,16 @@ typedef struct kaas_launch {
   uint32_t static_shared_bytes, dynamic_shared_bytes, local_bytes;
 } kaas_launch;
 
-/* Runs every block; returns 0 or the CUresult of a trap. error (may be NULL) receives a sentence. */
+/* Runs every block; returns 0, or the CUresult of a trap or a bad access. error (may be NULL) receives a sentence. */
 int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes);
+
+/* --- memory.c: the driver's memory, for the runner's messages */
+
+typedef struct kaas_range {
+  uint64_t address, bytes;
+} kaas_range;
+/* The live allocation that holds the address, or else the nearest; 0 if there is none. */
+int kaas_memory_nearest(uint64_t address, kaas_range *range);
 
 /* --- driver.c: what jit.py and kaas.softgpu call beside the cu* functions */
 

@@ -46,7 +46,7 @@ static _Noreturn void abandon(kaas_block *block) { __builtin_longjmp(block->esca
 
 static void fiber_main(void);
 
-_Thread_local kaas_block *kaas_current_block;
+_Thread_local kaas_block *kaas_current_block __attribute__((tls_model("initial-exec")));
 
 static int make_stack(kaas_block *block, uint32_t index) {
   if (block->stacks[index]) return OK;
