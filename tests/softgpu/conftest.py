@@ -27,6 +27,7 @@ class Launch(ctypes.Structure):
         ("static_shared_bytes", ctypes.c_uint32),
         ("dynamic_shared_bytes", ctypes.c_uint32),
         ("local_bytes", ctypes.c_uint32),
+        ("param_bytes", ctypes.c_uint32),
     ]
 
 
@@ -39,10 +40,10 @@ def triple(extent: int | tuple[int, ...]) -> tuple[int, int, int]:
 class Gpu:
     """The compiler and the runner, as a test wants them."""
 
-    def __init__(self, library: ctypes.CDLL, directory: Path) -> None:
-        self.library = library
+    def __init__(self, library: ctypes.CDLL, directory: Path, *, memcheck: bool = False) -> None:
+        self.library, self.memcheck = library, memcheck
         library.kaas_run.argtypes = [ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_size_t]
-        self.compiler = Compiler(library, directory)
+        self.compiler = Compiler(library, directory, memcheck=memcheck)
         self.loaded: dict[str, int] = {}
 
     def load(self, text: str) -> int:
@@ -58,10 +59,16 @@ class Gpu:
         block: int | tuple[int, ...],
         *arguments: Any,
         dynamic: int = 0,
+        reached: tuple[np.ndarray, ...] = (),
     ) -> None:
-        """Arguments: arrays (their address is passed), NumPy scalars and bytes (a struct by value)."""
+        """Arguments: arrays (their address is passed), NumPy scalars and bytes (a struct by value).
+
+        With memcheck the kernel may touch the arrays, the module's variables, and what is reached from there."""
         module = self.load(text)
-        info, _ = self.compiler.describe(module)
+        info, base = self.compiler.describe(module)
+        if self.memcheck:
+            variables = [(base + variable.offset, variable.size) for variable in info.globals]
+            self.know(*variables, *(a for a in arguments if isinstance(a, np.ndarray)), *reached)
         index = [kernel.name for kernel in info.kernels].index(name)
         kernel = info.kernels[index]
         assert len(arguments) == len(kernel.parameters)
@@ -81,11 +88,19 @@ class Gpu:
             kernel.shared_bytes,
             dynamic,
             kernel.local_bytes,
+            end,
         )
-        error = ctypes.create_string_buffer(256)
+        error = ctypes.create_string_buffer(400)
         result = self.library.kaas_run(ctypes.byref(launch), error, len(error))
         if result:
             raise RuntimeError(f"{result}: {error.value.decode()}")
+
+    def know(self, *ranges: tuple[int, int] | np.ndarray) -> None:
+        """These are the live ranges of memory, as (address, bytes) or arrays, and no others."""
+        self.library.kaas_test_know(0, 0)
+        for one in ranges:
+            address, size = (one.ctypes.data, one.nbytes) if isinstance(one, np.ndarray) else one
+            self.library.kaas_test_know(address, size)
 
     def read_global(self, text: str, name: str, dtype: Any, count: int = 1) -> Any:
         info, base = self.compiler.describe(self.load(text))
@@ -132,3 +147,9 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture(scope="session")
 def gpu(runner: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Gpu:
     return Gpu(runner, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def checked_gpu(runner: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    """With memcheck."""
+    return Gpu(runner, tmp_path_factory.mktemp("cache"), memcheck=True)

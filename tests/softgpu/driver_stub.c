@@ -1,16 +1,31 @@
-/* What the block runner asks the driver for, in tests that have no driver: one range of memory, set by the test. */
+/* What the block runner asks the driver for, in tests that have no driver: a few ranges of memory, set by the test. */
 #include <stdio.h>
 
 #include "abi.h"
 
-static kaas_range known;
+static kaas_range known[16];
+static uint32_t count;
+static uint64_t changes;
 
-void kaas_test_know(uint64_t address, uint64_t bytes) { known = (kaas_range){address, bytes}; }
+/* Bytes of 0: forgets all ranges. */
+void kaas_test_know(uint64_t address, uint64_t bytes) {
+  changes++;
+  if (bytes == 0) count = 0;
+  else if (count < sizeof known / sizeof *known) known[count++] = (kaas_range){address, bytes};
+}
 
-void kaas_softgpu_set_last_error(const char *message) { fprintf(stderr, "%s\n", message); }
+uint64_t kaas_memory_changes(void) { return changes; }
 
 int kaas_memory_nearest(uint64_t address, kaas_range *range) {
-  (void)address;
-  *range = known;
-  return known.bytes != 0;
+  uint64_t least = UINT64_MAX;
+  for (uint32_t i = 0; i < count; i++) {
+    uint64_t start = known[i].address, end = start + known[i].bytes;
+    uint64_t distance = address < start ? start - address : address >= end ? address - end + 1 : 0;
+    if (distance >= least) continue;
+    least = distance;
+    *range = known[i];
+  }
+  return count != 0;
 }
+
+void kaas_softgpu_set_last_error(const char *message) { fprintf(stderr, "%s\n", message); }

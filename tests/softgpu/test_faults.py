@@ -40,7 +40,7 @@ DONE:
 @pytest.mark.parametrize(("blocks", "threads"), [(1, 32), (1, 256), (40_000, 64)])
 def test_a_bad_store_says_where(gpu: Any, blocks: int, threads: int) -> None:
     bad = blocks - 1
-    gpu.library.kaas_test_know(0x2000, 256)
+    gpu.know((0x2000, 256))
     place = rf"block \({bad}, 0, 0\), warp \d+: 0x1000, 4096 bytes before the nearest buffer \(256 bytes at 0x2000\)"
     with pytest.raises(RuntimeError, match=f"700: illegal access in {place}"):
         gpu.run(STORE, "store", blocks, threads, np.uint64(0x1000), np.uint32(bad))
@@ -55,10 +55,10 @@ def test_an_address_that_no_processor_has(gpu: Any) -> None:
 
 
 def test_behind_and_inside_the_nearest_buffer(gpu: Any) -> None:
-    gpu.library.kaas_test_know(0x100, 256)
+    gpu.know((0x100, 256))
     with pytest.raises(RuntimeError, match="3584 bytes behind the end of the nearest buffer"):
         gpu.run(STORE, "store", 1, 32, np.uint64(0x1000), np.uint32(0))
-    gpu.library.kaas_test_know(0, 0)
+    gpu.know()
     with pytest.raises(RuntimeError, match="there is no device memory"):
         gpu.run(STORE, "store", 1, 32, np.uint64(0x1000), np.uint32(0))
 

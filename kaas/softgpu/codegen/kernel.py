@@ -29,10 +29,10 @@ class Code:
     needs_globals: bool
 
 
-def generate(kernel: Kernel, block: tuple[int, int, int], target: Target) -> Code:
-    """The code of `kernel` for blocks of this shape. Raises PtxError."""
+def generate(kernel: Kernel, block: tuple[int, int, int], target: Target, *, memcheck: bool = False) -> Code:
+    """The code of `kernel` for blocks of this shape; memcheck: with a check of every access. Raises PtxError."""
     graph = flow.build(kernel, operation)
-    emitter = Emitter(kernel, analysis.plan(graph, kernel, block), target, block, special)
+    emitter = Emitter(kernel, analysis.plan(graph, kernel, block), target, block, special, memcheck)
     return _Function(emitter).write()
 
 

@@ -12,6 +12,7 @@ static struct {
   allocation *items;
   size_t count, capacity;
 } table; /* by base; ranges never overlap */
+static atomic_uint_fast64_t changes;
 
 /* The index of the first range that begins after address. */
 static size_t upper_bound_locked(uintptr_t address) {
@@ -38,6 +39,8 @@ bool memory_find(uintptr_t address, allocation *found) {
   pthread_mutex_unlock(&memory_lock);
   return entry != NULL;
 }
+
+uint64_t kaas_memory_changes(void) { return atomic_load(&changes); }
 
 int kaas_memory_nearest(uint64_t address, kaas_range *range) {
   pthread_mutex_lock(&memory_lock);
@@ -77,6 +80,7 @@ static CUresult add_locked(const allocation *entry) {
   table.items[at] = *entry;
   table.items[at].id = unique_id();
   table.count++;
+  atomic_fetch_add(&changes, 1);
   return CUDA_SUCCESS;
 }
 
@@ -95,6 +99,7 @@ bool memory_remove(uintptr_t base, allocation *removed) {
     *removed = *entry;
     memmove(entry, entry + 1, (size_t)(&table.items[table.count] - (entry + 1)) * sizeof *entry);
     table.count--;
+    atomic_fetch_add(&changes, 1);
   }
   pthread_mutex_unlock(&memory_lock);
   return found;

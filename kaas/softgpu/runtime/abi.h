@@ -61,19 +61,21 @@ typedef struct kaas_launch {
   kaas_kernel_fn fn;
   const uint8_t *params;
   uint32_t grid[3], block[3];
-  uint32_t static_shared_bytes, dynamic_shared_bytes, local_bytes;
+  uint32_t static_shared_bytes, dynamic_shared_bytes, local_bytes, param_bytes;
 } kaas_launch;
 
 /* Runs every block; returns 0, or the CUresult of a trap or a bad access. error (may be NULL) receives a sentence. */
 int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes);
 
-/* --- memory.c: the driver's memory, for the runner's messages */
+/* --- memory.c: the driver's memory, for memcheck and for messages */
 
 typedef struct kaas_range {
   uint64_t address, bytes;
 } kaas_range;
 /* The live allocation that holds the address, or else the nearest; 0 if there is none. */
 int kaas_memory_nearest(uint64_t address, kaas_range *range);
+/* Grows when an allocation comes or goes: a range found at another count may be gone. */
+uint64_t kaas_memory_changes(void);
 
 /* --- driver.c: what jit.py and kaas.softgpu call beside the cu* functions */
 

@@ -4,7 +4,8 @@
 #include "abi.h"
 
 enum { MAX_WARPS = 32, BARRIERS = 16, STACK_BYTES = 512 << 10, GUARD_BYTES = 64 << 10 };
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719 }; /* CUresult */
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, LAUNCH_FAILED = 719 }; /* CUresult */
+enum { ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716 };
 
 typedef enum { NOT_STARTED, READY, WAITING, DONE } warp_state;
 
@@ -38,11 +39,15 @@ typedef struct kaas_block {
   uintptr_t fault_address;
   int64_t looked_ns; /* when this thread last looked for our signal handlers */
   void *signal_stack;
+  kaas_range known; /* memcheck: a live range, as of known_at_change */
+  uint64_t known_at_change;
 } kaas_block;
 
 /* Runs all warps of the block that `warps` describe. Does not return if one traps or a barrier is never met: block->result
  * and the message are set, and control goes to block->escape. */
 void kaas_run_block(kaas_block *block) __attribute__((visibility("hidden")));
+/* Ends the launch from inside a warp, with this result and message. */
+_Noreturn void kaas_abandon(kaas_block *block, int result, const char *message) __attribute__((visibility("hidden")));
 /* The block that this thread works with; its fibers find it here. */
 extern _Thread_local kaas_block *kaas_current_block __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
@@ -52,5 +57,6 @@ void kaas_watch_faults(kaas_block *block) __attribute__((visibility("hidden")));
 void kaas_open_signal_stack(kaas_block *block) __attribute__((visibility("hidden")));
 void kaas_close_signal_stack(kaas_block *block) __attribute__((visibility("hidden")));
 void kaas_tell_fault(kaas_block *block) __attribute__((visibility("hidden")));
-int kaas_describe_address(uint64_t address, char *text, size_t bytes) __attribute__((visibility("hidden")));
+int kaas_describe_access(uint64_t address, uint32_t bytes, char *text, size_t text_bytes)
+    __attribute__((visibility("hidden")));
 #endif

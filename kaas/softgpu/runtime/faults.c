@@ -99,20 +99,24 @@ void kaas_close_signal_stack(kaas_block *block) {
 
 /* --- what to say */
 
-int kaas_describe_address(uint64_t address, char *text, size_t bytes) {
+int kaas_describe_access(uint64_t address, uint32_t bytes, char *text, size_t text_bytes) {
   kaas_range near;
-  if (!kaas_memory_nearest(address, &near)) return snprintf(text, bytes, "there is no device memory");
+  if (!kaas_memory_nearest(address, &near)) return snprintf(text, text_bytes, "there is no device memory");
+  uint64_t end = near.address + near.bytes;
   const char *place = "inside";
-  uint64_t distance = 0;
+  uint64_t distance = address - near.address;
   if (address < near.address) {
     place = "before";
     distance = near.address - address;
-  } else if (address - near.address >= near.bytes) {
+  } else if (address >= end) {
     place = "behind the end of";
-    distance = address - near.address - near.bytes;
+    distance = address - end;
+  } else if (address + bytes > end) {
+    place = "of them behind the end of";
+    distance = address + bytes - end;
   }
-  return snprintf(text, bytes, "%" PRIu64 " bytes %s the nearest buffer (%" PRIu64 " bytes at 0x%" PRIx64 ")", distance,
-                  place, near.bytes, near.address);
+  return snprintf(text, text_bytes, "%" PRIu64 " bytes %s the nearest buffer (%" PRIu64 " bytes at 0x%" PRIx64 ")",
+                  distance, place, near.bytes, near.address);
 }
 
 static int is_stack_overflow(const kaas_block *block) {
@@ -129,7 +133,7 @@ void kaas_tell_fault(kaas_block *block) {
   if (block->fault_has_address) {
     snprintf(address, sizeof address, "0x%" PRIxPTR, block->fault_address);
     near[0] = ',', near[1] = ' ';
-    kaas_describe_address(block->fault_address, near + 2, sizeof near - 2);
+    kaas_describe_access(block->fault_address, 1, near + 2, sizeof near - 2);
     if (is_stack_overflow(block)) {
       block->result = LAUNCH_FAILED;
       snprintf(near, sizeof near, ": the kernel needs more than the %d bytes of a warp's stack", STACK_BYTES);
