@@ -18,11 +18,20 @@ from typing import Any
 
 from kaas.errors import DeviceUnavailable
 
-__all__ = ["DEFAULT_MEMORY_BYTES", "MAX_DEVICES", "last_error", "load", "loaded_devices", "real_driver_present"]
+__all__ = [
+    "DEFAULT_MEMORY_BYTES",
+    "MAX_DEVICES",
+    "last_error",
+    "load",
+    "loaded_devices",
+    "real_driver_present",
+    "take_output",
+]
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 MAX_DEVICES = 16
 PROBE_LIMIT_S = 60.0
+OUTPUT_BYTES = 64 << 10
 MEMCHECK_VARIABLE = "KAAS_SOFTGPU_MEMCHECK"
 
 
@@ -83,6 +92,19 @@ def last_error() -> str:
     return message.decode(errors="replace")
 
 
+def take_output(device: int = 0) -> str:
+    """What kernels of this device have printed since it was last asked, the newest 64 KB of it.
+
+    It also went to stderr at once. Empty if nothing, or not loaded.
+    """
+    present = _state.get("driver")
+    if present is None:
+        return ""
+    buffer = ctypes.create_string_buffer(OUTPUT_BYTES)
+    count: int = present.library.kaas_softgpu_take_output(device, buffer, OUTPUT_BYTES)
+    return buffer.raw[:count].decode(errors="replace")
+
+
 def real_driver_present() -> bool:
     """Whether a libcuda.so.1 other than ours can be loaded and initialised on this machine.
 
@@ -112,6 +134,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.kaas_softgpu_last_error.restype = ctypes.c_char_p
     library.kaas_softgpu_set_last_error.argtypes = [ctypes.c_char_p]
+    library.kaas_softgpu_take_output.restype = ctypes.c_size_t
+    library.kaas_softgpu_take_output.argtypes = [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
     library.kaas_softgpu_configure.argtypes = [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p]
     return library
 

@@ -28,6 +28,7 @@ class Launch(ctypes.Structure):
         ("dynamic_shared_bytes", ctypes.c_uint32),
         ("local_bytes", ctypes.c_uint32),
         ("param_bytes", ctypes.c_uint32),
+        ("device", ctypes.c_uint32),
     ]
 
 
@@ -89,6 +90,7 @@ class Gpu:
             dynamic,
             kernel.local_bytes,
             end,
+            0,
         )
         error = ctypes.create_string_buffer(400)
         result = self.library.kaas_run(ctypes.byref(launch), error, len(error))
@@ -101,6 +103,12 @@ class Gpu:
         for one in ranges:
             address, size = (one.ctypes.data, one.nbytes) if isinstance(one, np.ndarray) else one
             self.library.kaas_test_know(address, size)
+
+    def printed(self) -> str:
+        """What kernels have printed since it was last asked."""
+        buffer = ctypes.create_string_buffer(1 << 16)
+        self.library.kaas_test_printed(buffer, len(buffer))
+        return buffer.value.decode()
 
     def read_global(self, text: str, name: str, dtype: Any, count: int = 1) -> Any:
         info, base = self.compiler.describe(self.load(text))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kaas.softgpu.ptx.model import (
+    SINK,
     Address,
     Function,
     Immediate,
@@ -25,6 +26,9 @@ from kaas.softgpu.ptx.model import (
     Vector,
 )
 from kaas.softgpu.ptx.types import SCALARS
+
+SYSTEM_CALLS = {"vprintf": 2, "__assertfail": 5}
+"""Functions of CUDA that have no body, with the number of their arguments."""
 
 SHARED_ALIGN = 16  # dynamic shared memory starts at a multiple of this many bytes
 
@@ -94,7 +98,7 @@ class _Flattening:
             elif base == "ret" and suffix:
                 self.kernel.body.append(replace(item, opcode="bra", operands=(Symbol(done),)))
             elif base in ("ld", "st") and ".param" in item.opcode and self.is_call_variable(item, function, names):
-                self.move_parameter(item, names)
+                self.move_parameter(item)
             else:
                 for operand in item.operands:
                     self.reference(operand)
@@ -150,6 +154,9 @@ class _Flattening:
             self.refusals.append(Unsupported(item.line, f"indirect call: {_one_line(item)}"))
             return
         callee = self.module.functions.get(callees[0].name)
+        if callees[0].name in SYSTEM_CALLS and (callee is None or not callee.has_body):
+            self.system_call(item, callees[0].name, lists)
+            return
         if callee is None or not callee.has_body:
             self.refusals.append(Unsupported(item.line, f"call of {callees[0].name}, which has no body here"))
             return
@@ -165,6 +172,29 @@ class _Flattening:
         self.copies += 1
         inner = f"~{self.copies}"
         self.enter(item, callee, arguments, results, inner, stack)
+
+    def system_call(self, item: Instruction, name: str, lists: list[Vector]) -> None:
+        """An instruction of its own, which no PTX text can contain, on the registers of the call variables."""
+        arguments = lists[-1].items if lists else ()
+        results = lists[0].items if len(lists) > 1 else ()
+        if len(arguments) != SYSTEM_CALLS[name]:
+            raise PtxError(item.line, f"{name} is called with {len(arguments)} arguments")
+        operands = [self.whole(item, argument) for argument in arguments]
+        if name == "vprintf":
+            for result in results:
+                if isinstance(result, Symbol):
+                    self.slots.setdefault((result.name, 0), 32)
+                    self.kernel.registers.setdefault(f"{result.name}+0", "b32")
+            operands.insert(0, self.whole(item, results[0]) if results else SINK)
+        self.kernel.body.append(replace(item, opcode=f"call {name}", operands=tuple(operands)))
+
+    def whole(self, item: Instruction, variable: Operand) -> Operand:
+        """The register that stands for a call variable of one value."""
+        if not isinstance(variable, Symbol):
+            return variable
+        if (variable.name, 0) not in self.slots:
+            raise PtxError(item.line, f"{variable.name} has no value in {_one_line(item)!r}")
+        return Register(f"{variable.name}+0")
 
     def enter(
         self,
@@ -202,7 +232,7 @@ class _Flattening:
         if item.guard is not None:
             self.kernel.body.append(Label(item.line, skip))
 
-    def move_parameter(self, item: Instruction, names: dict[str, str]) -> None:
+    def move_parameter(self, item: Instruction) -> None:
         """ld.param/st.param of a call variable is a move from or to a register that stands for those bytes."""
         address = next(o for o in item.operands if isinstance(o, Address))
         values = next(o for o in item.operands if not isinstance(o, Address))
@@ -210,7 +240,7 @@ class _Flattening:
         type_name = item.opcode.rsplit(".", 1)[1]
         scalar = SCALARS[type_name]
         assert isinstance(address.base, Symbol)
-        variable = names.get(address.base.name, address.base.name)
+        variable = address.base.name  # renamed already: a variable of the caller may have the name of one here
         for index, part in enumerate(parts):
             offset = address.offset + index * scalar.bits // 8
             slot = Register(f"{variable}+{offset}")

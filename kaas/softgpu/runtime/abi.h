@@ -62,6 +62,7 @@ typedef struct kaas_launch {
   const uint8_t *params;
   uint32_t grid[3], block[3];
   uint32_t static_shared_bytes, dynamic_shared_bytes, local_bytes, param_bytes;
+  uint32_t device; /* whose output this is */
 } kaas_launch;
 
 /* Runs every block; returns 0, or the CUresult of a trap or a bad access. error (may be NULL) receives a sentence. */
@@ -76,6 +77,13 @@ typedef struct kaas_range {
 int kaas_memory_nearest(uint64_t address, kaas_range *range);
 /* Grows when an allocation comes or goes: a range found at another count may be gone. */
 uint64_t kaas_memory_changes(void);
+
+/* --- output.c: what kernels print */
+
+/* Text of a kernel, from any of the runner's threads. */
+void kaas_softgpu_write(uint32_t device, const char *text, size_t bytes);
+/* Moves at most `bytes` of what the device's kernels have printed since it was last asked, oldest first; how many. */
+size_t kaas_softgpu_take_output(uint32_t device, char *text, size_t bytes);
 
 /* --- driver.c: what jit.py and kaas.softgpu call beside the cu* functions */
 

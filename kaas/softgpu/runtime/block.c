@@ -45,6 +45,14 @@ void kaas_abandon(kaas_block *block, int result, const char *message) {
   leave(block);
 }
 
+void kaas_thread_index(const kaas_warp *warp, uint32_t lane, uint32_t at[3]) {
+  const uint32_t *extent = warp->block->launch->block;
+  uint32_t thread = KAAS_WARP * warp->warp + lane;
+  at[0] = thread % extent[0];
+  at[1] = thread / extent[0] % extent[1];
+  at[2] = thread / extent[0] / extent[1];
+}
+
 static void fiber_main(void);
 
 _Thread_local kaas_block *kaas_current_block __attribute__((tls_model("initial-exec")));

@@ -66,15 +66,15 @@ static void describe(const access *a, char *text, size_t bytes) {
 }
 
 static _Noreturn void refuse(const access *a, int result) {
-  const uint32_t *extent = a->warp->block->launch->block, *at = a->warp->ctaid;
-  uint32_t thread = KAAS_WARP * a->warp->warp + a->lane;
+  const uint32_t *block = a->warp->ctaid;
+  uint32_t at[3];
   char text[400], where[200];
   if (result == MISALIGNED_ADDRESS)
     snprintf(where, sizeof where, "0x%" PRIx64 ", which is no multiple of that", a->address);
   else describe(a, where, sizeof where);
+  kaas_thread_index(a->warp, a->lane, at);
   snprintf(text, sizeof text, "PTX line %u: thread (%u, %u, %u) of block (%u, %u, %u) %s %u bytes of %s", a->line,
-           thread % extent[0], thread / extent[0] % extent[1], thread / extent[0] / extent[1], at[0], at[1], at[2],
-           verbs[a->verb], a->bytes, where);
+           at[0], at[1], at[2], block[0], block[1], block[2], verbs[a->verb], a->bytes, where);
   kaas_abandon(a->warp->block, result, text);
 }
 
