@@ -21,6 +21,7 @@ from kaas.errors import DeviceUnavailable
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
     "MAX_DEVICES",
+    "cancel",
     "last_error",
     "load",
     "loaded_devices",
@@ -92,6 +93,17 @@ def last_error() -> str:
     return message.decode(errors="replace")
 
 
+def cancel(device: int = 0) -> None:
+    """Ends the kernels that run on this device, from any thread: their launches, and later ones, fail with
+    CUDA_ERROR_LAUNCH_TIMEOUT, which sticks to their context, until the device gets a new context.
+
+    Returns at once; a kernel ends at its next block or round of a loop. Does nothing if not loaded.
+    """
+    present = _state.get("driver")
+    if present is not None and present.library.kaas_softgpu_cancel(device) != 0:
+        raise DeviceUnavailable(f"there is no device {device} to cancel")
+
+
 def take_output(device: int = 0) -> str:
     """What kernels of this device have printed since it was last asked, the newest 64 KB of it.
 
@@ -134,6 +146,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.kaas_softgpu_last_error.restype = ctypes.c_char_p
     library.kaas_softgpu_set_last_error.argtypes = [ctypes.c_char_p]
+    library.kaas_softgpu_cancel.argtypes = [ctypes.c_uint32]
     library.kaas_softgpu_take_output.restype = ctypes.c_size_t
     library.kaas_softgpu_take_output.argtypes = [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
     library.kaas_softgpu_configure.argtypes = [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p]

@@ -29,6 +29,7 @@ class Launch(ctypes.Structure):
         ("local_bytes", ctypes.c_uint32),
         ("param_bytes", ctypes.c_uint32),
         ("device", ctypes.c_uint32),
+        ("stop", ctypes.c_void_p),
     ]
 
 
@@ -61,10 +62,13 @@ class Gpu:
         *arguments: Any,
         dynamic: int = 0,
         reached: tuple[np.ndarray, ...] = (),
+        stop: np.ndarray | None = None,
     ) -> None:
         """Arguments: arrays (their address is passed), NumPy scalars and bytes (a struct by value).
 
-        With memcheck the kernel may touch the arrays, the module's variables, and what is reached from there."""
+        stop: a uint32 that ends the launch once not 0. With memcheck the kernel may touch the arrays, the module's
+        variables, and what is reached from there.
+        """
         module = self.load(text)
         info, base = self.compiler.describe(module)
         if self.memcheck:
@@ -91,6 +95,7 @@ class Gpu:
             kernel.local_bytes,
             end,
             0,
+            None if stop is None else stop.ctypes.data,
         )
         error = ctypes.create_string_buffer(400)
         result = self.library.kaas_run(ctypes.byref(launch), error, len(error))

@@ -22,6 +22,7 @@ typedef struct kaas_warp {
   uint32_t dynamic_shared_bytes;
   uint32_t shared_bytes;
   struct kaas_block *block; /* the runner's own */
+  const volatile uint32_t *stop; /* looked at by every round of a loop: not 0 once the launch shall end */
 } kaas_warp;
 
 /* params: the parameter buffer, laid out at the offsets of the kernel's parameters. */
@@ -63,9 +64,10 @@ typedef struct kaas_launch {
   uint32_t grid[3], block[3];
   uint32_t static_shared_bytes, dynamic_shared_bytes, local_bytes, param_bytes;
   uint32_t device; /* whose output this is */
+  const volatile uint32_t *stop; /* as in kaas_warp; NULL: it cannot be stopped */
 } kaas_launch;
 
-/* Runs every block; returns 0, or the CUresult of a trap or a bad access. error (may be NULL) receives a sentence. */
+/* Runs every block; returns 0, or the CUresult of a trap, a bad access or a stop. error (may be NULL) receives a sentence. */
 int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes);
 
 /* --- memory.c: the driver's memory, for memcheck and for messages */
@@ -89,6 +91,9 @@ size_t kaas_softgpu_take_output(uint32_t device, char *text, size_t bytes);
 
 /* Once per process, before cuInit: number of devices, bytes of memory of each, and the compiler. */
 int kaas_softgpu_configure(uint32_t devices, const uint64_t *memory_bytes, const kaas_compiler *compiler);
+/* Ends the kernels that run on a device and those to come, with CUDA_ERROR_LAUNCH_TIMEOUT, until it gets a new context.
+ * May be called from any thread; returns before they have ended. */
+int kaas_softgpu_cancel(uint32_t device);
 /* The sentence left by the last failing call of this thread ("" if none). */
 const char *kaas_softgpu_last_error(void);
 void kaas_softgpu_set_last_error(const char *message);

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+_Static_assert(offsetof(kaas_warp, stop) == 64, "STOP_FIELD of codegen/special.py");
+
 /* --- switching stacks: saves what a C call must keep, the rest is saved by the caller */
 
 #if defined(__x86_64__)
@@ -214,6 +216,13 @@ uint32_t kaas_rt_barrier_and(kaas_warp *warp, uint32_t id, uint32_t threads, uin
 }
 uint32_t kaas_rt_barrier_or(kaas_warp *warp, uint32_t id, uint32_t threads, uint32_t bits, uint32_t lanes) {
   return arrive_with(warp, id, threads, bits, lanes)->result_any;
+}
+
+void kaas_rt_stop(kaas_warp *warp) {
+  char text[160];
+  snprintf(text, sizeof text, "cancelled while block (%u, %u, %u), warp %u ran", warp->ctaid[0], warp->ctaid[1],
+           warp->ctaid[2], warp->warp);
+  kaas_abandon(warp->block, LAUNCH_TIMEOUT, text);
 }
 
 void kaas_rt_trap(kaas_warp *warp, uint32_t line) {

@@ -5,7 +5,7 @@
 
 enum { MAX_WARPS = 32, BARRIERS = 16, STACK_BYTES = 512 << 10, GUARD_BYTES = 64 << 10 };
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, LAUNCH_FAILED = 719 }; /* CUresult */
-enum { ILLEGAL_ADDRESS = 700, ASSERT = 710, MISALIGNED_ADDRESS = 716 };
+enum { ILLEGAL_ADDRESS = 700, LAUNCH_TIMEOUT = 702, ASSERT = 710, MISALIGNED_ADDRESS = 716 };
 
 typedef enum { NOT_STARTED, READY, WAITING, DONE } warp_state;
 
@@ -48,6 +48,7 @@ typedef struct kaas_block {
 void kaas_run_block(kaas_block *block) __attribute__((visibility("hidden")));
 /* Ends the launch from inside a warp, with this result and message. */
 _Noreturn void kaas_abandon(kaas_block *block, int result, const char *message) __attribute__((visibility("hidden")));
+void kaas_rt_stop(kaas_warp *warp);
 /* threadIdx of a lane. */
 void kaas_thread_index(const kaas_warp *warp, uint32_t lane, uint32_t at[3]) __attribute__((visibility("hidden")));
 /* The block that this thread works with; its fibers find it here. */

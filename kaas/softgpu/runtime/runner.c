@@ -26,6 +26,8 @@ static int grow(uint8_t **memory, size_t *capacity, size_t bytes) {
   return OK;
 }
 
+static const volatile uint32_t never;
+
 static int prepare_block(kaas_block *block, const kaas_launch *launch) {
   uint32_t threads = launch->block[0] * launch->block[1] * launch->block[2];
   size_t shared = (size_t)launch->static_shared_bytes + launch->dynamic_shared_bytes;
@@ -46,6 +48,7 @@ static int prepare_block(kaas_block *block, const kaas_launch *launch) {
     warp->dynamic_shared_bytes = launch->dynamic_shared_bytes;
     warp->shared_bytes = (uint32_t)shared;
     warp->block = block;
+    warp->stop = launch->stop ? launch->stop : &never;
   }
   return OK;
 }
@@ -129,6 +132,7 @@ static __attribute__((noinline)) int run_range(kaas_block *block, uint64_t from,
   block->in_kernel = 1;
   for (uint64_t index = from; index < to; index++) {
     place_block(block, at);
+    if (__builtin_expect(*block->warps->stop, 0)) kaas_rt_stop(block->warps);
     kaas_run_block(block);
   }
   block->in_kernel = 0;
