@@ -7,6 +7,7 @@ devices that run the PTX of ordinary CUDA kernels; nothing above the driver can 
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -17,16 +18,28 @@ from typing import Any
 
 from kaas.errors import DeviceUnavailable
 
-__all__ = ["DEFAULT_MEMORY_BYTES", "MAX_DEVICES", "last_error", "load", "loaded_devices", "real_driver_present"]
+__all__ = [
+    "DEFAULT_MEMORY_BYTES",
+    "MAX_DEVICES",
+    "cancel",
+    "last_error",
+    "load",
+    "loaded_devices",
+    "real_driver_present",
+    "take_output",
+]
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 MAX_DEVICES = 16
 PROBE_LIMIT_S = 60.0
+OUTPUT_BYTES = 64 << 10
+MEMCHECK_VARIABLE = "KAAS_SOFTGPU_MEMCHECK"
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     devices: tuple[int, ...]
+    memcheck: bool
     library: ctypes.CDLL
     compiler: Any  # its callbacks are called from C as long as the process lives
 
@@ -35,12 +48,19 @@ _lock = threading.Lock()
 _state: dict[str, _Loaded] = {}  # "driver": the one of this process, once there is one
 
 
-def load(devices: Sequence[int] = (DEFAULT_MEMORY_BYTES,), *, force: bool = False) -> None:
+def load(
+    devices: Sequence[int] = (DEFAULT_MEMORY_BYTES,), *, force: bool = False, memcheck: bool | None = None
+) -> None:
     """Gives this process one software device for each entry of devices, its memory in bytes.
 
     Must come before the first use of cuda.bindings or cuda.core. Loading again with the same devices does nothing.
-    Raises DeviceUnavailable if devices differ from those loaded, if a real driver works here (unless force), and if
-    the driver library cannot be built.
+
+    memcheck: every access of a kernel to memory is checked, at many times the cost: the first that is outside all
+    live allocations or misaligned is an error with kernel, line, thread, address and nearest allocation. None: whether
+    KAAS_SOFTGPU_MEMCHECK is 1.
+
+    Raises DeviceUnavailable if devices or memcheck differ from what is loaded, if a real driver works here (unless
+    force), and if the driver library cannot be built.
     """
     wanted = tuple(devices)
     if not 1 <= len(wanted) <= MAX_DEVICES or any(size <= 0 for size in wanted):
@@ -48,11 +68,14 @@ def load(devices: Sequence[int] = (DEFAULT_MEMORY_BYTES,), *, force: bool = Fals
     with _lock:
         present = _state.get("driver")
         if present is None:
-            _state["driver"] = _load(wanted, force=force)
+            checks = os.environ.get(MEMCHECK_VARIABLE) == "1" if memcheck is None else memcheck
+            _state["driver"] = _load(wanted, force=force, memcheck=checks)
         elif present.devices != wanted:
             raise DeviceUnavailable(
                 f"this process already has software devices of {present.devices} bytes; it cannot get {wanted}"
             )
+        elif memcheck not in (None, present.memcheck):
+            raise DeviceUnavailable(f"this process already has software devices, with memcheck={present.memcheck}")
 
 
 def loaded_devices() -> tuple[int, ...]:
@@ -68,6 +91,30 @@ def last_error() -> str:
         return ""
     message: bytes = present.library.kaas_softgpu_last_error()
     return message.decode(errors="replace")
+
+
+def cancel(device: int = 0) -> None:
+    """Ends the kernels that run on this device, from any thread: their launches, and later ones, fail with
+    CUDA_ERROR_LAUNCH_TIMEOUT, which sticks to their context, until the device gets a new context.
+
+    Returns at once; a kernel ends at its next block or round of a loop. Does nothing if not loaded.
+    """
+    present = _state.get("driver")
+    if present is not None and present.library.kaas_softgpu_cancel(device) != 0:
+        raise DeviceUnavailable(f"there is no device {device} to cancel")
+
+
+def take_output(device: int = 0) -> str:
+    """What kernels of this device have printed since it was last asked, the newest 64 KB of it.
+
+    It also went to stderr at once. Empty if nothing, or not loaded.
+    """
+    present = _state.get("driver")
+    if present is None:
+        return ""
+    buffer = ctypes.create_string_buffer(OUTPUT_BYTES)
+    count: int = present.library.kaas_softgpu_take_output(device, buffer, OUTPUT_BYTES)
+    return buffer.raw[:count].decode(errors="replace")
 
 
 def real_driver_present() -> bool:
@@ -86,12 +133,12 @@ def real_driver_present() -> bool:
     return done.returncode == 0
 
 
-def _load(devices: tuple[int, ...], *, force: bool) -> _Loaded:
+def _load(devices: tuple[int, ...], *, force: bool, memcheck: bool) -> _Loaded:
     from kaas.softgpu.build import build
 
     if not force and real_driver_present():
         raise DeviceUnavailable("a working NVIDIA driver is present; the software GPU would hide it (force=True does)")
-    return _configure(open_library(build()), devices)
+    return _configure(open_library(build()), devices, memcheck=memcheck)
 
 
 def open_library(path: Path) -> ctypes.CDLL:
@@ -99,17 +146,20 @@ def open_library(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.kaas_softgpu_last_error.restype = ctypes.c_char_p
     library.kaas_softgpu_set_last_error.argtypes = [ctypes.c_char_p]
+    library.kaas_softgpu_cancel.argtypes = [ctypes.c_uint32]
+    library.kaas_softgpu_take_output.restype = ctypes.c_size_t
+    library.kaas_softgpu_take_output.argtypes = [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
     library.kaas_softgpu_configure.argtypes = [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p]
     return library
 
 
-def _configure(library: ctypes.CDLL, devices: tuple[int, ...]) -> _Loaded:
+def _configure(library: ctypes.CDLL, devices: tuple[int, ...], *, memcheck: bool) -> _Loaded:
     from kaas.softgpu.jit import Compiler  # brings llvmlite: only where kernels are compiled
 
-    compiler = Compiler(library)
+    compiler = Compiler(library, memcheck=memcheck)
     sizes = (ctypes.c_uint64 * len(devices))(*devices)
     status = library.kaas_softgpu_configure(len(devices), sizes, ctypes.byref(compiler.callbacks))
     if status != 0:
         message: bytes = library.kaas_softgpu_last_error()
         raise DeviceUnavailable(f"the software GPU could not be set up: {message.decode(errors='replace')}")
-    return _Loaded(devices, library, compiler)
+    return _Loaded(devices, memcheck, library, compiler)

@@ -8,7 +8,7 @@ from functools import cache
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import Shape
 from kaas.softgpu.codegen import arithmetic as a
-from kaas.softgpu.codegen import atomics, loads, predicates, stores, warp
+from kaas.softgpu.codegen import atomics, loads, predicates, stores, system_calls, warp
 from kaas.softgpu.codegen import bit_fields as b
 from kaas.softgpu.codegen import conversions as c
 from kaas.softgpu.codegen import elementwise as each
@@ -331,6 +331,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "elect": _family("picks one lane", warp.elect, "", "sync", 2, shape=atomics.varying_shape, guard_branches=True),
     "trap": _family("ends the launch with an error", warp.trap, "", "", 0, has_result=False, guard_branches=True),
+    "call vprintf": _family(
+        "printf", system_calls.vprintf, "", operands=3, shape=atomics.varying_shape, guard_branches=True
+    ),
+    "call __assertfail": _family(
+        "what assert calls", system_calls.assert_fail, "", operands=5, has_result=False, guard_branches=True
+    ),
     "brkpt": _family("a hint", warp.nothing, "", "", 0, has_result=False),
 }
 

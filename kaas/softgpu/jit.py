@@ -89,12 +89,19 @@ class Compiler:
     """Loads images and compiles their kernels, one (kernel, block shape) at a time.
 
     library: the runner, which has the kaas_rt_* functions. cache_directory: None for "softgpu" below `cache_root`.
+    memcheck: the code checks every access of memory.
     All methods may be called from any thread; they raise CompileError."""
 
     def __init__(
-        self, library: ctypes.CDLL, cache_directory: Path | None = None, cache_bytes: int = CACHE_BYTES
+        self,
+        library: ctypes.CDLL,
+        cache_directory: Path | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        *,
+        memcheck: bool = False,
     ) -> None:
         self._library = library
+        self._memcheck = memcheck
         self._cache = DiskCache(cache_directory or cache_root() / "softgpu", cache_bytes)
         self._target = target.host()
         self._modules: dict[int, LoadedModule] = {}
@@ -162,7 +169,8 @@ class Compiler:
         return self._modules[handle]
 
     def _entry(self, module: LoadedModule, name: str, block: tuple[int, int, int]) -> _Entry:
-        digest = hashlib.blake2b(f"{name}\0{block}".encode(), digest_size=12).hexdigest()
+        variant = f"{name}\0{block}" + ("\0memcheck" if self._memcheck else "")
+        digest = hashlib.blake2b(variant.encode(), digest_size=12).hexdigest()
         key = f"{module.key}.{digest}"
         cached = self._cache.get(key)
         if cached is not None:
@@ -174,7 +182,7 @@ class Compiler:
         return entry
 
     def _compiled(self, kernel: inline.Kernel, block: tuple[int, int, int]) -> _Entry:
-        code = codegen.generate(kernel, block, self._target)
+        code = codegen.generate(kernel, block, self._target, memcheck=self._memcheck)
         return _Entry(machine_code.assemble(code.text, self._target), code.imports, code.needs_globals)
 
     def _addresses(self, imports: tuple[str, ...]) -> dict[str, int]:

@@ -474,7 +474,10 @@ def test_killed_executor_without_retries() -> None:
 def test_crashing_kernel_hurts_only_its_own_request() -> None:
     bad = kaas.invoke(crash_task(), {}, retries=1)
     good = [_scale(numbers(seed=i)) for i in range(20)]
-    with pytest.raises((errors.DeviceLost, errors.ExecutorDied)):
+    with pytest.raises(
+        errors.DeviceLost, match=r"kernel crash: illegal access in block \(0, 0, 0\), warp 0: 0x8, "
+    ) as caught:
         ray.get(bad, timeout=60)
+    assert caught.value.fields["code_name"] == "CUDA_ERROR_ILLEGAL_ADDRESS"
     for i, result in enumerate(ray.get(good, timeout=60)):
         np.testing.assert_array_equal(result, numbers(seed=i))

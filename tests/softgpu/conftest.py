@@ -13,8 +13,7 @@ import pytest
 from kaas.softgpu.jit import Compiler
 
 SOURCES = Path(__file__).parents[2] / "kaas" / "softgpu" / "runtime"
-RUNNER = ("runner.c", "block.c", "rt_memory.c", "rt_math.c")
-STUB = '#include <stdio.h>\nvoid kaas_softgpu_set_last_error(const char *m) { fprintf(stderr, "%s\\n", m); }\n'
+STUB = Path(__file__).with_name("driver_stub.c")
 
 
 class Launch(ctypes.Structure):
@@ -28,6 +27,9 @@ class Launch(ctypes.Structure):
         ("static_shared_bytes", ctypes.c_uint32),
         ("dynamic_shared_bytes", ctypes.c_uint32),
         ("local_bytes", ctypes.c_uint32),
+        ("param_bytes", ctypes.c_uint32),
+        ("device", ctypes.c_uint32),
+        ("stop", ctypes.c_void_p),
     ]
 
 
@@ -40,10 +42,10 @@ def triple(extent: int | tuple[int, ...]) -> tuple[int, int, int]:
 class Gpu:
     """The compiler and the runner, as a test wants them."""
 
-    def __init__(self, library: ctypes.CDLL, directory: Path) -> None:
-        self.library = library
+    def __init__(self, library: ctypes.CDLL, directory: Path, *, memcheck: bool = False) -> None:
+        self.library, self.memcheck = library, memcheck
         library.kaas_run.argtypes = [ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_size_t]
-        self.compiler = Compiler(library, directory)
+        self.compiler = Compiler(library, directory, memcheck=memcheck)
         self.loaded: dict[str, int] = {}
 
     def load(self, text: str) -> int:
@@ -59,10 +61,19 @@ class Gpu:
         block: int | tuple[int, ...],
         *arguments: Any,
         dynamic: int = 0,
+        reached: tuple[np.ndarray, ...] = (),
+        stop: np.ndarray | None = None,
     ) -> None:
-        """Arguments: arrays (their address is passed), NumPy scalars and bytes (a struct by value)."""
+        """Arguments: arrays (their address is passed), NumPy scalars and bytes (a struct by value).
+
+        stop: a uint32 that ends the launch once not 0. With memcheck the kernel may touch the arrays, the module's
+        variables, and what is reached from there.
+        """
         module = self.load(text)
-        info, _ = self.compiler.describe(module)
+        info, base = self.compiler.describe(module)
+        if self.memcheck:
+            variables = [(base + variable.offset, variable.size) for variable in info.globals]
+            self.know(*variables, *(a for a in arguments if isinstance(a, np.ndarray)), *reached)
         index = [kernel.name for kernel in info.kernels].index(name)
         kernel = info.kernels[index]
         assert len(arguments) == len(kernel.parameters)
@@ -82,11 +93,27 @@ class Gpu:
             kernel.shared_bytes,
             dynamic,
             kernel.local_bytes,
+            end,
+            0,
+            None if stop is None else stop.ctypes.data,
         )
-        error = ctypes.create_string_buffer(256)
+        error = ctypes.create_string_buffer(400)
         result = self.library.kaas_run(ctypes.byref(launch), error, len(error))
         if result:
             raise RuntimeError(f"{result}: {error.value.decode()}")
+
+    def know(self, *ranges: tuple[int, int] | np.ndarray) -> None:
+        """These are the live ranges of memory, as (address, bytes) or arrays, and no others."""
+        self.library.kaas_test_know(0, 0)
+        for one in ranges:
+            address, size = (one.ctypes.data, one.nbytes) if isinstance(one, np.ndarray) else one
+            self.library.kaas_test_know(address, size)
+
+    def printed(self) -> str:
+        """What kernels have printed since it was last asked."""
+        buffer = ctypes.create_string_buffer(1 << 16)
+        self.library.kaas_test_printed(buffer, len(buffer))
+        return buffer.value.decode()
 
     def read_global(self, text: str, name: str, dtype: Any, count: int = 1) -> Any:
         info, base = self.compiler.describe(self.load(text))
@@ -103,26 +130,26 @@ def _bytes_of(argument: Any) -> bytes:
 
 
 def build_runner(directory: Path) -> ctypes.CDLL:
-    stub = directory / "stub.c"
-    stub.write_text(STUB)
     output = directory / "runner.so"
-    files = [str(SOURCES / name) for name in RUNNER]
+    files = [str(path) for path in (*sorted(SOURCES.glob("*.c")), STUB)]
     command = [
         "cc",
         "-O2",
         "-fPIC",
         "-shared",
         "-pthread",
+        "-Wl,-Bsymbolic",  # where this process has the driver too
         "-I",
         str(SOURCES),
         "-o",
         str(output),
         *files,
-        str(stub),
         "-lm",
     ]
     subprocess.run(command, check=True)
-    return ctypes.CDLL(str(output))
+    library = ctypes.CDLL(str(output))
+    library.kaas_test_know.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    return library
 
 
 @pytest.fixture(scope="session")
@@ -133,3 +160,9 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture(scope="session")
 def gpu(runner: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Gpu:
     return Gpu(runner, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def checked_gpu(runner: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    """With memcheck."""
+    return Gpu(runner, tmp_path_factory.mktemp("cache"), memcheck=True)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.softgpu.harness import HEADER
+
 HERE = Path(__file__).parent / "kernels"
 DIVERGENCE, MEMORY, WARP = ((HERE / f"{name}.ptx").read_text() for name in ("divergence", "memory", "warp"))
 BLOCKS = [32, 48, 256, (16, 16), (8, 4), (32, 2, 2)]
@@ -21,6 +23,12 @@ def i32(value: int) -> Any:
 
 def threads(block: int | tuple[int, ...]) -> int:
     return int(np.prod(block))
+
+
+@pytest.fixture(params=["plain", "memcheck"])
+def gpu(request: pytest.FixtureRequest, gpu: Any, checked_gpu: Any) -> Any:
+    """Each kernel runs twice: good kernels pass memcheck, and do the same under it."""
+    return gpu if request.param == "plain" else checked_gpu
 
 
 @pytest.fixture
@@ -228,7 +236,7 @@ def test_struct_by_value_and_local_array(gpu: Any, random: np.random.Generator, 
     data, out = random.random(32, np.float32), np.zeros(32, np.float32)
     scale = (1.0, 2.0, 3.0, 4.0)
     settings = struct.pack("<4fi4xdQ", *scale, 9, 0.5, data.ctypes.data)
-    gpu.run(MEMORY, "settings", 1, 32, settings, out, i32(k))
+    gpu.run(MEMORY, "settings", 1, 32, settings, out, i32(k), reached=(data,))
     expected = []
     for i in range(32):
         own = [0.0] * 8
@@ -291,6 +299,45 @@ def test_device_functions(gpu: Any, random: np.random.Generator) -> None:
     b = polynomial(a, np.full(n, 2))
     a, b = np.where(i & 1, b, a), np.where(i & 1, a, b)
     np.testing.assert_allclose(x, 2 * b - 4 * given + 6 * a, rtol=1e-5)
+
+
+def test_functions_that_call_functions(gpu: Any) -> None:
+    """nvcc names the variables of every call alike, so a caller's and a callee's differ only by the call."""
+
+    def function(name: str, body: str) -> str:
+        return f"""
+.func (.param .b32 r) {name}(.param .b32 {name}_x)
+{{
+    .reg .b32 %a, %b;
+    ld.param.b32 %a, [{name}_x];
+    {body}
+    st.param.b32 [r], %b;
+    ret;
+}}"""
+
+    def call(name: str) -> str:
+        return f"""{{
+    .param .b32 param0; .param .b32 retval0;
+    st.param.b32 [param0], %b;
+    call.uni (retval0), {name}, (param0);
+    ld.param.b32 %b, [retval0];
+    }}"""
+
+    inner = function("inner", "mad.lo.s32 %b, %a, 10, 1;")
+    outer = function("outer", f"add.s32 %b, %a, 1; {call('inner')} add.s32 %b, %b, %a;")
+    kernel = f""".visible .entry k(.param .u64 p)
+{{
+    .reg .b64 %p;
+    .reg .b32 %b;
+    ld.param.u64 %p, [p];
+    ld.global.u32 %b, [%p];
+    {call("outer")}
+    st.global.u32 [%p], %b;
+    ret;
+}}"""
+    x = np.array([7], np.int32)
+    gpu.run(HEADER + inner + outer + kernel, "k", 1, 1, x)
+    assert x[0] == (7 + 1) * 10 + 1 + 7
 
 
 def test_doubles(gpu: Any, random: np.random.Generator) -> None:

@@ -118,7 +118,7 @@ REFUSED = {
     "a type": ("add.b32 %r, %r, %r;", r"\.b32 of add"),
     "a modifier": ("ld.shared::cluster.u32 %r, [%r];", "shared::cluster of ld"),
     "a special register": ("mov.u32 %r, %cluster_ctaid.x;", "%cluster_ctaid.x"),
-    "printf": ("call.uni (ret), vprintf, (p0, p1);", "call of vprintf"),
+    "malloc": ("call.uni (ret), malloc, (p0);", "call of malloc"),
 }
 
 

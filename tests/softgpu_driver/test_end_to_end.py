@@ -107,6 +107,23 @@ def test_a_trap_stays_in_its_context(softgpu: tuple[int, ...]) -> None:
     fails(Error.CUDA_ERROR_INVALID_CONTEXT, driver.cuCtxSetCurrent, context)
 
 
+def test_an_illegal_address_stays_in_its_context(softgpu: tuple[int, ...]) -> None:
+    station = Station(len(softgpu) - 1)
+    context = ok(driver.cuCtxCreate(None, 0, 0))
+    kernels = Kernels(PTX.read_bytes() + b"\0")
+    buffer = ok(driver.cuMemAlloc(512))
+    args = ((8, int(buffer), int(buffer), 1), (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int))
+    fails(Error.CUDA_ERROR_ILLEGAL_ADDRESS, driver.cuLaunchKernel, kernels["vecadd"], 1, 1, 1, 1, 1, 1, 0, 0, args, 0)
+    said = software.last_error()
+    assert "kernel vecadd: illegal access in block (0, 0, 0), warp 0: 0x8, " in said
+    assert "before the nearest buffer (" in said
+    fails(Error.CUDA_ERROR_ILLEGAL_ADDRESS, driver.cuStreamSynchronize, NO_STREAM)
+    assert software.last_error() == said
+    ok(driver.cuCtxDestroy(context))
+    station.device.set_current()
+    ok(driver.cuCtxSynchronize())
+
+
 def test_threads_compile_and_launch_side_by_side(softgpu: tuple[int, ...]) -> None:
     """Each thread has a block shape of its own, so that all of them compile."""
     station = Station(len(softgpu) - 1)

@@ -94,6 +94,14 @@ def _in_shared(e: Emitter, value: Value, offset: int) -> Value:
     return Value(VARYING, "i64", [e.new(f"add <32 x i64> {lanes}, {e.splat('i64', [base])}")])
 
 
+def address_vector(e: Emitter, value: Value) -> str:
+    """The addresses of all lanes as <32 x i64>."""
+    if value.type == "ptr":
+        assert isinstance(value.shape, Affine)
+        value = Value(value.shape, "i64", [e.new(f"ptrtoint ptr {part} to i64") for part in value.parts])
+    return e.vector(value)
+
+
 def access_of(e: Emitter, step: Step, scalar: Scalar, count: int) -> Access:
     mask, lanes = e.active(step)
     element = "i16" if scalar.llvm == "half" else scalar.llvm

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kaas.softgpu.analysis.blocks import Step
-from kaas.softgpu.analysis.shapes import VARYING, Affine, Shape
-from kaas.softgpu.codegen.addresses import place
+from kaas.softgpu.analysis.shapes import VARYING, Shape
+from kaas.softgpu.codegen.addresses import address_vector, place
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.memcheck import Verb, check
 from kaas.softgpu.codegen.values import Value
 from kaas.softgpu.ptx.model import Register
 from kaas.softgpu.ptx.types import Scalar
@@ -27,10 +28,11 @@ def atomic(e: Emitter, step: Step) -> None:
     mask, _ = e.active(step)
     where = place(e, op, operands[0])
     scalar = op.type
+    check(e, step, where, mask, scalar.bits // 8, Verb.UPDATE)
     bits = f"i{scalar.bits}"
     for slot, operand in zip(("%in0", "%in1"), operands[1:], strict=False):
         e.put(f"store <32 x {bits}> {e.vector(e.read(operand, bits))}, ptr {slot}")
-    e.put(f"store <32 x i64> {_address_vector(e, where.value)}, ptr %addresses")
+    e.put(f"store <32 x i64> {address_vector(e, where.value)}, ptr %addresses")
     name = next(m for m in op.modifiers if m in ATOMIC_OPERATIONS)
     arguments = [("ptr", "%addresses"), ("ptr", "%in0"), ("ptr", "%in1"), ("i32", mask), ("ptr", "%out")]
     e.call(f"kaas_rt_atom_{name}_{_atomic_type(name, scalar)}", arguments)
@@ -47,11 +49,3 @@ def _atomic_type(name: str, scalar: Scalar) -> str:
     if name in ("min", "max"):
         return f"{'s' if scalar.signed else 'u'}{scalar.bits}"
     return f"b{scalar.bits}"
-
-
-def _address_vector(e: Emitter, value: Value) -> str:
-    if value.type == "ptr":
-        assert isinstance(value.shape, Affine)
-        parts = [e.new(f"ptrtoint ptr {part} to i64") for part in value.parts]
-        value = Value(value.shape, "i64", parts)
-    return e.vector(value)

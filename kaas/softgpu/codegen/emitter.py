@@ -25,6 +25,7 @@ class Emitter:
     target: Target
     block_shape: tuple[int, int, int]
     special: Callable[[Emitter, str], Value]
+    memcheck: bool = False  # each access of memory is checked before it happens
     lines: list[str] = field(default_factory=list)
     declared: set[str] = field(default_factory=set)
     registers: dict[str, Value] = field(default_factory=dict)  # known in this block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kaas.softgpu.analysis import flow
@@ -9,7 +10,7 @@ from kaas.softgpu.analysis import plan as analysis
 from kaas.softgpu.analysis.blocks import EXIT, Branch, Jump, Step, Switch, bits
 from kaas.softgpu.analysis.shapes import WARP
 from kaas.softgpu.codegen.emitter import Emitter
-from kaas.softgpu.codegen.special import WARP_FIELDS, special, warp_field
+from kaas.softgpu.codegen.special import STOP_FIELD, WARP_FIELDS, special, warp_field
 from kaas.softgpu.codegen.values import VECTOR
 from kaas.softgpu.instructions import operation
 from kaas.softgpu.ptx.inline import Kernel
@@ -30,10 +31,10 @@ class Code:
     needs_globals: bool
 
 
-def generate(kernel: Kernel, block: tuple[int, int, int], target: Target) -> Code:
-    """The code of `kernel` for blocks of this shape. Raises PtxError."""
+def generate(kernel: Kernel, block: tuple[int, int, int], target: Target, *, memcheck: bool = False) -> Code:
+    """The code of `kernel` for blocks of this shape; memcheck: with a check of every access. Raises PtxError."""
     graph = flow.build(kernel, operation)
-    emitter = Emitter(kernel, analysis.plan(graph, kernel, block), target, block, special)
+    emitter = Emitter(kernel, analysis.plan(graph, kernel, block), target, block, special, memcheck)
     return _Function(emitter).write()
 
 
@@ -54,6 +55,7 @@ class _Function:
         self.blocks = emitter.plan.flow.blocks
         self.waiting_places = sorted({place for waiting in self._places() for place in bits(waiting)})
         self.chain = self._chain()
+        self.can_loop = any(self._is_back(i, t) for i, b in enumerate(self.blocks) for t in b.successors)
 
     def write(self) -> Code:
         e = self.e
@@ -61,6 +63,10 @@ class _Function:
         for index in range(len(self.blocks)):
             self._block(index)
         self._looks()
+        if self.can_loop:
+            e.start("stopped")
+            e.call("kaas_rt_stop", [("ptr", "%w")])
+            e.put("unreachable")
         body = "\n".join(e.lines)
         head = "\n".join(self._head())
         declares = "\n".join(sorted(e.declared))
@@ -109,6 +115,9 @@ class _Function:
         live = "-1" if self.plan.whole_warps else warp_field(e, WARP_FIELDS["live"], "i32")
         e.put(f"store i32 {live}, ptr %mask")
         self._load_bases()
+        if self.can_loop:
+            pointer = e.new(f"getelementptr i8, ptr %w, i64 {STOP_FIELD}")
+            e.put(f"%stop = load ptr, ptr {pointer}, !invariant.load !0")
         return e.lines
 
     def _load_bases(self) -> None:
@@ -145,9 +154,23 @@ class _Function:
 
     # --- ends of blocks
 
+    def _is_back(self, here: int, target: int) -> bool:
+        return target != EXIT and target <= here
+
+    def _look_for_stop(self, here: int, targets: Iterable[int]) -> None:
+        """On the way back to the head of a loop: whether the launch is to end."""
+        if not any(self._is_back(here, target) for target in targets):
+            return
+        e = self.e
+        on = e.fresh("on")
+        stops = e.new(f"icmp ne i32 {e.new('load volatile i32, ptr %stop')}, 0")
+        e.put(f"br i1 {stops}, label %stopped, label %{on}, !prof !1")
+        e.start(on)
+
     def _go(self, here: int, target: int) -> None:
         """All running lanes go to `target`."""
         e = self.e
+        self._look_for_stop(here, (target,))
         if not self.plan.pending.is_direct(here, target):
             if target != EXIT:
                 self._leave(here, target, e.mask())
@@ -189,6 +212,7 @@ class _Function:
     def _part(self, here: int, lanes: dict[int, str]) -> None:
         """Different lanes go to different blocks; the first of these in turn with any lanes runs next."""
         e, pending = self.e, self.plan.pending
+        self._look_for_stop(here, lanes)
         targets = [target for target in lanes if target != EXIT]
         if len(targets) == 1 and self._goes_straight(here, targets[0]):
             none = e.fresh("none")
@@ -215,6 +239,7 @@ class _Function:
                 e.start(label)
                 self._go(here, target)
             return
+        self._look_for_stop(here, targets)
         vector, mask = e.vector(index), e.mask()
         lanes: dict[int, str] = {}
         for number, target in enumerate(end.targets):

@@ -19,6 +19,7 @@ from kaas.softgpu.codegen.addresses import (
 )
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.memcheck import Verb, check
 from kaas.softgpu.codegen.values import SCALAR, Value
 from kaas.softgpu.ptx.model import Register, Vector
 
@@ -34,6 +35,7 @@ def load(e: Emitter, step: Step) -> None:
     items = target.items if isinstance(target, Vector) else (target,)
     access = access_of(e, step, op.type, len(items))
     where = place(e, op, step.inst.operands[1])
+    check(e, step, where, access.mask, access.size * access.count, Verb.READ)
     values = _load(e, where, access)
     for item, value in zip(items, values, strict=False):
         assert isinstance(item, Register)

@@ -17,6 +17,7 @@ from kaas.softgpu.codegen.addresses import (
     widened,
 )
 from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.memcheck import Verb, check
 from kaas.softgpu.codegen.values import SCALAR, Value
 from kaas.softgpu.ptx.model import Vector
 
@@ -27,6 +28,7 @@ def store(e: Emitter, step: Step) -> None:
     items = source.items if isinstance(source, Vector) else (source,)
     access = access_of(e, step, op.type, len(items))
     where = place(e, op, step.inst.operands[0])
+    check(e, step, where, access.mask, access.size * access.count, Verb.WRITE)
     values = [e.read(item, access.element) for item in items]
     shape = where.value.shape
     if isinstance(shape, Affine):

@@ -30,6 +30,7 @@ CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx) 
   CUcontext made = handle_new(HANDLE_CONTEXT, sizeof *made);
   REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a context");
   made->dev = dev;
+  atomic_store(&dev->stop, 0);
   made->flags = flags;
   made->id = unique_id();
   made->primary = primary;

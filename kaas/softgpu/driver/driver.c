@@ -28,6 +28,13 @@ int kaas_softgpu_configure(uint32_t count, const uint64_t *memory_bytes, const k
   return CUDA_SUCCESS;
 }
 
+int kaas_softgpu_cancel(uint32_t ordinal) {
+  REQUIRE(ordinal < (uint32_t)device_count, CUDA_ERROR_INVALID_DEVICE, "there is no device %u (of %d)", ordinal,
+          device_count);
+  atomic_store(&devices[ordinal].stop, 1);
+  return CUDA_SUCCESS;
+}
+
 static CUresult init_device(device *dev) {
   CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                           .location = {CU_MEM_LOCATION_TYPE_DEVICE, dev->ordinal}};

@@ -87,6 +87,7 @@ typedef struct device {
   CUcontext primary;   /* under state_lock, as the next two */
   unsigned primary_references, primary_flags;
   CUmemoryPool default_pool, pool;
+  _Atomic uint32_t stop; /* its kernels end; until it gets a new context */
 } device;
 
 struct CUstream_st {

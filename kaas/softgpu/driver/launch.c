@@ -48,7 +48,10 @@ CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], con
   *call = (kernel_call){.kern = kern,
                         .launch = {.static_shared_bytes = info->shared_bytes,
                                    .dynamic_shared_bytes = shared,
-                                   .local_bytes = info->local_bytes}};
+                                   .local_bytes = info->local_bytes,
+                                   .param_bytes = info->param_bytes,
+                                   .device = (uint32_t)ctx->dev->ordinal,
+                                   .stop = (const volatile uint32_t *)&ctx->dev->stop}};
   memcpy(call->launch.grid, grid, sizeof call->launch.grid);
   memcpy(call->launch.block, block, sizeof call->launch.block);
   TRY(library_module(kern->lib, ctx->dev, &module));

@@ -12,6 +12,7 @@ static struct {
   allocation *items;
   size_t count, capacity;
 } table; /* by base; ranges never overlap */
+static atomic_uint_fast64_t changes;
 
 /* The index of the first range that begins after address. */
 static size_t upper_bound_locked(uintptr_t address) {
@@ -39,6 +40,21 @@ bool memory_find(uintptr_t address, allocation *found) {
   return entry != NULL;
 }
 
+uint64_t kaas_memory_changes(void) { return atomic_load(&changes); }
+
+int kaas_memory_nearest(uint64_t address, kaas_range *range) {
+  pthread_mutex_lock(&memory_lock);
+  size_t after = upper_bound_locked(address);
+  const allocation *below = after > 0 ? &table.items[after - 1] : NULL;
+  const allocation *above = after < table.count ? &table.items[after] : NULL;
+  bool is_above = above != NULL && (below == NULL || (address - below->base >= below->bytes &&
+                                                      above->base - address < address - below->base - below->bytes));
+  const allocation *nearest = is_above ? above : below;
+  if (nearest != NULL) *range = (kaas_range){nearest->base, nearest->bytes};
+  pthread_mutex_unlock(&memory_lock);
+  return nearest != NULL;
+}
+
 CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known) {
   if (bytes == 0) return CUDA_SUCCESS;
   allocation found;
@@ -64,6 +80,7 @@ static CUresult add_locked(const allocation *entry) {
   table.items[at] = *entry;
   table.items[at].id = unique_id();
   table.count++;
+  atomic_fetch_add(&changes, 1);
   return CUDA_SUCCESS;
 }
 
@@ -82,6 +99,7 @@ bool memory_remove(uintptr_t base, allocation *removed) {
     *removed = *entry;
     memmove(entry, entry + 1, (size_t)(&table.items[table.count] - (entry + 1)) * sizeof *entry);
     table.count--;
+    atomic_fetch_add(&changes, 1);
   }
   pthread_mutex_unlock(&memory_lock);
   return found;

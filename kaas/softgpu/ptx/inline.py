@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from kaas.softgpu.ptx import carry, limits
 from kaas.softgpu.ptx.model import (
+    SINK,
     Address,
     Function,
     Immediate,
@@ -28,6 +29,9 @@ from kaas.softgpu.ptx.model import (
     Vector,
 )
 from kaas.softgpu.ptx.types import SCALARS
+
+SYSTEM_CALLS = {"vprintf": 2, "__assertfail": 5}
+"""Functions of CUDA that have no body, with the number of their arguments."""
 
 SHARED_ALIGN = 16  # dynamic shared memory starts at a multiple of this many bytes, or more if it asks for more
 
@@ -163,6 +167,9 @@ class _Flattening:
             self.refusals.append(Unsupported(item.line, f"indirect call: {_one_line(item)}"))
             return
         callee = self.module.functions.get(callees[0].name)
+        if callees[0].name in SYSTEM_CALLS and (callee is None or not callee.has_body):
+            self.system_call(item, callees[0].name, lists)
+            return
         if callee is None or not callee.has_body:
             self.refusals.append(Unsupported(item.line, f"call of {callees[0].name}, which has no body here"))
             return
@@ -178,6 +185,48 @@ class _Flattening:
         self.copies += 1
         inner = f"~{self.copies}"
         self.enter(item, callee, arguments, results, inner, stack)
+
+    def system_call(self, item: Instruction, name: str, lists: list[Vector]) -> None:
+        """An instruction of its own, which no PTX text can contain, on the registers of the call variables."""
+        arguments = lists[-1].items if lists else ()
+        results = lists[0].items if len(lists) > 1 else ()
+        if len(arguments) != SYSTEM_CALLS[name]:
+            raise PtxError(item.line, f"{name} is called with {len(arguments)} arguments")
+        operands = [self.argument(item, argument) for argument in arguments]
+        after: list[Instruction] = []
+        if name == "vprintf":
+            result = results[0] if results else SINK
+            if isinstance(result, Symbol):
+                place = Address(result, 0)
+                result = self.scratch(result.name, 32)
+                after.append(replace(item, opcode="st.param.b32", operands=(place, result)))
+            operands.insert(0, result)
+        self.kernel.body.append(replace(item, opcode=f"call {name}", operands=tuple(operands)))
+        for store in after:
+            self.move(store)
+
+    def argument(self, item: Instruction, variable: Operand) -> Operand:
+        """A register with the value of a call variable."""
+        if not isinstance(variable, Symbol):
+            return variable
+        bits = 8 * self.sizes.get(variable.name, 0)
+        if bits not in (32, 64):
+            raise PtxError(item.line, f"{variable.name} has no value in {_one_line(item)!r}")
+        register = self.scratch(variable.name, bits)
+        self.move(replace(item, opcode=f"ld.param.b{bits}", operands=(register, Address(variable, 0))))
+        return register
+
+    def scratch(self, variable: str, bits: int) -> Register:
+        register = Register(f"{variable}!{len(self.kernel.registers)}")
+        self.kernel.registers[register.name] = f"b{bits}"
+        return register
+
+    def move(self, item: Instruction) -> None:
+        """Appends an ld.param or st.param of a call variable."""
+        address = next(operand for operand in item.operands if isinstance(operand, Address))
+        assert isinstance(address.base, Symbol)
+        self.moves.append((len(self.kernel.body), address.base.name))
+        self.kernel.body.append(item)
 
     def enter(
         self,

@@ -23,6 +23,7 @@ typedef struct kaas_warp {
   uint32_t dynamic_shared_bytes;
   uint32_t shared_bytes;
   struct kaas_block *block; /* the runner's own */
+  const volatile uint32_t *stop; /* looked at by every round of a loop: not 0 once the launch shall end */
 } kaas_warp;
 
 /* params: the parameter buffer, laid out at the offsets of the kernel's parameters. */
@@ -62,16 +63,38 @@ typedef struct kaas_launch {
   kaas_kernel_fn fn;
   const uint8_t *params;
   uint32_t grid[3], block[3];
-  uint32_t static_shared_bytes, dynamic_shared_bytes, local_bytes;
+  uint32_t static_shared_bytes, dynamic_shared_bytes, local_bytes, param_bytes;
+  uint32_t device; /* whose output this is */
+  const volatile uint32_t *stop; /* as in kaas_warp; NULL: it cannot be stopped */
 } kaas_launch;
 
-/* Runs every block; returns 0 or the CUresult of a trap. error (may be NULL) receives a sentence. */
+/* Runs every block; returns 0, or the CUresult of a trap, a bad access or a stop. error (may be NULL) receives a sentence. */
 int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes);
+
+/* --- memory.c: the driver's memory, for memcheck and for messages */
+
+typedef struct kaas_range {
+  uint64_t address, bytes;
+} kaas_range;
+/* The live allocation that holds the address, or else the nearest; 0 if there is none. */
+int kaas_memory_nearest(uint64_t address, kaas_range *range);
+/* Grows when an allocation comes or goes: a range found at another count may be gone. */
+uint64_t kaas_memory_changes(void);
+
+/* --- output.c: what kernels print */
+
+/* Text of a kernel, from any of the runner's threads. */
+void kaas_softgpu_write(uint32_t device, const char *text, size_t bytes);
+/* Moves at most `bytes` of what the device's kernels have printed since it was last asked, oldest first; how many. */
+size_t kaas_softgpu_take_output(uint32_t device, char *text, size_t bytes);
 
 /* --- driver.c: what jit.py and kaas.softgpu call beside the cu* functions */
 
 /* Once per process, before cuInit: number of devices, bytes of memory of each, and the compiler. */
 int kaas_softgpu_configure(uint32_t devices, const uint64_t *memory_bytes, const kaas_compiler *compiler);
+/* Ends the kernels that run on a device and those to come, with CUDA_ERROR_LAUNCH_TIMEOUT, until it gets a new context.
+ * May be called from any thread; returns before they have ended. */
+int kaas_softgpu_cancel(uint32_t device);
 /* The sentence left by the last failing call of this thread ("" if none). */
 const char *kaas_softgpu_last_error(void);
 void kaas_softgpu_set_last_error(const char *message);

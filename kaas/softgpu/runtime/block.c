@@ -10,6 +10,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+_Static_assert(offsetof(kaas_warp, stop) == 64, "STOP_FIELD of codegen/special.py");
+
 /* --- switching stacks: saves what a C call must keep, the rest is saved by the caller */
 
 #if defined(__x86_64__)
@@ -36,17 +38,26 @@ enum { SAVED_WORDS = 20, RETURN_WORD = 11 };
 #endif
 void kaas_switch(void **save, void *next) __attribute__((visibility("hidden")));
 
-static void fail(kaas_block *block, const char *message) {
-  block->result = LAUNCH_FAILED;
+/* Leaves the block for good, from whichever stack. */
+static _Noreturn void leave(kaas_block *block) { __builtin_longjmp(block->escape, 1); }
+
+void kaas_abandon(kaas_block *block, int result, const char *message) {
+  block->result = result;
   if (block->error && block->error_bytes) snprintf(block->error, block->error_bytes, "%s", message);
+  leave(block);
 }
 
-/* Leaves the block for good, from whichever stack. */
-static _Noreturn void abandon(kaas_block *block) { __builtin_longjmp(block->escape, 1); }
+void kaas_thread_index(const kaas_warp *warp, uint32_t lane, uint32_t at[3]) {
+  const uint32_t *extent = warp->block->launch->block;
+  uint32_t thread = KAAS_WARP * warp->warp + lane;
+  at[0] = thread % extent[0];
+  at[1] = thread / extent[0] % extent[1];
+  at[2] = thread / extent[0] / extent[1];
+}
 
 static void fiber_main(void);
 
-_Thread_local kaas_block *kaas_current_block;
+_Thread_local kaas_block *kaas_current_block __attribute__((tls_model("initial-exec")));
 
 static int make_stack(kaas_block *block, uint32_t index) {
   if (block->stacks[index]) return OK;
@@ -60,10 +71,7 @@ static int make_stack(kaas_block *block, uint32_t index) {
 
 /* A fresh stack whose first switch goes to fiber_main. */
 static void *prepare_stack(kaas_block *block, uint32_t index) {
-  if (make_stack(block, index) != OK) {
-    fail(block, "out of memory for the stacks of a block");
-    abandon(block);
-  }
+  if (make_stack(block, index) != OK) kaas_abandon(block, LAUNCH_FAILED, "out of memory for the stacks of a block");
   void **top = (void **)(block->stacks[index] + GUARD_BYTES + STACK_BYTES - 64);
   void **frame = top - SAVED_WORDS - 1; /* after the return the stack is 8 below a multiple of 16, as after a call */
   memset(frame, 0, SAVED_WORDS * sizeof *frame);
@@ -91,8 +99,7 @@ static void report_deadlock(kaas_block *block) {
   while (first < block->warp_count && block->state[first] != WAITING) first++;
   snprintf(text, sizeof text, "barrier deadlock: warp %u waits at barrier %u, which %u of its warps never reach", first,
            first < block->warp_count ? block->waits_for[first] : 0, block->warp_count - block->ended);
-  fail(block, text);
-  abandon(block);
+  kaas_abandon(block, LAUNCH_FAILED, text);
 }
 
 /* Saves the running warp (or the end of the thread's own stack) and goes to the next that can run. */
@@ -155,7 +162,7 @@ static void fiber_main(void) {
   run_fresh_warps(block);
   void *unused;
   switch_away(block, &unused);
-  abandon(block); /* not reached: nothing switches back to a stack whose warps have ended */
+  leave(block); /* not reached: nothing switches back to a stack whose warps have ended */
 }
 
 void kaas_run_block(kaas_block *block) {
@@ -172,10 +179,8 @@ void kaas_run_block(kaas_block *block) {
 
 static void arrive(kaas_warp *warp, uint32_t id, uint32_t threads, int waits) {
   kaas_block *block = warp->block;
-  if (id >= BARRIERS || threads % KAAS_WARP) {
-    fail(block, "bar: no such barrier, or a number of threads that is no multiple of 32");
-    abandon(block);
-  }
+  if (id >= BARRIERS || threads % KAAS_WARP)
+    kaas_abandon(block, LAUNCH_FAILED, "bar: no such barrier, or a number of threads that is no multiple of 32");
   barrier_state *barrier = &block->barriers[id];
   block->barriers_used = 1;
   barrier->arrived++;
@@ -213,11 +218,17 @@ uint32_t kaas_rt_barrier_or(kaas_warp *warp, uint32_t id, uint32_t threads, uint
   return arrive_with(warp, id, threads, bits, lanes)->result_any;
 }
 
+void kaas_rt_stop(kaas_warp *warp) {
+  char text[160];
+  snprintf(text, sizeof text, "cancelled while block (%u, %u, %u), warp %u ran", warp->ctaid[0], warp->ctaid[1],
+           warp->ctaid[2], warp->warp);
+  kaas_abandon(warp->block, LAUNCH_TIMEOUT, text);
+}
+
 void kaas_rt_trap(kaas_warp *warp, uint32_t line) {
   char text[160];
   snprintf(text, sizeof text, "trap at PTX line %u, block (%u, %u, %u), warp %u", line, warp->ctaid[0], warp->ctaid[1],
            warp->ctaid[2], warp->warp);
-  fail(warp->block, text);
-  abandon(warp->block);
+  kaas_abandon(warp->block, LAUNCH_FAILED, text);
 }
 

@@ -5,6 +5,7 @@
 
 enum { MAX_WARPS = 32, BARRIERS = 16, STACK_BYTES = 512 << 10, GUARD_BYTES = 64 << 10 };
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, LAUNCH_FAILED = 719 }; /* CUresult */
+enum { ILLEGAL_ADDRESS = 700, LAUNCH_TIMEOUT = 702, ASSERT = 710, MISALIGNED_ADDRESS = 716 };
 
 typedef enum { NOT_STARTED, READY, WAITING, DONE } warp_state;
 
@@ -33,11 +34,32 @@ typedef struct kaas_block {
   char *error;
   size_t error_bytes;
   void *escape[5];
+  volatile int in_kernel; /* a fault now is a kernel's */
+  int faulted, fault_has_address;
+  uintptr_t fault_address;
+  int64_t looked_ns; /* when this thread last looked for our signal handlers */
+  void *signal_stack;
+  kaas_range known; /* memcheck: a live range, as of known_at_change */
+  uint64_t known_at_change;
 } kaas_block;
 
 /* Runs all warps of the block that `warps` describe. Does not return if one traps or a barrier is never met: block->result
  * and the message are set, and control goes to block->escape. */
 void kaas_run_block(kaas_block *block) __attribute__((visibility("hidden")));
+/* Ends the launch from inside a warp, with this result and message. */
+_Noreturn void kaas_abandon(kaas_block *block, int result, const char *message) __attribute__((visibility("hidden")));
+void kaas_rt_stop(kaas_warp *warp);
+/* threadIdx of a lane. */
+void kaas_thread_index(const kaas_warp *warp, uint32_t lane, uint32_t at[3]) __attribute__((visibility("hidden")));
 /* The block that this thread works with; its fibers find it here. */
-extern _Thread_local kaas_block *kaas_current_block __attribute__((visibility("hidden")));
+extern _Thread_local kaas_block *kaas_current_block __attribute__((visibility("hidden"), tls_model("initial-exec")));
+
+/* faults.c: before blocks run; for a thread with its first block, and at its end; after an escape for a fault; and
+ * where an address lies, for a message. */
+void kaas_watch_faults(kaas_block *block) __attribute__((visibility("hidden")));
+void kaas_open_signal_stack(kaas_block *block) __attribute__((visibility("hidden")));
+void kaas_close_signal_stack(kaas_block *block) __attribute__((visibility("hidden")));
+void kaas_tell_fault(kaas_block *block) __attribute__((visibility("hidden")));
+int kaas_describe_access(uint64_t address, uint32_t bytes, char *text, size_t text_bytes)
+    __attribute__((visibility("hidden")));
 #endif

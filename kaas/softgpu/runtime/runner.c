@@ -26,6 +26,8 @@ static int grow(uint8_t **memory, size_t *capacity, size_t bytes) {
   return OK;
 }
 
+static const volatile uint32_t never;
+
 static int prepare_block(kaas_block *block, const kaas_launch *launch) {
   uint32_t threads = launch->block[0] * launch->block[1] * launch->block[2];
   size_t shared = (size_t)launch->static_shared_bytes + launch->dynamic_shared_bytes;
@@ -46,6 +48,7 @@ static int prepare_block(kaas_block *block, const kaas_launch *launch) {
     warp->dynamic_shared_bytes = launch->dynamic_shared_bytes;
     warp->shared_bytes = (uint32_t)shared;
     warp->block = block;
+    warp->stop = launch->stop ? launch->stop : &never;
   }
   return OK;
 }
@@ -98,15 +101,26 @@ static void free_block(void *memory) {
     if (block->stacks[i]) munmap(block->stacks[i], STACK_BYTES + GUARD_BYTES);
   free(block->shared);
   free(block->local);
+  kaas_close_signal_stack(block);
+  if (kaas_current_block == block) kaas_current_block = NULL;
   free(block);
 }
 
 static kaas_block *block_of_thread(void) {
   if (!kaas_current_block) {
     kaas_current_block = calloc(1, sizeof *kaas_current_block);
-    if (kaas_current_block) pthread_setspecific(block_key, kaas_current_block);
+    if (kaas_current_block) {
+      pthread_setspecific(block_key, kaas_current_block);
+      kaas_open_signal_stack(kaas_current_block);
+    }
   }
   return kaas_current_block;
+}
+
+static int after_escape(kaas_block *block) {
+  block->in_kernel = 0;
+  if (block->faulted) kaas_tell_fault(block);
+  return block->result;
 }
 
 /* Runs blocks [from, to); stops at the first that fails. */
@@ -114,17 +128,20 @@ static __attribute__((noinline)) int run_range(kaas_block *block, uint64_t from,
   uint32_t at[3];
   find_place(block->launch->grid, from, at);
   block->result = OK;
-  if (__builtin_setjmp(block->escape)) return kaas_current_block->result;
+  if (__builtin_setjmp(block->escape)) return after_escape(kaas_current_block);
+  block->in_kernel = 1;
   for (uint64_t index = from; index < to; index++) {
     place_block(block, at);
+    if (__builtin_expect(*block->warps->stop, 0)) kaas_rt_stop(block->warps);
     kaas_run_block(block);
   }
+  block->in_kernel = 0;
   return OK;
 }
 
 static void take_part(job *work) {
   kaas_block *block = block_of_thread();
-  char error[256] = "";
+  char error[400] = "";
   int result = block ? prepare_block(block, work->launch) : OUT_OF_MEMORY;
   if (block) block->error = error, block->error_bytes = sizeof error;
   while (result == OK && atomic_load(&work->result) == OK) {
@@ -240,6 +257,7 @@ int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes) {
   if (!block || prepare_block(block, launch) != OK) return OUT_OF_MEMORY;
   block->error = error;
   block->error_bytes = error_bytes;
+  kaas_watch_faults(block);
   if (blocks == 1) return run_range(block, 0, 1);
   uint64_t done = 0;
   int result = run_short(block, blocks, &done);

@@ -1,0 +1,33 @@
+"""The functions that CUDA provides without code: printf and what a failed assertion calls."""
+
+from __future__ import annotations
+
+from kaas.softgpu.analysis.blocks import Step
+from kaas.softgpu.analysis.shapes import VARYING
+from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.values import VECTOR, Value
+from kaas.softgpu.ptx.model import Operand, Register
+
+
+def _spill(e: Emitter, slot: str, operand: Operand, element: str) -> tuple[str, str]:
+    e.put(f"store {VECTOR.of(element)} {e.vector(e.read(operand, element))}, ptr {slot}")
+    return "ptr", slot
+
+
+def vprintf(e: Emitter, step: Step) -> None:
+    """int vprintf(const char *format, void *arguments)."""
+    target, format_, arguments = step.inst.operands
+    slots = [_spill(e, "%in0", format_, "i64"), _spill(e, "%in1", arguments, "i64")]
+    e.call("kaas_rt_vprintf", [("ptr", "%w"), *slots, ("i32", e.mask()), ("ptr", "%out")])
+    assert isinstance(target, Register)
+    e.write(target.name, Value(VARYING, "i32", [e.new("load <32 x i32>, ptr %out")]), step)
+
+
+def assert_fail(e: Emitter, step: Step) -> None:
+    """void __assertfail(const char *message, const char *file, unsigned line, const char *function, size_t)."""
+    kinds = ("i64", "i64", "i32", "i64")
+    slots = [
+        _spill(e, f"%in{index}", operand, kind)
+        for index, (operand, kind) in enumerate(zip(step.inst.operands[:4], kinds, strict=True))
+    ]
+    e.call("kaas_rt_assert", [("ptr", "%w"), *slots, ("i32", e.mask())])

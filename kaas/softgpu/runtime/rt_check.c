@@ -1,0 +1,90 @@
+/* memcheck: what compiled code calls before it touches memory. The first bad access of a launch ends it. */
+#include "block.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+/* As codegen/memcheck.py counts them. */
+enum space { GENERIC, GLOBAL, SHARED, LOCAL };
+static const char *const verbs[] = {"reads", "writes", "updates"};
+
+typedef struct access {
+  kaas_warp *warp;
+  uint64_t address;
+  uint32_t lane, bytes, line, space, verb;
+} access;
+
+static int is_within(uint64_t address, uint32_t bytes, uint64_t start, uint64_t length) {
+  return address >= start && address - start < length && length - (address - start) >= bytes;
+}
+
+static int is_shared(const access *a) {
+  return is_within(a->address, a->bytes, (uintptr_t)a->warp->shared, a->warp->shared_bytes);
+}
+
+static int is_local(const access *a) {
+  uint64_t each = a->warp->block->launch->local_bytes;
+  return is_within(a->address, a->bytes, (uintptr_t)a->warp->local + each * a->lane, each);
+}
+
+static int is_parameter(const access *a) {
+  const kaas_launch *launch = a->warp->block->launch;
+  return a->verb == 0 && is_within(a->address, a->bytes, (uintptr_t)launch->params, launch->param_bytes);
+}
+
+/* Most accesses go where the one before them went, so that range is remembered until any range changes. */
+static int is_device_memory(const access *a) {
+  kaas_block *block = a->warp->block;
+  uint64_t changes = kaas_memory_changes();
+  if (block->known_at_change != changes) block->known.bytes = 0;
+  block->known_at_change = changes;
+  if (is_within(a->address, a->bytes, block->known.address, block->known.bytes)) return 1;
+  return kaas_memory_nearest(a->address, &block->known) &&
+         is_within(a->address, a->bytes, block->known.address, block->known.bytes);
+}
+
+static int is_good(const access *a) {
+  switch (a->space) {
+    case SHARED: return is_shared(a);
+    case LOCAL: return is_local(a);
+    case GLOBAL: return is_device_memory(a);
+    default: return is_shared(a) || is_local(a) || is_device_memory(a) || is_parameter(a);
+  }
+}
+
+static void describe(const access *a, char *text, size_t bytes) {
+  if (a->space == SHARED)
+    snprintf(text, bytes, "shared memory at offset %" PRId64 ", of which the block has %u bytes",
+             (int64_t)(a->address - (uintptr_t)a->warp->shared), a->warp->shared_bytes);
+  else if (a->space == LOCAL)
+    snprintf(text, bytes, "local memory at 0x%" PRIx64 ", outside the thread's %u bytes", a->address,
+             a->warp->block->launch->local_bytes);
+  else {
+    int start = snprintf(text, bytes, "0x%" PRIx64 ", ", a->address);
+    kaas_describe_access(a->address, a->bytes, text + start, bytes - (size_t)start);
+  }
+}
+
+static _Noreturn void refuse(const access *a, int result) {
+  const uint32_t *block = a->warp->ctaid;
+  uint32_t at[3];
+  char text[400], where[200];
+  if (result == MISALIGNED_ADDRESS)
+    snprintf(where, sizeof where, "0x%" PRIx64 ", which is no multiple of that", a->address);
+  else describe(a, where, sizeof where);
+  kaas_thread_index(a->warp, a->lane, at);
+  snprintf(text, sizeof text, "PTX line %u: thread (%u, %u, %u) of block (%u, %u, %u) %s %u bytes of %s", a->line,
+           at[0], at[1], at[2], block[0], block[1], block[2], verbs[a->verb], a->bytes, where);
+  kaas_abandon(a->warp->block, result, text);
+}
+
+/* Each of the lanes is about to touch `bytes` at its address. */
+void kaas_rt_check(kaas_warp *warp, const uint64_t *addresses, uint32_t lanes, uint32_t bytes, uint32_t line,
+                   uint32_t space, uint32_t verb) {
+  for (; lanes; lanes &= lanes - 1) {
+    uint32_t lane = (uint32_t)__builtin_ctz(lanes);
+    access a = {warp, addresses[lane], lane, bytes, line, space, verb};
+    if (!is_good(&a)) refuse(&a, ILLEGAL_ADDRESS);
+    if (a.address % bytes) refuse(&a, MISALIGNED_ADDRESS);
+  }
+}

@@ -1,0 +1,49 @@
+/* What the block runner asks the driver for, in tests that have no driver: a few ranges of memory, set by the test. */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "abi.h"
+
+static kaas_range known[16];
+static uint32_t count;
+static uint64_t changes;
+
+/* Bytes of 0: forgets all ranges. */
+void kaas_test_know(uint64_t address, uint64_t bytes) {
+  changes++;
+  if (bytes == 0) count = 0;
+  else if (count < sizeof known / sizeof *known) known[count++] = (kaas_range){address, bytes};
+}
+
+uint64_t kaas_memory_changes(void) { return changes; }
+
+int kaas_memory_nearest(uint64_t address, kaas_range *range) {
+  uint64_t least = UINT64_MAX;
+  for (uint32_t i = 0; i < count; i++) {
+    uint64_t start = known[i].address, end = start + known[i].bytes;
+    uint64_t distance = address < start ? start - address : address >= end ? address - end + 1 : 0;
+    if (distance >= least) continue;
+    least = distance;
+    *range = known[i];
+  }
+  return count != 0;
+}
+
+static char printed[1 << 16];
+static size_t printed_bytes;
+static pthread_mutex_t printing = PTHREAD_MUTEX_INITIALIZER;
+
+void kaas_softgpu_write(uint32_t device, const char *text, size_t bytes) {
+  (void)device;
+  pthread_mutex_lock(&printing);
+  if (bytes < sizeof printed - printed_bytes) memcpy(printed + printed_bytes, text, bytes), printed_bytes += bytes;
+  pthread_mutex_unlock(&printing);
+}
+
+void kaas_test_printed(char *text, size_t bytes) {
+  snprintf(text, bytes, "%.*s", (int)printed_bytes, printed);
+  printed_bytes = 0;
+}
+
+void kaas_softgpu_set_last_error(const char *message) { fprintf(stderr, "%s\n", message); }
