@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from kaas.errors import DeviceLost, OutOfDeviceMemory, WrongScalar
-from kaas.executor.cache import ObjectCache, Shortage, granules
+from kaas.executor.cache import ObjectCache, Shortage
 from kaas.executor.device import Device
-from kaas.executor.inputs import CachedObject, Inputs, Source, check_scalars, gather
+from kaas.executor.inputs import CachedObject, HostObject, Inputs, Source, check_scalars, gather
 from kaas.executor.kernels import Kernels
 from kaas.executor.memory import Lease, Memory
 from kaas.executor.plan import Plan, make_plan, too_large
 from kaas.executor.replay import Replay, Values
 from kaas.executor.slot import Slot
+from kaas.executor.tiers import TierUse, granules
 from kaas.graph import KTask
 from kaas.request import check_names, iterations_of
 
@@ -27,6 +28,8 @@ __all__ = ["Executor", "Request", "Result", "RunStats", "Source"]
 
 MAX_PLANS = 256
 """Plans kept; beyond it the one not used for the longest time is given up, with its graph."""
+HOST_CACHE_BYTES = 4 << 30
+"""Page-locked host memory that an executor takes at most for its cache, unless it is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +48,34 @@ class RunStats:
 
     Fields:
         stages: seconds by stage: plan, fetch, copy_in, kernels (of the device), copy_out, total.
-        hits, misses, hit_bytes, miss_bytes: objects with a key that were cached, or not.
+        tiers: of "device", "host" and "store", those where something happened.
         loaded, evicted: keys of objects that came to the device and that left it.
         device_s: seconds that the kernels took.
     """
 
     stages: dict[str, float]
-    hits: int
-    misses: int
-    hit_bytes: int
-    miss_bytes: int
+    tiers: dict[str, TierUse]
     loaded: tuple[bytes, ...]
     evicted: tuple[bytes, ...]
     device_s: float
+
+    @property
+    def hits(self) -> int:
+        """Objects that were on the device."""
+        return self.tiers["device"].objects if "device" in self.tiers else 0
+
+    @property
+    def misses(self) -> int:
+        """Objects that were not."""
+        return self.tiers["device"].misses if "device" in self.tiers else 0
+
+    @property
+    def hit_bytes(self) -> int:
+        return self.tiers["device"].nbytes if "device" in self.tiers else 0
+
+    @property
+    def miss_bytes(self) -> int:
+        return sum(use.nbytes for tier, use in self.tiers.items() if tier != "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +121,12 @@ class _Turn:
 class Executor:
     """Owns a device: its memory, its one slot and its plans. One request runs at a time; others wait their turn."""
 
-    def __init__(self, device: Device, *, cache_bytes: int | None = None) -> None:
+    def __init__(self, device: Device, *, cache_bytes: int | None = None, host_cache_bytes: int | None = None) -> None:
         """
         Args:
             cache_bytes: device memory for objects and arena together; None: all that the device can spare.
+            host_cache_bytes: page-locked host memory for objects; None: as much, up to HOST_CACHE_BYTES. 0: no host
+                tier.
         """
         self.device = device
         self._closed = False
@@ -116,7 +136,9 @@ class Executor:
         with device.current():
             usable = device.usable_bytes()
             self._slot = Slot(device.stream())
-        self._memory = Memory(device, min(cache_bytes or usable, usable))
+        capacity = min(cache_bytes or usable, usable)
+        host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
+        self._memory = Memory(device, capacity, host_capacity)
 
     @property
     def lost(self) -> DeviceLost | None:
@@ -124,8 +146,8 @@ class Executor:
         return self._turn.lost
 
     @property
-    def cache(self) -> ObjectCache[CachedObject]:
-        """What is on the device, to look at."""
+    def cache(self) -> ObjectCache[CachedObject, HostObject]:
+        """What is on the device and in host memory, to look at."""
         return self._memory.cache
 
     @property
@@ -173,7 +195,7 @@ class Executor:
         scalars, iterations = _check(plan, request)
         planned = perf_counter()
 
-        inputs = gather(plan, request.inputs, self._memory.cache.get)
+        inputs = gather(plan, request.inputs, self._memory.find)
         lease = self._take(plan, inputs, replay.layout(inputs.resident).nbytes)
         fetched = perf_counter()
         try:
@@ -191,10 +213,10 @@ class Executor:
             self._slot.stream.synchronize()
             self._memory.give_back(lease)
             raise
-        self._memory.commit(lease)
+        self._memory.commit(lease, inputs)
         ended = perf_counter()
 
-        kernels_s = self._slot.stream.watched_s()
+        kernels_s = self._slot.stream.kernels.seconds()
         stages = {
             "plan": planned - started,
             "fetch": fetched - planned,
@@ -203,14 +225,20 @@ class Executor:
             "copy_out": max(0.0, ended - copied - kernels_s),
             "total": ended - started,
         }
-        return Result(outputs, _stats(stages, inputs, lease))
+        if lease.loaded:
+            device = lease.tiers["device"]._replace(seconds=self._slot.stream.copies.seconds())
+            lease.tiers["device"] = device
+        stats = RunStats(stages, lease.tiers, tuple(lease.loaded), tuple(lease.evicted), kernels_s)
+        return Result(outputs, stats)
 
     def _replay(self, task: KTask) -> Replay:
         """The plan of a kTask in our slot, made at its first request."""
         replay = self._replays.pop(task.key, None)
         if replay is None:
             info = self.device.info()
-            plan = make_plan(task, self._kernels, self.device.limits, self._memory.cache.capacity_bytes, info.name)
+            plan = make_plan(
+                task, self._kernels, self.device.limits, self._memory.cache.device.capacity_bytes, info.name
+            )
             replay = Replay(plan, self.device)
             if len(self._replays) >= MAX_PLANS:
                 self._replays.pop(next(iter(self._replays))).close()
@@ -220,11 +248,11 @@ class Executor:
         return replay
 
     def _take(self, plan: Plan, inputs: Inputs, arena_bytes: int) -> Lease:
-        lease = self._memory.take(inputs.objects, inputs.arriving, arena_bytes)
+        lease = self._memory.take(inputs, arena_bytes)
         if not isinstance(lease, Shortage):
             return lease
         needed_bytes = arena_bytes + sum(map(granules, inputs.objects.values()))
-        capacity_bytes, device = self._memory.cache.capacity_bytes, self.device.info().name
+        capacity_bytes, device = self._memory.cache.device.capacity_bytes, self.device.info().name
         if needed_bytes > capacity_bytes:
             raise too_large(plan.task, needed_bytes, capacity_bytes, device)
         raise OutOfDeviceMemory(
@@ -245,17 +273,3 @@ def _check(plan: Plan, request: Request) -> tuple[list[bytes], int]:
         label = plan.task.label
         raise WrongScalar(f"kTask {label!r}: the number of iterations is at least 1, not {iterations}", task=label)
     return scalars, iterations
-
-
-def _stats(stages: dict[str, float], inputs: Inputs, lease: Lease) -> RunStats:
-    miss_bytes = sum(inputs.objects[key] for key in inputs.arriving)
-    return RunStats(
-        stages=stages,
-        hits=len(inputs.objects) - len(inputs.arriving),
-        misses=len(inputs.arriving),
-        hit_bytes=sum(inputs.objects.values()) - miss_bytes,
-        miss_bytes=miss_bytes,
-        loaded=tuple(lease.loaded),
-        evicted=tuple(lease.evicted),
-        device_s=stages["kernels"],
-    )

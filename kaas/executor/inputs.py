@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from kaas.arguments import Buffer
 from kaas.dtypes import KIND_BYTES
 from kaas.errors import InputFailed, MissingScalar, WrongScalar
+from kaas.executor.device import HostMemory
 from kaas.executor.plan import Plan
 from kaas.request import View, check_fit, input_bytes, raw_bytes
 
@@ -22,12 +24,14 @@ class Source:
         key: identity of the object; it is cached under it. None: passed by value, never cached.
         fetch: gets the object when it is not cached; what it raises becomes the cause of InputFailed.
         offset_bytes: None: the object is the whole input. Else the input is the object's bytes from there on.
+        constant: a function binds it; such objects leave the cache last.
     """
 
     value: Any = None
     key: bytes | None = None
     fetch: Callable[[], Any] | None = None
     offset_bytes: int | None = None
+    constant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,17 @@ class CachedObject:
 
 
 @dataclass(frozen=True, slots=True)
+class HostObject:
+    """An object in page-locked host memory, as above."""
+
+    memory: HostMemory
+    nbytes: int
+    dtype: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Arriving:
-    """An object that has to be copied to the device."""
+    """An object that was fetched, since no tier has it."""
 
     data: memoryview
     nbytes: int
@@ -53,7 +66,8 @@ class Inputs:
     """What a request brings.
 
     Fields:
-        objects: bytes of every object with a key, by key. arriving: those that are not cached.
+        objects: bytes of every object with a key, by key. arriving: those that no tier has.
+        constants: those that a function binds. fetching_s: seconds spent on what arrives.
         staged: (buffer's index, bytes) of what is passed by value.
         shared, copied: (buffer's index, key, offset) of objects that are read where they are cached, or that some
             kernel writes, so that the request works on a copy.
@@ -62,14 +76,18 @@ class Inputs:
 
     objects: dict[bytes, int] = field(default_factory=dict)
     arriving: dict[bytes, Arriving] = field(default_factory=dict)
+    constants: set[bytes] = field(default_factory=set)
+    fetching_s: float = 0.0
     staged: list[tuple[int, memoryview]] = field(default_factory=list)
     shared: list[tuple[int, bytes, int]] = field(default_factory=list)
     copied: list[tuple[int, bytes, int]] = field(default_factory=list)
     resident: int = 0
 
 
-def gather(plan: Plan, sources: Mapping[str, Source], cached: Callable[[bytes], CachedObject | None]) -> Inputs:
-    """Resolves the sources; fetches what neither came along nor is cached.
+def gather(
+    plan: Plan, sources: Mapping[str, Source], known: Callable[[bytes], CachedObject | HostObject | None]
+) -> Inputs:
+    """Resolves the sources; fetches what neither came along nor is known to a tier of the cache.
 
     Raises:
         InputFailed, WrongSize, WrongDtype, NotContiguous
@@ -85,12 +103,11 @@ def gather(plan: Plan, sources: Mapping[str, Source], cached: Callable[[bytes], 
             inputs.staged.append((index, input_bytes(buffer, view)))
             inputs.resident |= 1 << index
             continue
-        known = cached(key) or inputs.arriving.get(key)
-        if known is None:
-            data, dtype = raw_bytes(buffer, _value(plan, buffer, source))
-            known = inputs.arriving[key] = Arriving(data, len(data), dtype)
-        check_fit(buffer, known.nbytes, known.dtype, source.offset_bytes)
-        inputs.objects[key] = known.nbytes
+        found = known(key) or inputs.arriving.get(key) or _fetch(plan, buffer, source, inputs)
+        check_fit(buffer, found.nbytes, found.dtype, source.offset_bytes)
+        inputs.objects[key] = found.nbytes
+        if source.constant:
+            inputs.constants.add(key)
         if index in plan.private:
             inputs.copied.append((index, key, source.offset_bytes or 0))
             inputs.resident |= 1 << index
@@ -124,6 +141,15 @@ def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
             )
         found.append(scalars[name])
     return found
+
+
+def _fetch(plan: Plan, buffer: Buffer, source: Source, inputs: Inputs) -> Arriving:
+    assert source.key is not None, "only objects are cached"
+    began = perf_counter()
+    data, dtype = raw_bytes(buffer, _value(plan, buffer, source))
+    arriving = inputs.arriving[source.key] = Arriving(data, len(data), dtype)
+    inputs.fetching_s += perf_counter() - began
+    return arriving
 
 
 def _value(plan: Plan, buffer: Buffer, source: Source) -> Any:

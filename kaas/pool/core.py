@@ -246,8 +246,7 @@ class Pool:
             return
         record.stages["queue"] = request.dispatched_s - request.arrived_s
         record.stages["request"] = self._loop.time() - request.arrived_s
-        hits, misses = (record.hits, record.hit_bytes), (record.misses, record.miss_bytes)
-        self._ledger.write(Entry(call.label, call.client, device, outcome, record.stages, hits, misses))
+        self._ledger.write(Entry(call.label, call.client, device, outcome, record.stages, record.tiers))
 
     # --- running
 

@@ -31,10 +31,13 @@ hands over the reference and not the bytes."""
 class ExecutorActor:
     """One device. Ray runs `start` and `run` one after the other on one thread."""
 
-    def __init__(self, kind: str, memory_bytes: int | None, cache_bytes: int | None) -> None:
+    def __init__(
+        self, kind: str, memory_bytes: int | None, cache_bytes: int | None, host_cache_bytes: int | None
+    ) -> None:
         self._kind = kind
         self._memory_bytes = memory_bytes
         self._cache_bytes = cache_bytes
+        self._host_cache_bytes = host_cache_bytes
         self._executor: Executor | None = None
         self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
 
@@ -48,7 +51,7 @@ class ExecutorActor:
         from kaas.executor.executor import Executor
 
         device = open_device(self._kind, memory_bytes=self._memory_bytes)
-        self._executor = Executor(device, cache_bytes=self._cache_bytes)
+        self._executor = Executor(device, cache_bytes=self._cache_bytes, host_cache_bytes=self._host_cache_bytes)
         info = device.info()
         node = ray.get_runtime_context().get_node_id()
         return WorkerInfo(os.getpid(), node, info.name, info.memory_bytes, info.compute_capability)
@@ -110,13 +113,4 @@ def _failure(error: KaasError) -> wire.Answer:
 
 def _record(result: Result) -> wire.RunRecord:
     stats = result.stats
-    return wire.RunRecord(
-        stats.stages,
-        stats.hits,
-        stats.misses,
-        stats.hit_bytes,
-        stats.miss_bytes,
-        list(stats.loaded),
-        list(stats.evicted),
-        stats.device_s,
-    )
+    return wire.RunRecord(stats.stages, stats.tiers, list(stats.loaded), list(stats.evicted), stats.device_s)

@@ -186,6 +186,7 @@ def unpack(
                 key=constant_key(constants.ref, binding.entry),
                 fetch=constants.entry(binding.entry),
                 offset_bytes=binding.offset_bytes,
+                constant=True,
             )
     return sources
 

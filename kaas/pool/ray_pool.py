@@ -150,7 +150,7 @@ class RayTransport:
     def __init__(self, config: Config, readiness: Readiness) -> None:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
-        self._cache_bytes = config.cache_bytes
+        self._cache_bytes = config.cache_bytes, config.host_cache_bytes
         self._readiness = readiness
         self._actors: dict[int, Any] = {}
         self._met: dict[int, set[str]] = {}
@@ -160,7 +160,7 @@ class RayTransport:
         wanted = self._devices[device]
         options = {"num_cpus": 0, "concurrency_groups": {WATCH: 1}, **self._resources(wanted)}
         decorate: Any = ray.remote  # whose types do not know concurrency groups
-        actor = decorate(**options)(ExecutorActor).remote(wanted.kind, wanted.memory_bytes, self._cache_bytes)
+        actor = decorate(**options)(ExecutorActor).remote(wanted.kind, wanted.memory_bytes, *self._cache_bytes)
         self._actors[worker] = actor
         self._met[worker] = set()
         try:

@@ -6,6 +6,8 @@ import hashlib
 
 import msgspec
 
+from kaas.executor.tiers import TierUse
+
 INLINE_INPUT_BYTES = 64 << 10
 """By-value inputs up to this many bytes in all travel in the message; larger ones through Ray's object store."""
 INLINE_OUTPUT_BYTES = 100_000
@@ -64,13 +66,10 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What the executor measured: seconds by stage, cache hits and misses, keys of objects loaded and evicted."""
+    """What the executor measured: seconds by stage, use of the cache's tiers, keys of objects loaded and evicted."""
 
     stages: dict[str, float]
-    hits: int
-    misses: int
-    hit_bytes: int
-    miss_bytes: int
+    tiers: dict[str, TierUse]
     loaded: list[bytes]
     evicted: list[bytes]
     device_s: float

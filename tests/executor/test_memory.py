@@ -9,7 +9,7 @@ import pytest
 
 import kaas
 from kaas.errors import DeviceError, InputFailed, OutOfDeviceMemory, RequestTooLarge, WrongDtype, WrongSize
-from kaas.executor.device import Stream, open_device
+from kaas.executor.device import Device, Stream, open_device
 from kaas.executor.executor import Executor, Request, Source
 from tests.executor.conftest import MakeExecutor
 
@@ -191,7 +191,7 @@ def test_the_driver_has_less_than_the_budget(make_executor: MakeExecutor, task: 
     try:
         assert add(executor, task, 3, 1).evicted == ()
         assert add(executor, task, 4, 1).evicted == (b"\2",)  # found out only by the driver's refusal
-        assert executor.cache.capacity_bytes == 4 * KIB
+        assert executor.cache.device.capacity_bytes == 4 * KIB
         with pytest.raises(OutOfDeviceMemory), executor.device.current():
             executor.device.allocate(KIB)
     finally:
@@ -213,3 +213,89 @@ def test_closing_gives_all_memory_back(make_executor: MakeExecutor, task: kaas.K
     executor.close()
     assert free_bytes() == before
     observer.close()
+
+
+# --- the host tier
+
+
+def test_what_the_device_gave_up_comes_back_without_a_fetch(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(3 * KIB, 64 * KIB)  # the arena and two objects
+    fetched: list[int] = []
+
+    def watched(value: int) -> Source:
+        def fetch() -> Any:
+            fetched.append(value)
+            return array(value)
+
+        return Source(key=bytes([value]), fetch=fetch)
+
+    for a, b in ((1, 2), (3, 4), (1, 2), (4, 3)):
+        result = executor.run(Request(task, {"a": watched(a), "b": watched(b)}, {}))
+        np.testing.assert_array_equal(result.outputs["c"], array(a + b))
+    assert fetched == [1, 2, 3, 4]
+    device, host, store = (result.stats.tiers[tier] for tier in ("device", "host", "store"))
+    assert (device.objects, device.compulsory, device.capacity, device.evictions, device.evicted_bytes) == (
+        0, 0, 2, 2, 2 * KIB)  # fmt: skip
+    assert (host.objects, host.nbytes, host.misses, host.evictions) == (2, 2 * KIB, 0, 0)
+    assert (store.objects, store.nbytes, store.seconds) == (0, 0, 0.0)
+    assert device.seconds > 0
+    assert (result.stats.misses, result.stats.miss_bytes) == (2, 2 * KIB)
+
+
+def test_each_tier_counts_its_own(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(5 * KIB, 2 * KIB)
+    first = add(executor, task, 1, 2).tiers
+    assert first["device"][:6] == (0, 0, 2, 0, 0, 0)
+    assert first["host"][:6] == (0, 0, 2, 0, 0, 0)
+    assert first["store"][:2] == (2, 2 * KIB)
+    assert min(first[tier].seconds for tier in ("device", "host", "store")) > 0
+    second = add(executor, task, 1, 3).tiers
+    assert second["device"][:6] == (1, KIB, 1, 0, 0, 0)
+    assert second["host"][:6] == (0, 0, 1, 0, 1, KIB)
+    assert set(executor.cache.host.sizes) == {b"\1", b"\3"}  # what a request uses stays in both
+    assert add(executor, task, 1, 3).tiers == {"device": (2, 2 * KIB, 0, 0, 0, 0, 0.0)}
+
+
+def test_a_failed_request_leaves_both_tiers_as_they_were(
+    make_executor: MakeExecutor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(64 * KIB, 64 * KIB)
+    add(executor, task, 1, 2)
+    before = dict(executor.cache.host.sizes), executor.cache.host.reserved_bytes, *state(executor)
+
+    def refuse(*_: Any) -> None:
+        raise DeviceError("no copies today", call="cuMemcpyDtoHAsync", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stream, "copy_out", refuse)
+        with pytest.raises(DeviceError, match="no copies today"):
+            add(executor, task, 1, 3)
+    assert (executor.cache.host.sizes, executor.cache.host.reserved_bytes, *state(executor)) == before
+    assert add(executor, task, 1, 3).tiers["host"].compulsory == 1
+
+
+def test_a_host_without_lockable_memory(
+    make_executor: MakeExecutor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(3 * KIB, 64 * KIB)
+    add(executor, task, 1, 2)
+
+    def refuse(*_: Any) -> None:
+        raise OutOfDeviceMemory("no more", call="cuMemHostAlloc", code=2, code_name="CUDA_ERROR_OUT_OF_MEMORY")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Device, "allocate_host", refuse)
+        add(executor, task, 3, 4)
+    assert executor.cache.host.capacity_bytes == executor.cache.host.reserved_bytes == 2 * KIB
+    assert add(executor, task, 1, 2).tiers["host"].objects == 2
+    assert add(executor, task, 5, 1).tiers["host"].evictions == 1
+
+
+def test_constants_of_functions_leave_last(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(4 * KIB)
+    weights = Source(array(7), key=b"weights", constant=True)
+    for value in (1, 2, 1, 3):
+        executor.run(Request(task, {"a": weights, "b": source(value)}, {}))
+    assert add(executor, task, 1, 4).evicted == (b"\3",)
+    assert add(executor, task, 5, 1).evicted == (b"\4",)
+    assert b"weights" in executor.cache.sizes

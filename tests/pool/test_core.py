@@ -19,6 +19,7 @@ from kaas.errors import (
     PoolStopped,
     UnknownSymbol,
 )
+from kaas.executor.tiers import TierUse
 from kaas.pool.core import Pool
 from kaas.pool.events import (
     Decision,
@@ -39,7 +40,8 @@ from kaas.pool.transport import Call, Reply, WorkerLost
 from kaas.pool.wire import RunRecord
 
 INFO = WorkerInfo(1, "node", "fake", 1 << 30, (8, 0))
-RECORD = RunRecord({"kernels": 0.25, "total": 0.5}, 2, 1, 20, 10, [b"x"], [], 0.25)
+TIERS = {"device": TierUse(2, 20, compulsory=1), "store": TierUse(1, 10)}
+RECORD = RunRecord({"kernels": 0.25, "total": 0.5}, TIERS, [b"x"], [], 0.25)
 
 
 class FakeWorkers:
