@@ -91,10 +91,13 @@ class ObjectCache(Generic[D, H]):
     def pinned(self) -> frozenset[bytes]:
         return frozenset(self._pins)
 
-    def reserve(self, objects: Mapping[bytes, int], arena_bytes: int) -> Reservation | Shortage:
+    def reserve(
+        self, objects: Mapping[bytes, int], arena_bytes: int, replaced: Collection[bytes] = ()
+    ) -> Reservation | Shortage:
         """Room for objects (key -> bytes) beside an arena of at least arena_bytes.
 
-        A larger arena stays as it is, unless only its room lets the objects fit.
+        A larger arena stays as it is, unless only its room lets the objects fit. What the objects have replaced is
+        among the victims, unless it is pinned.
         """
         if self._open is not None:
             raise ValueError("a reservation is still open")
@@ -104,7 +107,7 @@ class ObjectCache(Generic[D, H]):
         if len(hits) == len(objects) and arena_bytes <= before:
             reservation = Reservation(hits, {}, (), before, before)
         else:
-            made = self._make_room(objects, hits, granules(arena_bytes) if arena_bytes else 0)
+            made = self._make_room(objects, hits, granules(arena_bytes) if arena_bytes else 0, replaced)
             if isinstance(made, Shortage):
                 return made
             reservation = made
@@ -171,38 +174,39 @@ class ObjectCache(Generic[D, H]):
     # --- room
 
     def _make_room(
-        self, objects: Mapping[bytes, int], hits: Collection[bytes], arena_bytes: int
+        self, objects: Mapping[bytes, int], hits: Collection[bytes], arena_bytes: int, replaced: Collection[bytes]
     ) -> Reservation | Shortage:
         loads = {key: granules(nbytes) for key, nbytes in objects.items() if key not in self.device.values}
         load_bytes = sum(loads.values())
         kept = self._pins.keys() | objects.keys()
         before = self.arena_bytes
         arena = max(before, arena_bytes)
-        victims = self.device.victims(load_bytes + arena, kept)
+        first = [key for key in replaced if key not in kept]
+        victims = self.device.victims(load_bytes + arena, kept, first)
         if victims is None:
             arena = arena_bytes
-            victims = self.device.victims(load_bytes + arena, kept)
+            victims = self.device.victims(load_bytes + arena, kept, first)
         if victims is None:
             kept_bytes = sum(nbytes for key, nbytes in self.device.sizes.items() if key in kept)
             return Shortage(load_bytes + arena + kept_bytes - self.device.capacity_bytes)
         host_hits = tuple(key for key in loads if key in self.host.values)
-        host_loads, host_victims = self._make_host_room(loads, kept)
+        host_loads, host_victims = self._make_host_room(loads, kept, first)
         self.device.exchange(victims, loads)
         self.host.exchange(host_victims, host_loads)
         self.arena_bytes = arena
         return Reservation(tuple(hits), loads, victims, arena, before, host_hits, host_loads, host_victims)
 
     def _make_host_room(
-        self, loads: Mapping[bytes, int], kept: Collection[bytes]
+        self, loads: Mapping[bytes, int], kept: Collection[bytes], first: Collection[bytes]
     ) -> tuple[dict[bytes, int], tuple[bytes, ...]]:
         """As many of the loads as host memory can take beside what is kept, in their order, and who leaves for them."""
         taken: dict[bytes, int] = {}
-        victims: tuple[bytes, ...] = ()
+        victims = self.host.victims(0, kept, first) or ()
         taken_bytes = 0
         for key, nbytes in loads.items():
             if key in self.host.values:
                 continue
-            enough = self.host.victims(taken_bytes + nbytes, kept)
+            enough = self.host.victims(taken_bytes + nbytes, kept, first)
             if enough is not None:
                 taken[key] = nbytes
                 taken_bytes += nbytes

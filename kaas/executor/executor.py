@@ -18,6 +18,7 @@ from kaas.executor.inputs import CachedObject, HostObject, Inputs, Source, check
 from kaas.executor.kernels import Kernels
 from kaas.executor.memory import Lease, Memory
 from kaas.executor.plan import Plan, make_plan, too_large
+from kaas.executor.ranges import WHOLE_OBJECT_BYTES
 from kaas.executor.replay import Replay, Values
 from kaas.executor.slot import Slot
 from kaas.executor.tiers import TierUse, granules
@@ -49,7 +50,7 @@ class RunStats:
     Fields:
         stages: seconds by stage: plan, fetch, copy_in, kernels (of the device), copy_out, total.
         tiers: of "device", "host" and "store", those where something happened.
-        loaded, evicted: keys of objects that came to the device and that left it.
+        loaded, evicted: keys of objects of which something came to the device, and of which nothing is left there.
         device_s: seconds that the kernels took.
     """
 
@@ -121,12 +122,20 @@ class _Turn:
 class Executor:
     """Owns a device: its memory, its one slot and its plans. One request runs at a time; others wait their turn."""
 
-    def __init__(self, device: Device, *, cache_bytes: int | None = None, host_cache_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        cache_bytes: int | None = None,
+        host_cache_bytes: int | None = None,
+        whole_object_bytes: int = WHOLE_OBJECT_BYTES,
+    ) -> None:
         """
         Args:
             cache_bytes: device memory for objects and arena together; None: all that the device can spare.
             host_cache_bytes: page-locked host memory for objects; None: as much, up to HOST_CACHE_BYTES. 0: no host
                 tier.
+            whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that views read.
         """
         self.device = device
         self._closed = False
@@ -138,7 +147,7 @@ class Executor:
             self._slot = Slot(device.stream())
         capacity = min(cache_bytes or usable, usable)
         host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
-        self._memory = Memory(device, capacity, host_capacity)
+        self._memory = Memory(device, capacity, host_capacity, whole_object_bytes)
 
     @property
     def lost(self) -> DeviceLost | None:
@@ -195,7 +204,7 @@ class Executor:
         scalars, iterations = _check(plan, request)
         planned = perf_counter()
 
-        inputs = gather(plan, request.inputs, self._memory.find)
+        inputs = gather(plan, request.inputs, self._memory.find, self._memory.ranges)
         lease = self._take(plan, inputs, replay.layout(inputs.resident).nbytes)
         fetched = perf_counter()
         try:
@@ -213,7 +222,7 @@ class Executor:
             self._slot.stream.synchronize()
             self._memory.give_back(lease)
             raise
-        self._memory.commit(lease, inputs)
+        loaded, evicted = self._memory.commit(lease, inputs)
         ended = perf_counter()
 
         kernels_s = self._slot.stream.kernels.seconds()
@@ -228,7 +237,7 @@ class Executor:
         if lease.loaded:
             device = lease.tiers["device"]._replace(seconds=self._slot.stream.copies.seconds())
             lease.tiers["device"] = device
-        stats = RunStats(stages, lease.tiers, tuple(lease.loaded), tuple(lease.evicted), kernels_s)
+        stats = RunStats(stages, lease.tiers, loaded, evicted, kernels_s)
         return Result(outputs, stats)
 
     def _replay(self, task: KTask) -> Replay:

@@ -12,6 +12,7 @@ from kaas.dtypes import KIND_BYTES
 from kaas.errors import InputFailed, MissingScalar, WrongScalar
 from kaas.executor.device import HostMemory
 from kaas.executor.plan import Plan
+from kaas.executor.ranges import Part, Ranges
 from kaas.request import View, check_fit, input_bytes, raw_bytes
 
 
@@ -61,12 +62,17 @@ class Arriving:
     dtype: str | None
 
 
+Find = Callable[[bytes], CachedObject | HostObject | None]
+"""Looks an object up in the tiers of a cache."""
+
+
 @dataclass(slots=True)
 class Inputs:
     """What a request brings.
 
     Fields:
         objects: bytes of every object with a key, by key. arriving: those that no tier has.
+        parts: those that are a part of a larger object. replaced: keys of cached parts that these include.
         constants: those that a function binds. fetching_s: seconds spent on what arrives.
         staged: (buffer's index, bytes) of what is passed by value.
         shared, copied: (buffer's index, key, offset) of objects that are read where they are cached, or that some
@@ -76,6 +82,8 @@ class Inputs:
 
     objects: dict[bytes, int] = field(default_factory=dict)
     arriving: dict[bytes, Arriving] = field(default_factory=dict)
+    parts: dict[bytes, Part] = field(default_factory=dict)
+    replaced: set[bytes] = field(default_factory=set)
     constants: set[bytes] = field(default_factory=set)
     fetching_s: float = 0.0
     staged: list[tuple[int, memoryview]] = field(default_factory=list)
@@ -84,15 +92,14 @@ class Inputs:
     resident: int = 0
 
 
-def gather(
-    plan: Plan, sources: Mapping[str, Source], known: Callable[[bytes], CachedObject | HostObject | None]
-) -> Inputs:
-    """Resolves the sources; fetches what neither came along nor is known to a tier of the cache.
+def gather(plan: Plan, sources: Mapping[str, Source], find: Find, ranges: Ranges) -> Inputs:
+    """Resolves the sources; fetches what neither came along nor is found in a tier of the cache.
 
     Raises:
         InputFailed, WrongSize, WrongDtype, NotContiguous
     """
     inputs = Inputs()
+    views: dict[bytes, list[int]] = {}
     for index in plan.inputs:
         buffer = plan.buffers[index]
         source = sources[buffer.name]
@@ -103,17 +110,83 @@ def gather(
             inputs.staged.append((index, input_bytes(buffer, view)))
             inputs.resident |= 1 << index
             continue
-        found = known(key) or inputs.arriving.get(key) or _fetch(plan, buffer, source, inputs)
+        found = find(key) or inputs.arriving.get(key)
+        if found is None:
+            if source.offset_bytes is not None:
+                views.setdefault(key, []).append(index)
+                continue
+            found = inputs.arriving[key] = _fetch(plan, buffer, source, inputs)
+            inputs.replaced.update(part.entry for part in ranges.parts(key))
         check_fit(buffer, found.nbytes, found.dtype, source.offset_bytes)
         inputs.objects[key] = found.nbytes
-        if source.constant:
-            inputs.constants.add(key)
-        if index in plan.private:
-            inputs.copied.append((index, key, source.offset_bytes or 0))
-            inputs.resident |= 1 << index
-        else:
-            inputs.shared.append((index, key, source.offset_bytes or 0))
+        _use(plan, inputs, index, key, source, source.offset_bytes or 0)
+    for key, indices in views.items():
+        _gather_views(plan, inputs, key, {index: sources[plan.buffers[index].name] for index in indices}, find, ranges)
     return inputs
+
+
+def _use(plan: Plan, inputs: Inputs, index: int, key: bytes, source: Source, offset_bytes: int) -> None:
+    if source.constant:
+        inputs.constants.add(key)
+    if index in plan.private:
+        inputs.copied.append((index, key, offset_bytes))
+        inputs.resident |= 1 << index
+    else:
+        inputs.shared.append((index, key, offset_bytes))
+
+
+def _gather_views(
+    plan: Plan, inputs: Inputs, key: bytes, sources: Mapping[int, Source], find: Find, ranges: Ranges
+) -> None:
+    """All views of one object that no tier has whole: they share it or, of a large one, the parts that they cover."""
+    spans = {
+        index: (source.offset_bytes or 0, (source.offset_bytes or 0) + plan.buffers[index].nbytes)
+        for index, source in sources.items()
+    }
+    new: tuple[Part, ...] = ()
+    if key not in inputs.arriving and not all(ranges.covering(key, *span) for span in spans.values()):
+        new = _fetch_views(plan, inputs, key, sources, spans, ranges)
+    for index, source in sources.items():
+        start, end = spans[index]
+        whole = inputs.arriving.get(key)
+        if whole is not None:
+            check_fit(plan.buffers[index], whole.nbytes, whole.dtype, start)
+            inputs.objects[key] = whole.nbytes
+            _use(plan, inputs, index, key, source, start)
+            continue
+        added = (part for part in new if part.start <= start and end <= part.end)
+        covering = next(added, None) or ranges.covering(key, start, end)
+        assert covering is not None, "what is not covered is new"
+        entry = covering.entry
+        found = inputs.arriving.get(entry) or find(entry)
+        assert found is not None, "some tier holds each of the ranges"
+        inputs.objects[entry] = found.nbytes
+        _use(plan, inputs, index, entry, source, start - covering.start)
+
+
+def _fetch_views(
+    plan: Plan,
+    inputs: Inputs,
+    key: bytes,
+    sources: Mapping[int, Source],
+    spans: Mapping[int, tuple[int, int]],
+    ranges: Ranges,
+) -> tuple[Part, ...]:
+    """Fetches an object for views of it, and takes it whole or in parts, which it gives."""
+    first = next(iter(sources))
+    whole = _fetch(plan, plan.buffers[first], sources[first], inputs)
+    for index, source in sources.items():
+        check_fit(plan.buffers[index], whole.nbytes, whole.dtype, source.offset_bytes)
+    if whole.nbytes <= ranges.whole_bytes:
+        inputs.arriving[key] = whole
+        return ()
+    new, replaced = ranges.cover(key, spans.values(), whole.nbytes)
+    inputs.replaced.update(part.entry for part in replaced)
+    for part in new:
+        data = whole.data[part.start : part.end]
+        inputs.arriving[part.entry] = Arriving(data, len(data), None)
+        inputs.parts[part.entry] = part
+    return new
 
 
 def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
@@ -144,12 +217,10 @@ def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
 
 
 def _fetch(plan: Plan, buffer: Buffer, source: Source, inputs: Inputs) -> Arriving:
-    assert source.key is not None, "only objects are cached"
     began = perf_counter()
     data, dtype = raw_bytes(buffer, _value(plan, buffer, source))
-    arriving = inputs.arriving[source.key] = Arriving(data, len(data), dtype)
     inputs.fetching_s += perf_counter() - began
-    return arriving
+    return Arriving(data, len(data), dtype)
 
 
 def _value(plan: Plan, buffer: Buffer, source: Source) -> Any:

@@ -12,6 +12,7 @@ from kaas.errors import OutOfDeviceMemory
 from kaas.executor.cache import ObjectCache, Reservation, Shortage
 from kaas.executor.device import Device, HostMemory
 from kaas.executor.inputs import CachedObject, HostObject, Inputs
+from kaas.executor.ranges import Ranges
 from kaas.executor.tiers import TierUse
 
 
@@ -45,8 +46,9 @@ class Memory:
         arena: address of the arena, 0 while it has no bytes. arena_is_fresh: nobody cleared it since it was allocated.
     """
 
-    def __init__(self, device: Device, capacity_bytes: int, host_capacity_bytes: int = 0) -> None:
+    def __init__(self, device: Device, capacity_bytes: int, host_capacity_bytes: int, whole_object_bytes: int) -> None:
         self.cache: ObjectCache[CachedObject, HostObject] = ObjectCache(capacity_bytes, host_capacity_bytes)
+        self.ranges = Ranges(whole_object_bytes)
         self.arena = 0
         self.arena_is_fresh = False
         self._arena_bytes = 0
@@ -55,6 +57,11 @@ class Memory:
     def find(self, key: bytes) -> CachedObject | HostObject | None:
         """An object, in the fastest memory that has it."""
         return self.cache.device.values.get(key) or self.cache.host.values.get(key)
+
+    def object_of(self, entry: bytes) -> bytes:
+        """The key of the object that an entry of the cache is, or is a part of."""
+        part = self.ranges.part(entry)
+        return entry if part is None else part.key
 
     def take(self, inputs: Inputs, arena_bytes: int) -> Lease | Shortage:
         """Room for a request: everything it needs, or a shortage, and then nothing has changed.
@@ -73,10 +80,19 @@ class Memory:
             raise lease
         return lease
 
-    def commit(self, lease: Lease, inputs: Inputs) -> None:
-        """The request succeeded: what it loaded is cached, and nothing of it is pinned any more."""
+    def commit(self, lease: Lease, inputs: Inputs) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        """The request succeeded: what it loaded is cached, and nothing of it is pinned any more.
+
+        Returns:
+            The objects of which something came to the device, and those of which nothing is there any more.
+        """
         self.cache.commit(lease.reservation, lease.loaded, lease.host_loaded, constants=inputs.constants)
         self.cache.release(lease.reservation)
+        for part in inputs.parts.values():
+            self.ranges.add(part)
+        if not lease.reservation.loads and not lease.reservation.victims:
+            return (), ()
+        return tuple(dict.fromkeys(map(self.object_of, lease.loaded))), self._gone(lease)
 
     def give_back(self, lease: Lease) -> None:
         """The request failed: what it loaded goes, and nothing of it is pinned any more."""
@@ -87,6 +103,7 @@ class Memory:
         self.cache.abort(
             lease.reservation, freed=lease.evicted, host_freed=lease.host_evicted, arena_bytes=self._arena_bytes
         )
+        self._gone(lease)
 
     def close(self) -> None:
         for cached in self.cache.device.values.values():
@@ -95,10 +112,21 @@ class Memory:
             hosted.memory.close()
         self._resize(0)
 
+    def _gone(self, lease: Lease) -> tuple[bytes, ...]:
+        """Forgets parts that no tier has any more; gives the objects of which nothing is on the device any more."""
+        there = self.cache.device.values
+        keys = dict.fromkeys(self.object_of(entry) for entry in lease.evicted)
+        for entry in (*lease.evicted, *lease.host_evicted):
+            if self.find(entry) is None:
+                self.ranges.remove(entry)
+        return tuple(
+            key for key in keys if key not in there and not any(p.entry in there for p in self.ranges.parts(key))
+        )
+
     # --- carrying out
 
     def _try(self, inputs: Inputs, arena_bytes: int) -> Lease | Shortage | OutOfDeviceMemory:
-        reservation = self.cache.reserve(inputs.objects, arena_bytes)
+        reservation = self.cache.reserve(inputs.objects, arena_bytes, inputs.replaced)
         if isinstance(reservation, Shortage):
             return reservation
         there = self.cache.device.values

@@ -58,10 +58,20 @@ class Tier(Generic[T]):
         self._eviction: Eviction = eviction or TwoSets()
         self._left: dict[bytes, None] = {}
 
-    def victims(self, needed_bytes: int, kept: Collection[bytes]) -> tuple[bytes, ...] | None:
-        """Who would have to leave for needed_bytes more; None if even all that may leave are too few."""
+    def victims(
+        self, needed_bytes: int, kept: Collection[bytes], first: Iterable[bytes] = ()
+    ) -> tuple[bytes, ...] | None:
+        """Who would have to leave for needed_bytes more; None if even all that may leave are too few.
+
+        first: those that leave in any case, if they are here.
+        """
         excess = self.reserved_bytes + needed_bytes - self.capacity_bytes
-        return self._eviction.victims(excess, self.sizes, kept)
+        leaving = tuple(key for key in first if key in self.sizes)
+        if not leaving:
+            return self._eviction.victims(excess, self.sizes, kept)
+        excess -= sum(self.sizes[key] for key in leaving)
+        others = self._eviction.victims(excess, self.sizes, {*kept, *leaving})
+        return None if others is None else leaving + others
 
     def returning(self, keys: Iterable[bytes]) -> int:
         """How many of these have been here before."""

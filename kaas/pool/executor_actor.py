@@ -32,12 +32,20 @@ class ExecutorActor:
     """One device. Ray runs `start` and `run` one after the other on one thread."""
 
     def __init__(
-        self, kind: str, memory_bytes: int | None, cache_bytes: int | None, host_cache_bytes: int | None
+        self,
+        kind: str,
+        memory_bytes: int | None,
+        cache_bytes: int | None,
+        host_cache_bytes: int | None,
+        whole_object_bytes: int,
     ) -> None:
         self._kind = kind
         self._memory_bytes = memory_bytes
-        self._cache_bytes = cache_bytes
-        self._host_cache_bytes = host_cache_bytes
+        self._cache: dict[str, Any] = {
+            "cache_bytes": cache_bytes,
+            "host_cache_bytes": host_cache_bytes,
+            "whole_object_bytes": whole_object_bytes,
+        }
         self._executor: Executor | None = None
         self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
 
@@ -51,7 +59,7 @@ class ExecutorActor:
         from kaas.executor.executor import Executor
 
         device = open_device(self._kind, memory_bytes=self._memory_bytes)
-        self._executor = Executor(device, cache_bytes=self._cache_bytes, host_cache_bytes=self._host_cache_bytes)
+        self._executor = Executor(device, **self._cache)
         info = device.info()
         node = ray.get_runtime_context().get_node_id()
         return WorkerInfo(os.getpid(), node, info.name, info.memory_bytes, info.compute_capability)

@@ -150,7 +150,7 @@ class RayTransport:
     def __init__(self, config: Config, readiness: Readiness) -> None:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
-        self._cache_bytes = config.cache_bytes, config.host_cache_bytes
+        self._cache_bytes = config.cache_bytes, config.host_cache_bytes, config.whole_object_bytes
         self._readiness = readiness
         self._actors: dict[int, Any] = {}
         self._met: dict[int, set[str]] = {}

@@ -299,3 +299,73 @@ def test_constants_of_functions_leave_last(make_executor: MakeExecutor, task: ka
     assert add(executor, task, 1, 4).evicted == (b"\3",)
     assert add(executor, task, 5, 1).evicted == (b"\4",)
     assert b"weights" in executor.cache.sizes
+
+
+# --- parts of large objects
+
+
+def views(*offsets: int, whole: np.ndarray[Any, Any], fetched: list[int] | None = None) -> dict[str, Source]:
+    def fetch() -> Any:
+        if fetched is not None:
+            fetched.append(1)
+        return whole
+
+    return {name: Source(key=b"w", fetch=fetch, offset_bytes=at) for name, at in zip("ab", offsets, strict=True)}
+
+
+def test_of_a_large_object_only_what_is_read_is_cached(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB, 64 * KIB, whole_object_bytes=8 * KIB)
+    whole = np.arange(16 * N, dtype=np.int32)
+    fetched: list[int] = []
+
+    def run(a: int, b: int) -> Any:
+        result = executor.run(Request(task, views(a * KIB, b * KIB, whole=whole, fetched=fetched), {}))
+        np.testing.assert_array_equal(result.outputs["c"], whole[a * N :][:N] + whole[b * N :][:N])
+        return result.stats
+
+    assert run(1, 12).loaded == (b"w",)
+    assert executor.cache.sizes == {b"w[1024:2048": KIB, b"w[12288:13312": KIB}
+    assert (run(12, 1).hits, len(fetched)) == (2, 1)
+    stats = run(1, 2)
+    assert (stats.hits, stats.misses, stats.evicted, len(fetched)) == (1, 1, (), 2)
+    executor.run(Request(task, views(KIB + 512, 2 * KIB + 512, whole=whole), {}))  # joins two ranges and one beyond
+    assert executor.cache.sizes == {b"w[12288:13312": KIB, b"w[1024:3584": 2 * KIB + 512}
+    assert executor.cache.host.sizes == executor.cache.sizes
+    assert run(1, 2).misses == 0
+
+
+def test_a_whole_object_replaces_its_parts(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB, whole_object_bytes=KIB)
+    whole = np.arange(2 * N, dtype=np.int32)
+    executor.run(Request(task, views(0, KIB, whole=whole), {}))
+    assert len(executor.cache.sizes) == 2
+    x, y = kaas.Buffer("x", 2 * N, "int32"), kaas.Buffer("y", N, "int32")
+    kernel = kaas.Kernel(
+        task.kernels[0].library, "scale", 2, 128, [kaas.In(x, KIB), kaas.Out(y), kaas.i32(2), kaas.i32(N)]
+    )
+    result = executor.run(Request(kaas.KTask([kernel], [y]), {"x": Source(whole, key=b"w")}, {}))
+    np.testing.assert_array_equal(result.outputs["y"], 2 * whole[N:])
+    assert executor.cache.sizes == {b"w": 2 * KIB}
+    assert (result.stats.loaded, result.stats.evicted) == ((b"w",), ())
+    assert executor.run(Request(task, views(0, KIB, whole=whole), {})).stats.hits == 1
+
+
+def test_parts_leave_and_come_back(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(3 * KIB, whole_object_bytes=KIB)
+    whole = np.arange(8 * N, dtype=np.int32)
+    for a, b in ((0, 1), (2, 3), (0, 1), (7, 0)):
+        result = executor.run(Request(task, views(a * KIB, b * KIB, whole=whole), {}))
+        np.testing.assert_array_equal(result.outputs["c"], whole[a * N :][:N] + whole[b * N :][:N])
+    assert (result.stats.hits, result.stats.tiers["device"].evictions, result.stats.evicted) == (1, 1, ())
+    assert add(executor, task, 1, 2).evicted == (b"w",)
+    assert not executor._memory.ranges.parts(b"w")
+
+
+def test_a_view_beyond_a_large_object(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB, whole_object_bytes=KIB)
+    whole = np.arange(2 * N, dtype=np.int32)
+    for _ in range(2):
+        with pytest.raises(WrongSize) as caught:
+            executor.run(Request(task, views(0, KIB + 4, whole=whole), {}))
+        assert caught.value.buffer == "b"
+        assert executor.cache.sizes == {}
