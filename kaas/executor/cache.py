@@ -75,6 +75,7 @@ class ObjectCache(Generic[D, H]):
         self.host: Tier[H] = Tier(host_capacity_bytes, host_eviction)
         self.arena_bytes = 0
         self._pins: dict[bytes, int] = {}
+        self._held: set[bytes] = set()
         self._open: Reservation | None = None
 
     @property
@@ -167,9 +168,28 @@ class ObjectCache(Generic[D, H]):
     def release(self, reservation: Reservation) -> None:
         """The request has ended: its objects may leave."""
         for key in (*reservation.hits, *reservation.loads):
-            self._pins[key] -= 1
-            if not self._pins[key]:
-                del self._pins[key]
+            self._unpin(key)
+
+    def hold(self, keys: Iterable[bytes]) -> None:
+        """Objects that are on the device stay pinned until `let_go`, beyond any request; once more changes nothing."""
+        for key in keys:
+            if key not in self._held:
+                self._held.add(key)
+                self._pins[key] = self._pins.get(key, 0) + 1
+
+    def let_go(self, keys: Iterable[bytes]) -> None:
+        """The reverse; nothing happens to what is not held."""
+        for key in keys:
+            if key in self._held:
+                self._held.remove(key)
+                self._unpin(key)
+
+    def flush(self, keys: Iterable[bytes]) -> tuple[dict[bytes, D], dict[bytes, H]]:
+        """Forgets those of these objects that are not pinned; gives what to free of each tier."""
+        if self._open is not None:
+            raise ValueError("a reservation is still open")
+        leaving = [key for key in dict.fromkeys(keys) if key not in self._pins]
+        return self.device.drop(leaving), self.host.drop(leaving)
 
     # --- room
 
@@ -223,6 +243,11 @@ class ObjectCache(Generic[D, H]):
             else:
                 host.reserved_bytes -= nbytes
         host.used([key for key in reservation.loads if key in host.values], constants)
+
+    def _unpin(self, key: bytes) -> None:
+        self._pins[key] -= 1
+        if not self._pins[key]:
+            del self._pins[key]
 
     def _close(self, reservation: Reservation) -> None:
         if self._open is not reservation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -13,8 +13,8 @@ import numpy as np
 
 from kaas.errors import DeviceLost, OutOfDeviceMemory, WrongScalar
 from kaas.executor.cache import ObjectCache, Shortage
-from kaas.executor.device import Device
-from kaas.executor.inputs import CachedObject, HostObject, Inputs, Source, check_scalars, gather
+from kaas.executor.device import Device, Stream
+from kaas.executor.inputs import CachedObject, HostObject, Inputs, Source, check_scalars, gather, gather_whole
 from kaas.executor.kernels import Kernels
 from kaas.executor.memory import Lease, Memory
 from kaas.executor.plan import Plan, make_plan, too_large
@@ -173,6 +173,28 @@ class Executor:
         with self._turn:
             return self._replay(task).plan
 
+    def load(self, sources: Sequence[Source], *, pin: bool = False) -> RunStats:
+        """Brings objects to the device ahead of their use: all of them, or none.
+
+        Args:
+            pin: they stay there until `unpin` or `close`.
+
+        Raises:
+            InputFailed, NotContiguous, RequestTooLarge, OutOfDeviceMemory, DeviceLost
+        """
+        with self._turn:
+            return self._load(sources, pin)
+
+    def unpin(self, keys: Iterable[bytes]) -> None:
+        """These objects may leave the device again, as all others."""
+        with self._turn:
+            self._memory.let_go(keys)
+
+    def flush(self, keys: Iterable[bytes] | None = None) -> tuple[bytes, ...]:
+        """Forgets these objects, or all, but for pinned ones; gives the keys of those that were on the device."""
+        with self._turn:
+            return self._memory.flush(keys)
+
     def run(self, request: Request) -> Result:
         """Runs a request to its end. Either all its outputs come back, or one error; then what it pinned is free, what
         it loaded is gone, and the next request finds the arena in order.
@@ -205,7 +227,7 @@ class Executor:
         planned = perf_counter()
 
         inputs = gather(plan, request.inputs, self._memory.find, self._memory.ranges)
-        lease = self._take(plan, inputs, replay.layout(inputs.resident).nbytes)
+        lease = self._take(f"kTask {plan.task.label!r}", inputs, replay.layout(inputs.resident).nbytes)
         fetched = perf_counter()
         try:
             self._slot.enter(request.client, self._memory)
@@ -234,11 +256,26 @@ class Executor:
             "copy_out": max(0.0, ended - copied - kernels_s),
             "total": ended - started,
         }
-        if lease.loaded:
-            device = lease.tiers["device"]._replace(seconds=self._slot.stream.copies.seconds())
-            lease.tiers["device"] = device
-        stats = RunStats(stages, lease.tiers, loaded, evicted, kernels_s)
+        stats = RunStats(stages, _tiers(lease, self._slot.stream), loaded, evicted, kernels_s)
         return Result(outputs, stats)
+
+    def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
+        stream = self._slot.stream
+        inputs = gather_whole(sources, self._memory.find, self._memory.ranges)
+        lease = self._take("prefetch", inputs, 0)
+        try:
+            self._slot.copy_objects(lease)
+            stream.synchronize()
+        except DeviceLost:
+            raise
+        except BaseException:
+            stream.synchronize()
+            self._memory.give_back(lease)
+            raise
+        if pin:
+            self._memory.hold(inputs.objects)
+        loaded, evicted = self._memory.commit(lease, inputs)
+        return RunStats({}, _tiers(lease, stream), loaded, evicted, 0.0)
 
     def _replay(self, task: KTask) -> Replay:
         """The plan of a kTask in our slot, made at its first request."""
@@ -256,20 +293,27 @@ class Executor:
         self._replays[task.key] = replay  # the last one is the one used last
         return replay
 
-    def _take(self, plan: Plan, inputs: Inputs, arena_bytes: int) -> Lease:
+    def _take(self, what: str, inputs: Inputs, arena_bytes: int) -> Lease:
         lease = self._memory.take(inputs, arena_bytes)
         if not isinstance(lease, Shortage):
             return lease
         needed_bytes = arena_bytes + sum(map(granules, inputs.objects.values()))
         capacity_bytes, device = self._memory.cache.device.capacity_bytes, self.device.info().name
         if needed_bytes > capacity_bytes:
-            raise too_large(plan.task, needed_bytes, capacity_bytes, device)
+            raise too_large(what, needed_bytes, capacity_bytes, device)
         raise OutOfDeviceMemory(
-            f"kTask {plan.task.label!r}: {device} lacks {lease.missing_bytes} bytes while other requests run",
+            f"{what}: {device} lacks {lease.missing_bytes} bytes beside what is pinned",
             device=device,
             needed_bytes=needed_bytes,
             free_bytes=needed_bytes - lease.missing_bytes,
         )
+
+
+def _tiers(lease: Lease, stream: Stream) -> dict[str, TierUse]:
+    """What was done in each tier, once the stream has been synchronized."""
+    if lease.loaded:
+        lease.tiers["device"] = lease.tiers["device"]._replace(seconds=stream.copies.seconds())
+    return lease.tiers
 
 
 def _check(plan: Plan, request: Request) -> tuple[list[bytes], int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -62,6 +62,8 @@ class Arriving:
     dtype: str | None
 
 
+_UNREAD = Buffer("object", 1)
+"""Stands for the input that an object will be, in errors."""
 Find = Callable[[bytes], CachedObject | HostObject | None]
 """Looks an object up in the tiers of a cache."""
 
@@ -105,7 +107,7 @@ def gather(plan: Plan, sources: Mapping[str, Source], find: Find, ranges: Ranges
         source = sources[buffer.name]
         key = source.key
         if key is None:
-            value = _value(plan, buffer, source)
+            value = _value(plan.task.label, buffer, source)
             view = value if source.offset_bytes is None else View(value, source.offset_bytes)
             inputs.staged.append((index, input_bytes(buffer, view)))
             inputs.resident |= 1 << index
@@ -115,13 +117,33 @@ def gather(plan: Plan, sources: Mapping[str, Source], find: Find, ranges: Ranges
             if source.offset_bytes is not None:
                 views.setdefault(key, []).append(index)
                 continue
-            found = inputs.arriving[key] = _fetch(plan, buffer, source, inputs)
+            found = inputs.arriving[key] = _fetch(plan.task.label, buffer, source, inputs)
             inputs.replaced.update(part.entry for part in ranges.parts(key))
         check_fit(buffer, found.nbytes, found.dtype, source.offset_bytes)
         inputs.objects[key] = found.nbytes
         _use(plan, inputs, index, key, source, source.offset_bytes or 0)
     for key, indices in views.items():
         _gather_views(plan, inputs, key, {index: sources[plan.buffers[index].name] for index in indices}, find, ranges)
+    return inputs
+
+
+def gather_whole(sources: Iterable[Source], find: Find, ranges: Ranges) -> Inputs:
+    """As above, for objects that nobody reads yet: each of them whole.
+
+    Raises:
+        InputFailed, NotContiguous
+    """
+    inputs = Inputs()
+    for source in sources:
+        key = source.key
+        assert key is not None, "only objects are cached"
+        found = find(key) or inputs.arriving.get(key)
+        if found is None:
+            found = inputs.arriving[key] = _fetch("prefetch", _UNREAD, source, inputs)
+            inputs.replaced.update(part.entry for part in ranges.parts(key))
+        inputs.objects[key] = found.nbytes
+        if source.constant:
+            inputs.constants.add(key)
     return inputs
 
 
@@ -174,7 +196,7 @@ def _fetch_views(
 ) -> tuple[Part, ...]:
     """Fetches an object for views of it, and takes it whole or in parts, which it gives."""
     first = next(iter(sources))
-    whole = _fetch(plan, plan.buffers[first], sources[first], inputs)
+    whole = _fetch(plan.task.label, plan.buffers[first], sources[first], inputs)
     for index, source in sources.items():
         check_fit(plan.buffers[index], whole.nbytes, whole.dtype, source.offset_bytes)
     if whole.nbytes <= ranges.whole_bytes:
@@ -216,14 +238,14 @@ def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
     return found
 
 
-def _fetch(plan: Plan, buffer: Buffer, source: Source, inputs: Inputs) -> Arriving:
+def _fetch(label: str, buffer: Buffer, source: Source, inputs: Inputs) -> Arriving:
     began = perf_counter()
-    data, dtype = raw_bytes(buffer, _value(plan, buffer, source))
+    data, dtype = raw_bytes(buffer, _value(label, buffer, source))
     inputs.fetching_s += perf_counter() - began
     return Arriving(data, len(data), dtype)
 
 
-def _value(plan: Plan, buffer: Buffer, source: Source) -> Any:
+def _value(label: str, buffer: Buffer, source: Source) -> Any:
     if source.fetch is None:
         return source.value
     try:
@@ -231,8 +253,8 @@ def _value(plan: Plan, buffer: Buffer, source: Source) -> Any:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputFailed(
-            f"kTask {plan.task.label!r}: input {buffer.name!r} could not be had: {reason}",
-            task=plan.task.label,
+            f"kTask {label!r}: input {buffer.name!r} could not be had: {reason}",
+            task=label,
             buffer=buffer.name,
             reason=reason,
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -104,6 +105,35 @@ class Memory:
             lease.reservation, freed=lease.evicted, host_freed=lease.host_evicted, arena_bytes=self._arena_bytes
         )
         self._gone(lease)
+
+    def hold(self, keys: Iterable[bytes]) -> None:
+        """Objects that are on the device stay there, until `let_go`."""
+        self.cache.hold(entry for key in keys for entry in self._entries(key))
+
+    def let_go(self, keys: Iterable[bytes]) -> None:
+        self.cache.let_go(entry for key in keys for entry in self._entries(key))
+
+    def flush(self, keys: Iterable[bytes] | None) -> tuple[bytes, ...]:
+        """Frees these objects (None: all) in both tiers, but for pinned ones; gives those that were on the device."""
+        if keys is None:
+            entries = {**self.cache.device.values, **self.cache.host.values}.keys()
+        else:
+            entries = {entry: None for key in keys for entry in self._entries(key)}.keys()
+        cached, hosted = self.cache.flush(entries)
+        for there in cached.values():
+            self._device.free(there.address)
+        for on_host in hosted.values():
+            on_host.memory.close()
+        left = tuple(dict.fromkeys(map(self.object_of, cached)))
+        for entry in (*cached, *hosted):
+            if self.find(entry) is None:
+                self.ranges.remove(entry)
+        return left
+
+    def _entries(self, key: bytes) -> Iterator[bytes]:
+        """Keys under which an object, or parts of it, may be cached."""
+        yield key
+        yield from [part.entry for part in self.ranges.parts(key)]
 
     def close(self) -> None:
         for cached in self.cache.device.values.values():

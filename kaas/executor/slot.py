@@ -36,11 +36,7 @@ class Slot:
         """Submits the copies that bring the inputs to where the kernels find them; gives all addresses."""
         stream = self.stream
         objects = lease.objects
-        if lease.loaded:
-            stream.copies.start(stream)
-            for key, loaded in lease.loaded.items():
-                stream.copy_in(loaded.address, lease.sources[key], loaded.nbytes)
-            stream.copies.stop(stream)
+        self.copy_objects(lease)
         addresses = placement.addresses.copy()
         for index, data in inputs.staged:
             stream.copy_in(addresses[index], data, len(data))
@@ -52,6 +48,14 @@ class Slot:
             stream.clear(addresses[index], plan.buffers[index].nbytes)
         self._write_tables(plan, placement, addresses)
         return addresses
+
+    def copy_objects(self, lease: Lease) -> None:
+        """Submits the copies of what is new on the device, between two events."""
+        if lease.loaded:
+            self.stream.copies.start(self.stream)
+            for key, loaded in lease.loaded.items():
+                self.stream.copy_in(loaded.address, lease.sources[key], loaded.nbytes)
+            self.stream.copies.stop(self.stream)
 
     def launch(self, instance: GraphInstance, iterations: int) -> None:
         """Submits the graph, once for each iteration, between two events."""

@@ -91,6 +91,14 @@ class Tier(Generic[T]):
         self.sizes[key] = nbytes
         self._left.pop(key, None)
 
+    def drop(self, keys: Iterable[bytes]) -> dict[bytes, T]:
+        """Forgets those of these objects that are here, with their room; gives their values."""
+        dropped = {key: self.values[key] for key in keys if key in self.values}
+        for key in dropped:
+            self.reserved_bytes -= self.sizes[key]
+            self.forget(key)
+        return dropped
+
     def used(self, keys: Iterable[bytes], constants: Collection[bytes]) -> None:
         self._eviction.used(keys, constants)
 

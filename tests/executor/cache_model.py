@@ -70,6 +70,7 @@ class CacheModel:
         self.host = TierModel(host_bytes)
         self.arena_bytes = 0
         self.pins: list[bytes] = []
+        self.held: set[bytes] = set()
 
     def reserve(self, objects: Mapping[bytes, int], arena_bytes: int) -> Reservation | Shortage:
         there, on_host = self.device.sizes(), self.host.sizes()

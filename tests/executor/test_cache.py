@@ -215,6 +215,31 @@ class CacheMachine(RuleBasedStateMachine):
             self.model.release(reservation)
             self.held.remove(reservation)
 
+    @rule(keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=3))
+    def flush(self, keys: set[bytes]) -> None:
+        left, left_host = self.cache.flush(sorted(keys))
+        leaving = keys - set(self.model.pins)
+        assert (set(left), set(left_host)) == (
+            leaving & self.model.device.sizes().keys(),
+            leaving & self.model.host.sizes().keys(),
+        )
+        self.model.device.remove(leaving)
+        self.model.host.remove(leaving)
+
+    @rule(keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=2))
+    def hold(self, keys: set[bytes]) -> None:
+        keys &= self.cache.sizes.keys() - self.model.held
+        self.cache.hold(keys)
+        self.model.held |= keys
+        self.model.pins += keys
+
+    @rule(keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=3))
+    def let_go(self, keys: set[bytes]) -> None:
+        self.cache.let_go(keys)
+        for key in keys & self.model.held:
+            self.model.held.remove(key)
+            self.model.pins.remove(key)
+
     @invariant()
     def within_budget(self) -> None:
         for tier, capacity_bytes in ((self.cache.device, CAPACITY_BYTES), (self.cache.host, HOST_BYTES)):
@@ -224,7 +249,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def pins_are_there(self) -> None:
-        pinned = {key for reservation in self.held for key in (*reservation.hits, *reservation.loads)}
+        running = {key for reservation in self.held for key in (*reservation.hits, *reservation.loads)}
+        pinned = running | self.model.held
         assert self.cache.pinned == pinned
         assert pinned <= self.cache.sizes.keys()
 

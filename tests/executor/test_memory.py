@@ -369,3 +369,55 @@ def test_a_view_beyond_a_large_object(make_executor: MakeExecutor, task: kaas.KT
             executor.run(Request(task, views(0, KIB + 4, whole=whole), {}))
         assert caught.value.buffer == "b"
         assert executor.cache.sizes == {}
+
+
+# --- ahead of requests
+
+
+def test_what_was_loaded_ahead_is_a_hit(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(4 * KIB, 64 * KIB)
+    stats = executor.load([source(1), source(2), source(1)])
+    assert (stats.loaded, stats.hits, stats.misses, stats.miss_bytes) == ((b"\1", b"\2"), 0, 2, 2 * KIB)
+    assert not executor.cache.pinned
+    assert executor.load([source(2)]).hits == 1
+    assert add(executor, task, 1, 2).misses == 0
+
+
+def test_all_that_is_loaded_ahead_fits_or_nothing_changes(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(4 * KIB, 64 * KIB)
+    add(executor, task, 1, 2)
+    before = state(executor), executor.cache.host.sizes
+    with pytest.raises(RequestTooLarge) as caught:
+        executor.load([source(value) for value in range(3, 8)])
+    assert caught.value.excess_bytes == KIB
+    assert (state(executor), executor.cache.host.sizes) == before
+
+
+def test_pinned_objects_leave_only_when_they_may(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(4 * KIB)
+    for _ in range(2):
+        executor.load([source(1)], pin=True)
+    for value in range(2, 6):
+        assert b"\1" not in add(executor, task, value, value + 1).evicted
+    executor.load([source(2)], pin=True)
+    with pytest.raises(OutOfDeviceMemory, match="beside what is pinned"):
+        add(executor, task, 3, 4)
+    assert executor.flush() == (b"\5",)
+    assert set(executor.cache.sizes) == {b"\1", b"\2"}
+    executor.unpin([b"\1", b"\2", b"\3"])
+    assert not executor.cache.pinned
+    assert add(executor, task, 3, 4).evicted == (b"\2",)
+
+
+def test_flushing_gives_memory_back(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB, 64 * KIB, whole_object_bytes=KIB)
+    whole = np.arange(8 * N, dtype=np.int32)
+    add(executor, task, 1, 2)
+    executor.run(Request(task, views(0, 4 * KIB, whole=whole), {}))
+    assert executor.flush([b"w", b"\1", b"unknown"]) == (b"w", b"\1")
+    assert executor.cache.sizes == executor.cache.host.sizes == {b"\2": KIB}
+    assert not executor._memory.ranges.parts(b"w")
+    executor.flush()
+    assert executor.cache.used_bytes == executor.cache.arena_bytes
+    assert executor.cache.host.reserved_bytes == 0
+    assert add(executor, task, 1, 2).tiers["device"].capacity == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,7 +57,7 @@ def test_parts_are_disjoint_and_hold_every_view(requests: list[list[tuple[int, i
             ranges.add(part)
         assert all(ranges.covering(b"x", start, end) for start, end in wanted)
         parts = sorted(ranges.parts(b"x"), key=lambda part: part.start)
-        assert all(before.end <= after.start for before, after in zip(parts, parts[1:], strict=False))
+        assert all(before.end <= after.start for before, after in pairwise(parts))
         assert all(part.start % G == 0 and part.end <= NBYTES for part in parts)
         # A slow model: the granules that somebody has read, and none besides.
         read |= {granule for start, end in wanted for granule in range(start // G, -(-max(end, start + 1) // G))}
