@@ -20,6 +20,7 @@ LAYERS = [
     {"kaas.executor"},
     {"kaas.pool"},
     {"kaas.api"},
+    {"kaas.caching"},
     {"kaas.remote", "kaas.demo", "kaas.cli"},
 ]  # fmt: skip
 """Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of

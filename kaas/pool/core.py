@@ -18,6 +18,7 @@ from kaas.errors import (
     DeviceLost,
     DeviceUnavailable,
     ExecutorDied,
+    InvalidRequest,
     KaasError,
     PolicyError,
     PoolStopped,
@@ -84,10 +85,7 @@ class Pool:
             KaasError: of whatever kind, when the request did not succeed.
             asyncio.CancelledError: the caller cancelled it.
         """
-        if self._broken is not None:
-            raise self._broken
-        if self._stopped:
-            raise PoolStopped(f"pool {self._name!r} is shut down", pool=self._name)
+        self._check_open()
         request = self._admit(call, inputs_ready)
         try:
             return await request.answer
@@ -97,13 +95,57 @@ class Pool:
             self._abandon(request)
             raise
 
+    async def upkeep(self, order: Any, device: int | None = None) -> None:
+        """Carry out an order about caches on the worker of one device, or of each.
+
+        Raises:
+            InvalidRequest: there is no such device. DeviceUnavailable: it has no worker.
+            KaasError: what the first worker that failed says.
+        """
+        self._check_open()
+        if device is not None and not 0 <= device < len(self._devices):
+            known = len(self._devices)
+            raise InvalidRequest(f"pool {self._name!r} has devices 0 to {known - 1}, no {device}")
+        workers = [worker for worker in self._workers.values() if device in (None, worker.device.index)]
+        if not workers:
+            raise DeviceUnavailable(f"pool {self._name!r}: no worker on {'any device' if device is None else device}")
+        tasks = [self._loop.create_task(self._upkeep(worker, order), context=self._context) for worker in workers]
+        for result in await asyncio.gather(*map(asyncio.shield, tasks), return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _upkeep(self, worker: Worker, order: Any) -> None:
+        await worker.settled.wait()
+        try:
+            if worker.id not in self._workers:
+                raise WorkerLost("it ended")
+            reply = await self._transport.upkeep(worker.id, order)
+        except WorkerLost as lost:
+            raise DeviceUnavailable(f"worker {worker.id} on device {worker.device.index}: {lost}") from lost
+        if isinstance(reply.error, DeviceLost):
+            self._gone(worker, reply.error.message)
+        if reply.error is not None:
+            raise reply.error
+        self._tell_residency(worker, reply.record)
+
+    def _tell_residency(self, worker: Worker, record: RunRecord | None) -> None:
+        if record is not None and (record.loaded or record.evicted) and worker.id in self._workers:
+            self._tell(Residency(self._loop.time(), worker.id, tuple(record.loaded), tuple(record.evicted)))
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._stopped:
+            raise PoolStopped(f"pool {self._name!r} is shut down", pool=self._name)
+
     async def close(self) -> None:
         """Answer everybody, end all workers."""
         self._stopped = True
         for request in list(self._requests.values()):
             self._answer(request, PoolStopped(f"pool {self._name!r} was shut down", pool=self._name))
-        for worker in self._workers:
-            self._transport.kill(worker)
+        for worker in self._workers.values():
+            self._transport.kill(worker.id)
+            worker.settled.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -282,8 +324,7 @@ class Pool:
         outcome = Outcome.ABANDONED if left else ended
         device_s = record.device_s if record else 0.0
         self._tell(RequestDone(now, request.id, worker.id, slot, outcome, device_s))
-        if record is not None and (record.loaded or record.evicted):
-            self._tell(Residency(now, worker.id, tuple(record.loaded), tuple(record.evicted)))
+        self._tell_residency(worker, record)
         if worker.stopping and not worker.running:
             self._gone(worker, "stopped")
 
@@ -313,6 +354,7 @@ class Pool:
             return
         now, info = self._loop.time(), worker.info
         self._tell(WorkerReady(now, worker.id, decision.kind, decision.device, info.slots, info.memory_bytes))
+        worker.settled.set()
         self._gone(worker, await self._transport.ended(worker.id))
 
     def _stop(self, worker_id: int) -> None:
@@ -323,6 +365,7 @@ class Pool:
 
     def _gone(self, worker: Worker, reason: str) -> None:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
+        worker.settled.set()
         if self._workers.pop(worker.id, None) is None or self._stopped:
             return
         self._transport.kill(worker.id)

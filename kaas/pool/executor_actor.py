@@ -14,7 +14,7 @@ from ray.exceptions import RayTaskError
 from kaas.errors import KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
-from kaas.pool.packing import unpack
+from kaas.pool.packing import unpack, unpack_objects
 from kaas.pool.status import WorkerInfo
 
 if TYPE_CHECKING:
@@ -88,6 +88,35 @@ class ExecutorActor:
         except KaasError as error:
             return [*(None for _ in range(outputs)), wire.encode(_failure(error))]
         return [*result.outputs.values(), wire.encode(wire.Answer([], _record(result)))]
+
+    def upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None = None) -> bytes:
+        """Something to do to the cache; an encoded Answer without outputs."""
+        try:
+            record = self._upkeep(message, refs, introduction)
+        except KaasError as error:
+            return wire.encode(_failure(error))
+        return wire.encode(wire.Answer([], record))
+
+    def _upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None) -> wire.RunRecord:
+        if introduction is not None:
+            self._meet(introduction)
+        assert self._executor is not None, "start comes first"
+        upkeep = wire.decode_upkeep(message)
+        spec, task = self._functions[upkeep.function] if upkeep.function else (None, None)
+        sources = unpack_objects(upkeep, spec, refs, _get)
+        keys = [source.key for source in sources if source.key is not None]
+        match upkeep.action:
+            case "flush":
+                gone = self._executor.flush(keys if upkeep.objects or upkeep.function else None)
+                return wire.RunRecord({}, {}, [], list(gone), 0.0)
+            case "unpin":
+                self._executor.unpin(keys)
+                return wire.RunRecord({}, {}, [], [], 0.0)
+            case _:
+                if task is not None:
+                    self._executor.prepare(task)
+                stats = self._executor.load(sources, pin=upkeep.action == "pin")
+                return wire.RunRecord({}, stats.tiers, list(stats.loaded), list(stats.evicted), 0.0)
 
     def _run(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None) -> Result:
         from kaas.executor.executor import Request

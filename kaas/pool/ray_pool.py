@@ -37,6 +37,15 @@ class _Payload:
     refs: Sequence[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """An Upkeep on its way; function: the one that it is about, if it is about one."""
+
+    function: RegisteredFunction | None
+    message: bytes
+    refs: Sequence[Any]
+
+
 class PoolActor:
     """What drivers talk to: the core behind Ray calls."""
 
@@ -99,9 +108,28 @@ class PoolActor:
         try:
             return await self._invoke(message, refs)
         finally:
-            self._open_calls -= 1
-            if not self._open_calls:
-                self._all_answered.set()
+            self._answered()
+
+    async def upkeep(self, message: bytes, refs: Sequence[Any]) -> None:
+        """Do something to the caches, once what it is about is complete."""
+        self._open_calls += 1
+        try:
+            upkeep = wire.decode_upkeep(message)
+            key = upkeep.function
+            function = None if key is None else self._functions.get(key) or await self._registered(key)
+            pool = self._running()
+            assert self._readiness is not None, "made together with the pool"
+            incomplete = None if upkeep.ready else self._readiness.of(refs)
+            if incomplete is not None:
+                await incomplete
+            await pool.upkeep(_Order(function, message, refs), upkeep.device)
+        finally:
+            self._answered()
+
+    def _answered(self) -> None:
+        self._open_calls -= 1
+        if not self._open_calls:
+            self._all_answered.set()
 
     async def _invoke(self, message: bytes, refs: Sequence[Any]) -> Any:
         invocation = wire.decode_invocation(message)
@@ -226,6 +254,19 @@ class RayTransport:
         if incomplete is not None:
             await incomplete
         return Reply(tuple(Stored(ray.get, ref) for ref in stored), record=answer.record)
+
+    async def upkeep(self, worker: int, order: _Order) -> Reply:
+        actor, function = self._actors.get(worker), order.function
+        if actor is None:
+            raise WorkerLost("it ended before the order reached it")
+        introduction = None
+        if function is not None and function.key not in self._met[worker]:
+            introduction = self._introduce(worker, function)
+        try:
+            answer = wire.decode_answer(await actor.upkeep.remote(order.message, order.refs, introduction))
+        except RayActorError as error:
+            raise WorkerLost(_one_line(error)) from error
+        return Reply(record=answer.record) if answer.error is None else _failed(answer)
 
     def _introduce(self, worker: int, function: RegisteredFunction) -> tuple[bytes, list[Any]]:
         self._met[worker].add(function.key)

@@ -58,6 +58,10 @@ class TierStats:
     evicted_bytes: int = 0
     seconds: float = 0.0
 
+    @property
+    def misses(self) -> int:
+        return self.compulsory + self.capacity
+
 
 @dataclass(frozen=True, slots=True)
 class OutcomeStats:

@@ -65,6 +65,21 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
     """Position of the reference to the function's constants."""
 
 
+class Upkeep(msgspec.Struct, frozen=True, array_like=True):
+    """What a program wants of the caches of one device, or of all. Beside it travels the reference to the object or to
+    a function's constants, if there is one, and then those that must be complete first.
+
+    action: "load", "pin", "unpin" or "flush". function: its kTask is meant and its constants; None with a reference:
+    that object; None without: everything. objects: whether a reference is there.
+    """
+
+    action: str
+    device: int | None
+    function: str | None
+    objects: bool
+    ready: bool
+
+
 class RunRecord(msgspec.Struct, frozen=True, array_like=True):
     """What the executor measured: seconds by stage, use of the cache's tiers, keys of objects loaded and evicted."""
 
@@ -85,5 +100,6 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 encode = msgspec.msgpack.encode
 decode_invocation = msgspec.msgpack.Decoder(Invocation).decode
+decode_upkeep = msgspec.msgpack.Decoder(Upkeep).decode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 decode_function = msgspec.msgpack.Decoder(FunctionSpec).decode
