@@ -52,8 +52,9 @@ def pin(target: Any, device: int | None = None) -> None:
     _order("pin", target, device)
 
 
-def unpin(target: Any, device: int | None = None) -> None:
-    """Let go what `pin` holds; nothing happens to what is not pinned. It stays cached as long as there is room.
+def unpin(target: Any = None, device: int | None = None) -> None:
+    """Let go what `pin` holds, an object, a function's constants, or (None) everything. It stays cached as long as
+    there is room; nothing happens to what is not pinned.
 
     Raises:
         NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
@@ -88,7 +89,7 @@ def _message(session: Session, action: str, target: Any, device: int | None) -> 
         function, objects = signature.key, bool(signature.spec.bindings)
     elif STORE.is_ref(target):
         refs, objects = [target], True
-    elif target is not None or action != "flush":
+    elif target is not None or action not in ("unpin", "flush"):
         raise InvalidRequest(f"kaas.{action} takes a Function or an ObjectRef, not {target!r}")
     ready = action in ("unpin", "flush") or not refs or STORE.complete(refs)
     return wire.encode(wire.Upkeep(action, device, function, objects, ready)), refs

@@ -170,6 +170,11 @@ class ObjectCache(Generic[D, H]):
         for key in (*reservation.hits, *reservation.loads):
             self._unpin(key)
 
+    @property
+    def held(self) -> frozenset[bytes]:
+        """What `hold` pins."""
+        return frozenset(self._held)
+
     def hold(self, keys: Iterable[bytes]) -> None:
         """Objects that are on the device stay pinned until `let_go`, beyond any request; once more changes nothing."""
         for key in keys:

@@ -185,8 +185,8 @@ class Executor:
         with self._turn:
             return self._load(sources, pin)
 
-    def unpin(self, keys: Iterable[bytes]) -> None:
-        """These objects may leave the device again, as all others."""
+    def unpin(self, keys: Iterable[bytes] | None = None) -> None:
+        """These objects, or all that are pinned, may leave the device again, as all others."""
         with self._turn:
             self._memory.let_go(keys)
 

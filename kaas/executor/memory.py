@@ -110,8 +110,10 @@ class Memory:
         """Objects that are on the device stay there, until `let_go`."""
         self.cache.hold(entry for key in keys for entry in self._entries(key))
 
-    def let_go(self, keys: Iterable[bytes]) -> None:
-        self.cache.let_go(entry for key in keys for entry in self._entries(key))
+    def let_go(self, keys: Iterable[bytes] | None) -> None:
+        """These objects (None: all that are held) may leave again."""
+        held = self.cache.held
+        self.cache.let_go(held if keys is None else [entry for key in keys for entry in self._entries(key)])
 
     def flush(self, keys: Iterable[bytes] | None) -> tuple[bytes, ...]:
         """Frees these objects (None: all) in both tiers, but for pinned ones; gives those that were on the device."""

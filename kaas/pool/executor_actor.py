@@ -104,10 +104,11 @@ class ExecutorActor:
         upkeep = wire.decode_upkeep(message)
         spec, task = self._functions[upkeep.function] if upkeep.function else (None, None)
         sources = unpack_objects(upkeep, spec, refs, _get)
-        keys = [source.key for source in sources if source.key is not None]
+        everything = not (upkeep.objects or upkeep.function)
+        keys = None if everything else [source.key for source in sources if source.key is not None]
         match upkeep.action:
             case "flush":
-                gone = self._executor.flush(keys if upkeep.objects or upkeep.function else None)
+                gone = self._executor.flush(keys)
                 return wire.RunRecord({}, {}, [], list(gone), 0.0)
             case "unpin":
                 self._executor.unpin(keys)

@@ -266,6 +266,10 @@ class RayTransport:
             answer = wire.decode_answer(await actor.upkeep.remote(order.message, order.refs, introduction))
         except RayActorError as error:
             raise WorkerLost(_one_line(error)) from error
+        except RayError as error:
+            if function is not None:
+                self._met.get(worker, set()).discard(function.key)
+            return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
         return Reply(record=answer.record) if answer.error is None else _failed(answer)
 
     def _introduce(self, worker: int, function: RegisteredFunction) -> tuple[bytes, list[Any]]:

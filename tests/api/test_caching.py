@@ -86,7 +86,7 @@ def test_a_pin_keeps_it_there() -> None:
     with pytest.raises(OutOfDeviceMemory):
         scale(others[1])
     kaas.unpin(pinned)
-    kaas.unpin(others[0])
+    kaas.unpin()
     scale(others[1])
     kaas.flush(pinned)
     tiers()
@@ -106,7 +106,7 @@ def test_what_does_not_work_is_said() -> None:
     with pytest.raises(InvalidRequest):
         kaas.prefetch(numbers(N))
     with pytest.raises(InvalidRequest):
-        kaas.unpin(None)
+        kaas.pin(None)
 
     @ray.remote(num_cpus=0, max_retries=0)
     def broken() -> None:

@@ -404,7 +404,9 @@ def test_pinned_objects_leave_only_when_they_may(make_executor: MakeExecutor, ta
         add(executor, task, 3, 4)
     assert executor.flush() == (b"\5",)
     assert set(executor.cache.sizes) == {b"\1", b"\2"}
-    executor.unpin([b"\1", b"\2", b"\3"])
+    executor.unpin([b"\1", b"\3"])
+    assert executor.cache.pinned == {b"\2"}
+    executor.unpin()
     assert not executor.cache.pinned
     assert add(executor, task, 3, 4).evicted == (b"\2",)
 
