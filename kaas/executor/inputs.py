@@ -85,7 +85,7 @@ class Inputs:
     objects: dict[bytes, int] = field(default_factory=dict)
     arriving: dict[bytes, Arriving] = field(default_factory=dict)
     parts: dict[bytes, Part] = field(default_factory=dict)
-    replaced: set[bytes] = field(default_factory=set)
+    replaced: list[bytes] = field(default_factory=list)
     constants: set[bytes] = field(default_factory=set)
     fetching_s: float = 0.0
     staged: list[tuple[int, memoryview]] = field(default_factory=list)
@@ -118,7 +118,7 @@ def gather(plan: Plan, sources: Mapping[str, Source], find: Find, ranges: Ranges
                 views.setdefault(key, []).append(index)
                 continue
             found = inputs.arriving[key] = _fetch(plan.task.label, buffer, source, inputs)
-            inputs.replaced.update(part.entry for part in ranges.parts(key))
+            inputs.replaced.extend(part.entry for part in ranges.parts(key))
         check_fit(buffer, found.nbytes, found.dtype, source.offset_bytes)
         inputs.objects[key] = found.nbytes
         _use(plan, inputs, index, key, source, source.offset_bytes or 0)
@@ -140,7 +140,7 @@ def gather_whole(sources: Iterable[Source], find: Find, ranges: Ranges) -> Input
         found = find(key) or inputs.arriving.get(key)
         if found is None:
             found = inputs.arriving[key] = _fetch("prefetch", _UNREAD, source, inputs)
-            inputs.replaced.update(part.entry for part in ranges.parts(key))
+            inputs.replaced.extend(part.entry for part in ranges.parts(key))
         inputs.objects[key] = found.nbytes
         if source.constant:
             inputs.constants.add(key)
@@ -203,7 +203,7 @@ def _fetch_views(
         inputs.arriving[key] = whole
         return ()
     new, replaced = ranges.cover(key, spans.values(), whole.nbytes)
-    inputs.replaced.update(part.entry for part in replaced)
+    inputs.replaced.extend(part.entry for part in replaced)
     for part in new:
         data = whole.data[part.start : part.end]
         inputs.arriving[part.entry] = Arriving(data, len(data), None)

@@ -31,13 +31,14 @@ class TierModel:
     def sizes(self) -> dict[bytes, int]:
         return {entry.key: entry.nbytes for entry in self.entries}
 
-    def victims(self, needed_bytes: int, kept: Collection[bytes]) -> tuple[bytes, ...] | None:
-        free_bytes = self.capacity_bytes - sum(entry.nbytes for entry in self.entries)
-        chosen: list[bytes] = []
+    def victims(self, needed_bytes: int, kept: Collection[bytes], first: Collection[bytes]) -> tuple[bytes, ...] | None:
+        """first: those that leave in any case."""
+        chosen = [key for key in first if key in self.sizes()]
+        free_bytes = self.capacity_bytes - sum(entry.nbytes for entry in self.entries if entry.key not in chosen)
         for entry in sorted(self.entries, key=self._leaves):
             if free_bytes >= needed_bytes:
                 break
-            if entry.key not in kept:
+            if entry.key not in kept and entry.key not in first:
                 chosen.append(entry.key)
                 free_bytes += entry.nbytes
         return tuple(chosen) if free_bytes >= needed_bytes else None
@@ -72,23 +73,29 @@ class CacheModel:
         self.pins: list[bytes] = []
         self.held: set[bytes] = set()
 
-    def reserve(self, objects: Mapping[bytes, int], arena_bytes: int) -> Reservation | Shortage:
+    def reserve(
+        self, objects: Mapping[bytes, int], arena_bytes: int, replaced: Collection[bytes]
+    ) -> Reservation | Shortage:
         there, on_host = self.device.sizes(), self.host.sizes()
         hits = tuple(key for key in objects if key in there)
         loads = {key: granules(nbytes) for key, nbytes in objects.items() if key not in there}
+        if not loads and arena_bytes <= self.arena_bytes:
+            self.pins += objects
+            return Reservation(hits, {}, (), self.arena_bytes, self.arena_bytes)
         kept = {*self.pins, *objects}
+        first = [key for key in replaced if key not in kept]
         needed = granules(arena_bytes) if arena_bytes else 0
         for arena in (max(needed, self.arena_bytes), needed):
-            victims = self.device.victims(sum(loads.values()) + arena, kept)
+            victims = self.device.victims(sum(loads.values()) + arena, kept, first)
             if victims is not None:
                 break
         else:
             kept_bytes = sum(nbytes for key, nbytes in there.items() if key in kept)
             return Shortage(sum(loads.values()) + needed + kept_bytes - self.device.capacity_bytes)
         host_loads: dict[bytes, int] = {}
-        host_victims: tuple[bytes, ...] = ()
+        host_victims = tuple(key for key in first if key in on_host)
         for key in (key for key in loads if key not in on_host):
-            enough = self.host.victims(sum(host_loads.values()) + loads[key], kept)
+            enough = self.host.victims(sum(host_loads.values()) + loads[key], kept, first)
             if enough is not None:
                 host_loads[key], host_victims = loads[key], enough
         host_hits = tuple(key for key in loads if key in on_host)

@@ -112,6 +112,15 @@ def test_what_the_device_gives_up_stays_in_host_memory() -> None:
     assert cache.host.sizes == dict.fromkeys((b"a", b"b", b"c"), KIB)
 
 
+def test_what_is_replaced_leaves_in_any_case() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(8 * KIB, 8 * KIB)
+    load(cache, {b"a": KIB, b"b": KIB, b"c": KIB})
+    cache.hold([b"c"])
+    reservation = cache.reserve({b"abc": 3 * KIB}, 0, [b"b", b"a", b"c", b"d"])
+    assert isinstance(reservation, Reservation)
+    assert reservation.victims == reservation.host_victims == (b"b", b"a")
+
+
 def test_host_memory_evicts_by_itself() -> None:
     cache: ObjectCache[str, str] = ObjectCache(4 * KIB, 2 * KIB)
     for key in (b"a", b"b", b"c"):
@@ -179,9 +188,12 @@ class CacheMachine(RuleBasedStateMachine):
         arena_bytes=st.sampled_from([0, 1, 600, 4 * KIB, 15 * KIB]),
         constants=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
         unhosted=st.booleans(),
+        replaced=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
     )
-    def run(self, keys: set[bytes], arena_bytes: int, constants: set[bytes], unhosted: bool) -> Reservation | None:
-        reservation = self._reserve(keys, arena_bytes)
+    def run(
+        self, keys: set[bytes], arena_bytes: int, constants: set[bytes], unhosted: bool, replaced: set[bytes]
+    ) -> Reservation | None:
+        reservation = self._reserve(keys, arena_bytes, sorted(replaced))
         if reservation is None:
             return None
         hosted = list(reservation.host_loads)[unhosted:]
@@ -260,11 +272,11 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.host.sizes == self.model.host.sizes()
         assert self.cache.arena_bytes == self.model.arena_bytes
 
-    def _reserve(self, keys: set[bytes], arena_bytes: int) -> Reservation | None:
+    def _reserve(self, keys: set[bytes], arena_bytes: int, replaced: list[bytes] | None = None) -> Reservation | None:
         objects = {key: SIZES[key] for key in sorted(keys)}
-        expected = self.model.reserve(objects, arena_bytes)
+        expected = self.model.reserve(objects, arena_bytes, replaced or [])
         before = (self.cache.sizes, self.cache.host.sizes, self.cache.used_bytes, self.cache.pinned)
-        reservation = self.cache.reserve(objects, arena_bytes)
+        reservation = self.cache.reserve(objects, arena_bytes, replaced or [])
         assert reservation == expected
         if isinstance(reservation, Reservation):
             gone = {*reservation.victims, *reservation.host_victims}
