@@ -44,7 +44,8 @@ def prefetch(target: Any, device: int | None = None) -> Any:
 
 
 def pin(target: Any, device: int | None = None) -> None:
-    """Load as `prefetch` does, wait for it, and keep it on the device until `unpin`, or until the executor there ends.
+    """Load as `prefetch` does, wait for it, and keep it on the device until `unpin`. Should the executor there be
+    replaced, the new one loads it again, as long as the object exists.
 
     Raises:
         As `prefetch`, all of it here.

@@ -70,6 +70,7 @@ class Pool:
         self._workers: dict[int, Worker] = {}
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._standing: dict[tuple[bytes, int], Any] = {}
         self._ledger = Ledger(self._loop.time())
         self._broken: KaasError | None = None
         self._stopped = False
@@ -113,6 +114,25 @@ class Pool:
         for result in await asyncio.gather(*map(asyncio.shield, tasks), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
+
+    def keep(self, target: bytes, order: Any, device: int | None = None) -> None:
+        """Carry out an order once more on each worker that a device, or any, gets from now on; target names it."""
+        for index in range(len(self._devices)) if device is None else (device,):
+            self._standing[target, index] = order
+
+    def forget(self, target: bytes | None = None, device: int | None = None) -> None:
+        """The reverse of `keep`, for one target or all, on one device or each."""
+        for place in list(self._standing):
+            if target in (None, place[0]) and device in (None, place[1]):
+                del self._standing[place]
+
+    async def _repeat(self, worker: Worker, place: tuple[bytes, int], order: Any) -> None:
+        try:
+            await self._upkeep(worker, order)
+        except KaasError:
+            # The object ended with its owner, say: there is nobody to tell, and no sense in trying again.
+            if worker.id in self._workers and self._standing.get(place) is order:
+                del self._standing[place]
 
     async def _upkeep(self, worker: Worker, order: Any) -> None:
         await worker.settled.wait()
@@ -355,6 +375,9 @@ class Pool:
         now, info = self._loop.time(), worker.info
         self._tell(WorkerReady(now, worker.id, decision.kind, decision.device, info.slots, info.memory_bytes))
         worker.settled.set()
+        for place, order in self._standing.items():
+            if place[1] == worker.device.index:
+                self._background(self._repeat(worker, place, order))
         self._gone(worker, await self._transport.ended(worker.id))
 
     def _stop(self, worker_id: int) -> None:

@@ -122,7 +122,13 @@ class PoolActor:
             incomplete = None if upkeep.ready else self._readiness.of(refs)
             if incomplete is not None:
                 await incomplete
-            await pool.upkeep(_Order(function, message, refs), upkeep.device)
+            target = refs[0].binary() if upkeep.objects else (key or "").encode()
+            order = _Order(function, message, refs)
+            if upkeep.action == "unpin":
+                pool.forget(target or None, upkeep.device)
+            await pool.upkeep(order, upkeep.device)
+            if upkeep.action == "pin":
+                pool.keep(target, order, upkeep.device)
         finally:
             self._answered()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,6 +94,20 @@ def test_a_pin_keeps_it_there() -> None:
     tiers()
     scale(pinned)
     assert tiers()["device"].capacity == 1
+
+
+def test_a_pin_outlives_its_executor() -> None:
+    pinned = kaas.put(numbers(N))
+    kaas.pin(pinned)
+    (before,) = kaas.status().devices
+    assert before.info is not None
+    os.kill(before.info.pid, signal.SIGKILL)
+    np.testing.assert_allclose(scale(kaas.put(numbers(N, seed=1))), 2 * numbers(N, seed=1))
+    kaas.flush()  # comes after what the new executor was told first
+    tiers()
+    scale(pinned)
+    assert tiers()["device"].misses == 0
+    kaas.unpin()
 
 
 def test_what_does_not_work_is_said() -> None:

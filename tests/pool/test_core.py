@@ -480,3 +480,31 @@ def test_an_order_waits_for_its_worker_to_start() -> None:
             await pool.upkeep("late")
 
     play(scenario, workers=workers)
+
+
+def test_standing_orders_are_repeated_on_new_workers() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        lost = Reply(error=KaasError("its owner has ended"))
+        pool.keep(b"both", "pin both")
+        pool.keep(b"one", "pin one", 1)
+        pool.keep(b"lost", lost, 0)
+        pool.keep(b"gone", "never")
+        pool.forget(b"gone")
+        pool.keep(b"some", "pin on 1")
+        pool.forget(b"some", 0)
+        assert not workers.orders
+        workers.die(0, "killed")
+        await settle()
+        assert workers.orders == [(2, "pin both"), (2, lost)]
+        workers.orders.clear()
+        workers.die(2, "killed")
+        workers.die(1, "killed")
+        await settle()
+        assert sorted(workers.orders) == [(3, "pin both"), (4, "pin both"), (4, "pin on 1"), (4, "pin one")]
+        workers.orders.clear()
+        pool.forget()
+        workers.die(4, "killed")
+        await settle()
+        assert not workers.orders
+
+    play(scenario, devices=2)
