@@ -17,6 +17,7 @@ from kaas.request import View
 
 if TYPE_CHECKING:
     from kaas.api import Function, init, invoke, register, shutdown, stats, status
+    from kaas.caching import flush, pin, prefetch, put, unpin
     from kaas.executor.local import run_local
 
 __all__ = [
@@ -45,12 +46,16 @@ __all__ = [
     "f16",
     "f32",
     "f64",
+    "flush",
     "i8",
     "i16",
     "i32",
     "i64",
     "init",
     "invoke",
+    "pin",
+    "prefetch",
+    "put",
     "register",
     "run_local",
     "shutdown",
@@ -60,10 +65,12 @@ __all__ = [
     "u16",
     "u32",
     "u64",
+    "unpin",
 ]
 
 _ON_DEMAND = {
     **dict.fromkeys(("Function", "init", "invoke", "register", "shutdown", "stats", "status"), "kaas.api"),
+    **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.caching"),
     "run_local": "kaas.executor.local",
 }
 """Names that bring Ray or the CUDA driver's bindings with them, and the modules that hold them."""

@@ -45,11 +45,11 @@ class _RayStore:
         return not existing(unique, len(unique), 0)[1]
 
 
-_STORE = _RayStore()
+STORE = _RayStore()
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
+class Session:
     """This process's way to one pool."""
 
     name: str
@@ -60,7 +60,7 @@ class _Session:
     registered: set[str] = field(default_factory=set)
     gone: bool = False
 
-    def watch(self) -> _Session:
+    def watch(self) -> Session:
         """Note the pool's end, so that calls after it say so at once."""
         self.pool.watch.remote().future().add_done_callback(self._note_end)
         return self
@@ -92,11 +92,15 @@ class _Session:
             self.registered.add(signature.key)
 
 
-_session: _Session | None = None
+_session: Session | None = None
 _lock = threading.Lock()
 
 
-def _attached() -> _Session:
+def current_session() -> Session:
+    """
+    Raises:
+        NotInitialized
+    """
     session = _session
     if session is None or not ray.is_initialized():
         raise NotInitialized("call kaas.init() first")
@@ -141,7 +145,7 @@ def init(
         pool, opened = _open_pool(name, wanted)
         if _session is None or _session.pool != pool:
             client = ray.get_runtime_context().get_job_id()
-            _session = _Session(name, pool, client, started, pool.invoke).watch()
+            _session = Session(name, pool, client, started, pool.invoke).watch()
     return opened
 
 
@@ -230,7 +234,7 @@ def status() -> Status:
         NotInitialized
         PoolStopped: the pool is gone; `init` starts another.
     """
-    result: Status = _answer_of(_attached(), "status")
+    result: Status = answer_of(current_session(), "status")
     return result
 
 
@@ -241,15 +245,22 @@ def stats(reset: bool = False) -> Stats:
         NotInitialized
         PoolStopped: the pool is gone; `init` starts another.
     """
-    result: Stats = _answer_of(_attached(), "stats", reset)
+    result: Stats = answer_of(current_session(), "stats", reset)
     return result
 
 
-def _answer_of(session: _Session, method: str, *args: Any) -> Any:
+def answer_of(session: Session, method: str, *args: Any) -> Any:
+    """What the pool's actor answers.
+
+    Raises:
+        PoolStopped, KaasError
+    """
     try:
         return ray.get(getattr(session.pool, method).remote(*args))
     except ray.exceptions.RayActorError as error:
         raise PoolStopped(f"pool {session.name!r} is gone: {error}", pool=session.name) from error
+    except KaasError as error:
+        raise _plain(error) from None
 
 
 # --- invocations
@@ -283,7 +294,7 @@ def invoke(
             KaasError, through the ObjectRef: what ray.get raises is of the error's class, with its fields and itself
             as `cause`.
     """
-    session = _attached()
+    session = current_session()
     if isinstance(task_or_function, Function):
         changed = None if retries == RETRIES else retries
         function = task_or_function.options(client=client, deadline_s=deadline_s, scalars=scalars, retries=changed)
@@ -292,7 +303,7 @@ def invoke(
     if not isinstance(task_or_function, KTask):
         raise InvalidRequest(f"kaas.invoke takes a KTask or a Function, not {task_or_function!r}")
     signature = _signature(task_or_function)
-    message, refs = pack(signature, inputs, scalars, options.caller(session), _STORE)
+    message, refs = pack(signature, inputs, scalars, options.caller(session), STORE)
     return session.send(signature, message, refs)
 
 
@@ -306,10 +317,10 @@ def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Functio
     Raises:
         NotInitialized, PoolStopped, InvalidRequest
     """
-    session = _attached()
+    session = current_session()
     if not isinstance(task, KTask):
         raise InvalidRequest(f"kaas.register takes a KTask, not {task!r}")
-    signature, objects = bind(task, constants, _STORE)
+    signature, objects = bind(task, constants, STORE)
     refs = tuple(value for value in objects if isinstance(value, ray.ObjectRef))
     function = Function(session.name, signature, ray.put(objects) if objects else None, refs)
     session.introduce(signature)
@@ -339,7 +350,7 @@ class Options:
         if not isinstance(self.retries, int) or not 0 <= self.retries < MOST_RETRIES:
             raise InvalidRequest(f"retries is a number from 0 on, not {self.retries!r}")
 
-    def caller(self, session: _Session) -> Caller:
+    def caller(self, session: Session) -> Caller:
         return Caller(session.client if self.client is None else self.client, self.deadline_s, self.retries)
 
 
@@ -385,17 +396,21 @@ class Function:
             scalars[name] = inputs.pop(name)
         return self._send(session, inputs, replace(options, scalars=scalars))
 
-    def _send(self, session: _Session, inputs: Mapping[str, Any], options: Options) -> Any:
-        if self._awaited and _STORE.complete(self._awaited):
+    def _send(self, session: Session, inputs: Mapping[str, Any], options: Options) -> Any:
+        if self._awaited and STORE.complete(self._awaited):
             self._awaited.clear()
         caller = options.caller(session)
-        message, refs = pack(self._signature, inputs, options.scalars, caller, _STORE, self._constants, self._awaited)
+        message, refs = pack(self._signature, inputs, options.scalars, caller, STORE, self._constants, self._awaited)
         try:
             return session.send(self._signature, message, refs)
         except KaasError:
             raise
         except ValueError as error:  # Ray no longer knows who owns the constants
             raise NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again") from error
+
+    def upkeep(self) -> tuple[Signature, list[Any]]:
+        """What `kaas.caching` says of it: its signature, and the references to its constants and to those awaited."""
+        return self._signature, [*(() if self._constants is None else (self._constants,)), *self._awaited]
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = (self._pool, self.task, self._signature.spec.bindings, self._constants, self._awaited, self._options)
@@ -417,7 +432,7 @@ def _function(
     return Function(pool, Signature.of(task, bindings), constants, awaited, options)
 
 
-def _attach_in_task(name: str) -> _Session:
+def _attach_in_task(name: str) -> Session:
     """Attach a Ray worker to the pool that a function belongs to; a driver has to call init."""
     if not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
         raise NotInitialized("call kaas.init() first")
@@ -440,7 +455,7 @@ def attach(name: str = "kaas", *, address: str = "auto") -> None:
     _attach_running(name)
 
 
-def _attach_running(name: str) -> _Session:
+def _attach_running(name: str) -> Session:
     global _session
     with _lock:
         if _session is None:
@@ -448,7 +463,7 @@ def _attach_running(name: str) -> _Session:
                 pool = ray.get_actor(name, namespace=NAMESPACE)
             except ValueError as error:
                 raise NotInitialized(f"no pool {name!r} runs") from error
-            _session = _Session(name, pool, ray.get_runtime_context().get_job_id(), False, pool.invoke).watch()
+            _session = Session(name, pool, ray.get_runtime_context().get_job_id(), False, pool.invoke).watch()
         return _session
 
 

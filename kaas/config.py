@@ -50,6 +50,9 @@ class Config:
         run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the executor is replaced.
         start_limit_s: longest time in seconds that an executor may take to start.
         cache_bytes: device memory that cached objects may take on each device; None leaves it to the executor.
+        host_cache_bytes: page-locked host memory that they may take beside it, so that what a device gave up comes back
+            fast; 0 for none, None leaves it to the executor (as much as on the device, up to 4 GiB).
+        whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that Views read.
     """
 
     devices: tuple[Device, ...] | None = None
@@ -57,6 +60,8 @@ class Config:
     run_limit_s: float = 60.0
     start_limit_s: float = 60.0
     cache_bytes: int | None = None
+    host_cache_bytes: int | None = None
+    whole_object_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         if self.devices is not None:
@@ -66,6 +71,9 @@ class Config:
         _require_positive("run_limit_s", self.run_limit_s, int | float)
         _require_positive("start_limit_s", self.start_limit_s, int | float)
         _require_positive("cache_bytes", self.cache_bytes, int)
+        _require_positive("whole_object_bytes", self.whole_object_bytes, int)
+        if self.host_cache_bytes != 0 or isinstance(self.host_cache_bytes, bool):
+            _require_positive("host_cache_bytes", self.host_cache_bytes, int)
 
     def resolved(self, gpus: int) -> Config:
         """This configuration with its devices named, given how many GPUs the cluster has."""

@@ -20,6 +20,7 @@ LAYERS = [
     {"kaas.executor"},
     {"kaas.pool"},
     {"kaas.api"},
+    {"kaas.caching"},
     {"kaas.remote", "kaas.demo", "kaas.cli"},
 ]  # fmt: skip
 """Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of
@@ -39,7 +40,7 @@ ALLOWED_IMPORTERS = {
 """Foreign package -> the modules, or packages with all they hold, that may import it."""
 
 DECIDERS = ("kaas.pool.events", "kaas.pool.policies", "kaas.pool.checked", "kaas.pool.simulator", "kaas.executor.cache",
-            "kaas.executor.eviction", "kaas.executor.arena")  # fmt: skip
+            "kaas.executor.ranges", "kaas.executor.tiers", "kaas.executor.eviction", "kaas.executor.arena")  # fmt: skip
 """What decides: values in, values out. No clock, no chance, no environment, no event loop, no device."""
 
 NOT_FOR_DECIDERS = {"asyncio", "cuda", "os", "random", "ray", "secrets", "socket", "threading", "time", "zmq"}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 from cuda.bindings import driver
 
 from kaas import softgpu
@@ -177,6 +178,14 @@ class Device:
     def free(self, address: int) -> None:
         call(driver.cuMemFree, address)
 
+    def allocate_host(self, nbytes: int) -> HostMemory:
+        """Page-locked host memory, from which copies travel at full speed and beside kernels.
+
+        Raises:
+            OutOfDeviceMemory: the driver cannot lock that much.
+        """
+        return HostMemory(int(call(driver.cuMemHostAlloc, nbytes, 0, device=self._info.name)), nbytes)
+
     def free_bytes(self) -> int:
         """What the driver could still hand out, in bytes."""
         free, _ = call(driver.cuMemGetInfo)
@@ -205,8 +214,7 @@ class Device:
 
     def stream(self) -> Stream:
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        events = [call(driver.cuEventCreate, driver.CUevent_flags.CU_EVENT_DEFAULT) for _ in range(2)]
-        return Stream(call(driver.cuStreamCreate, flags), events[0], events[1])
+        return Stream(call(driver.cuStreamCreate, flags), Watch(), Watch())
 
     def graph(self) -> Graph:
         return Graph(call(driver.cuGraphCreate, 0))
@@ -228,6 +236,20 @@ class Device:
             self._attribute(a.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
             self._attribute(a.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
         )
+
+
+class HostMemory:
+    """Page-locked memory of the host. address, nbytes: where it lies; data: the same, as bytes to write."""
+
+    __slots__ = ("address", "data", "nbytes")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.data = np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
+
+    def close(self) -> None:
+        call(driver.cuMemFreeHost, self.address)
 
 
 # --- code
@@ -310,16 +332,47 @@ class Function:
 # --- streams and graphs
 
 
-class Stream:
-    """Work in order, and a stopwatch for a part of it. Nothing to copy is no call: it may have no address."""
+class Watch:
+    """A stopwatch for a part of a stream's work, on the device's clock."""
 
-    def __init__(self, handle: Any, began: Any, ended: Any) -> None:
+    __slots__ = ("_began", "_ended")
+
+    def __init__(self) -> None:
+        flags = driver.CUevent_flags.CU_EVENT_DEFAULT
+        self._began, self._ended = (call(driver.cuEventCreate, flags) for _ in range(2))
+
+    def start(self, stream: Stream) -> None:
+        check("cuEventRecord", driver.cuEventRecord(self._began, stream.handle)[0])
+
+    def stop(self, stream: Stream) -> None:
+        check("cuEventRecord", driver.cuEventRecord(self._ended, stream.handle)[0])
+
+    def seconds(self) -> float:
+        """Device time between the two, once the stream has been synchronized."""
+        status, milliseconds = driver.cuEventElapsedTime(self._began, self._ended)
+        check("cuEventElapsedTime", status)
+        return float(milliseconds) / 1e3
+
+    def close(self) -> None:
+        for event in (self._began, self._ended):
+            call(driver.cuEventDestroy, event)
+
+
+class Stream:
+    """Work in order. Nothing to copy is no call: it may have no address.
+
+    Fields:
+        kernels, copies: watches for a request's kernels and for the objects that it brings to the device.
+    """
+
+    def __init__(self, handle: Any, kernels: Watch, copies: Watch) -> None:
         self.handle = handle
-        self._began = began
-        self._ended = ended
+        self.kernels = kernels
+        self.copies = copies
 
     def copy_in(self, address: int, source: Any, nbytes: int) -> None:
-        """Host to device. source: any buffer of bytes; the caller keeps it until the stream has been synchronized."""
+        """Host to device. source: any buffer of bytes, or the address of page-locked ones; the caller keeps it until
+        the stream has been synchronized."""
         if nbytes:
             check("cuMemcpyHtoDAsync", driver.cuMemcpyHtoDAsync(address, source, nbytes, self.handle)[0])
 
@@ -336,24 +389,12 @@ class Stream:
         if nbytes:
             check("cuMemsetD8Async", driver.cuMemsetD8Async(address, 0, nbytes, self.handle)[0])
 
-    def start_watch(self) -> None:
-        check("cuEventRecord", driver.cuEventRecord(self._began, self.handle)[0])
-
-    def stop_watch(self) -> None:
-        check("cuEventRecord", driver.cuEventRecord(self._ended, self.handle)[0])
-
-    def watched_s(self) -> float:
-        """Seconds of device time between the two, once the stream has been synchronized."""
-        status, milliseconds = driver.cuEventElapsedTime(self._began, self._ended)
-        check("cuEventElapsedTime", status)
-        return float(milliseconds) / 1e3
-
     def synchronize(self) -> None:
         check("cuStreamSynchronize", driver.cuStreamSynchronize(self.handle)[0])
 
     def close(self) -> None:
-        for event in (self._began, self._ended):
-            call(driver.cuEventDestroy, event)
+        self.kernels.close()
+        self.copies.close()
         call(driver.cuStreamDestroy, self.handle)
 
 

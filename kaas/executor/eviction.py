@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from heapq import merge
+from itertools import chain
 from typing import Protocol
+
+IN_USE_REQUESTS = 1024
+"""A function counts as in use while no more requests than these have come since its last one."""
 
 
 class Eviction(Protocol):
-    """Orders the objects of a cache and picks victims among them; the cache tells it what happens."""
+    """Orders the objects of a tier and picks victims among them; the cache tells it what happens."""
 
-    def used(self, key: bytes) -> None:
-        """key was added, or used once more."""
+    def used(self, keys: Iterable[bytes], constants: Collection[bytes]) -> None:
+        """A request added or used these objects; some of them are constants that a function binds."""
 
     def removed(self, key: bytes) -> None:
         """key is no longer there."""
@@ -24,29 +29,56 @@ class Eviction(Protocol):
         """
 
 
-class LeastRecentlyUsed:
-    """Victims are those that nobody used for the longest time."""
+class TwoSets:
+    """What was used once goes first, then the rest, and last the constants of functions that are in use; in each set,
+    what nobody used for the longest time goes first.
 
-    __slots__ = ("_order",)
+    Objects that pass through once thus cannot drive out those that come back (as in 2Q; T. Johnson, D. Shasha, 1994).
+    Constants of functions that nobody calls any more count among the rest.
+    """
+
+    __slots__ = ("_again", "_bound", "_now", "_once", "_place")
 
     def __init__(self) -> None:
-        self._order: dict[bytes, None] = {}
+        self._now = 0
+        self._once: dict[bytes, int] = {}  # each set: key -> the request that used it last, in this order
+        self._again: dict[bytes, int] = {}
+        self._bound: dict[bytes, int] = {}
+        self._place: dict[bytes, dict[bytes, int]] = {}
 
-    def used(self, key: bytes) -> None:
-        self._order.pop(key, None)
-        self._order[key] = None
+    def used(self, keys: Iterable[bytes], constants: Collection[bytes] = ()) -> None:
+        self._now += 1
+        for key in keys:
+            old = self._place.get(key)
+            new = self._once if old is None else self._again
+            if key in constants or old is self._bound:
+                new = self._bound
+            if old is not None:
+                del old[key]
+            new[key] = self._now
+            self._place[key] = new
 
     def removed(self, key: bytes) -> None:
-        self._order.pop(key, None)
+        place = self._place.pop(key, None)
+        if place is not None:
+            del place[key]
 
     def victims(
         self, needed_bytes: int, sizes: Mapping[bytes, int], kept: Container[bytes]
     ) -> tuple[bytes, ...] | None:
         chosen: list[bytes] = []
-        for key in self._order:
-            if needed_bytes <= 0:
-                break
-            if key not in kept:
-                chosen.append(key)
-                needed_bytes -= sizes[key]
+        if needed_bytes > 0:
+            for key in self._order():
+                if key not in kept:
+                    chosen.append(key)
+                    needed_bytes -= sizes[key]
+                    if needed_bytes <= 0:
+                        break
         return tuple(chosen) if needed_bytes <= 0 else None
+
+    def _order(self) -> Iterator[bytes]:
+        horizon = self._now - IN_USE_REQUESTS
+        unused = ((key, last) for key, last in self._bound.items() if last < horizon)
+        rest = merge(self._again.items(), unused, key=lambda entry: entry[1])
+        in_use = (key for key, last in self._bound.items() if last >= horizon)
+        return chain(self._once, (key for key, _ in rest), in_use)

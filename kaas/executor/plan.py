@@ -215,12 +215,12 @@ def _check_size(plan: Plan, capacity_bytes: int, device: str) -> None:
     arena = plan.layout(plan.private_mask).nbytes
     largest = max((plan.buffers[i].nbytes for i in plan.inputs if i not in plan.private), default=0)
     if arena + largest > capacity_bytes:
-        raise too_large(plan.task, arena + largest, capacity_bytes, device)
+        raise too_large(f"kTask {plan.task.label!r}", arena + largest, capacity_bytes, device)
 
 
-def too_large(task: KTask, needed_bytes: int, capacity_bytes: int, device: str) -> RequestTooLarge:
+def too_large(what: str, needed_bytes: int, capacity_bytes: int, device: str) -> RequestTooLarge:
     return RequestTooLarge(
-        f"kTask {task.label!r} needs {needed_bytes} bytes at once; {device} has {capacity_bytes}, "
+        f"{what} needs {needed_bytes} bytes at once; {device} has {capacity_bytes}, "
         f"{needed_bytes - capacity_bytes} too few",
         device=device,
         needed_bytes=needed_bytes,

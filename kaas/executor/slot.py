@@ -36,8 +36,7 @@ class Slot:
         """Submits the copies that bring the inputs to where the kernels find them; gives all addresses."""
         stream = self.stream
         objects = lease.objects
-        for key, arriving in inputs.arriving.items():
-            stream.copy_in(objects[key].address, arriving.data, arriving.nbytes)
+        self.copy_objects(lease)
         addresses = placement.addresses.copy()
         for index, data in inputs.staged:
             stream.copy_in(addresses[index], data, len(data))
@@ -50,11 +49,19 @@ class Slot:
         self._write_tables(plan, placement, addresses)
         return addresses
 
+    def copy_objects(self, lease: Lease) -> None:
+        """Submits the copies of what is new on the device, between two events."""
+        if lease.loaded:
+            self.stream.copies.start(self.stream)
+            for key, loaded in lease.loaded.items():
+                self.stream.copy_in(loaded.address, lease.sources[key], loaded.nbytes)
+            self.stream.copies.stop(self.stream)
+
     def launch(self, instance: GraphInstance, iterations: int) -> None:
         """Submits the graph, once for each iteration, between two events."""
-        self.stream.start_watch()
+        self.stream.kernels.start(self.stream)
         instance.launch(self.stream, iterations)
-        self.stream.stop_watch()
+        self.stream.kernels.stop(self.stream)
 
     def copy_out(self, plan: Plan, addresses: list[int]) -> Outputs:
         """Waits for everything and gives the outputs."""

@@ -18,6 +18,7 @@ from kaas.errors import (
     DeviceLost,
     DeviceUnavailable,
     ExecutorDied,
+    InvalidRequest,
     KaasError,
     PolicyError,
     PoolStopped,
@@ -69,6 +70,7 @@ class Pool:
         self._workers: dict[int, Worker] = {}
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._standing: dict[tuple[bytes, int], Any] = {}
         self._ledger = Ledger(self._loop.time())
         self._broken: KaasError | None = None
         self._stopped = False
@@ -84,10 +86,7 @@ class Pool:
             KaasError: of whatever kind, when the request did not succeed.
             asyncio.CancelledError: the caller cancelled it.
         """
-        if self._broken is not None:
-            raise self._broken
-        if self._stopped:
-            raise PoolStopped(f"pool {self._name!r} is shut down", pool=self._name)
+        self._check_open()
         request = self._admit(call, inputs_ready)
         try:
             return await request.answer
@@ -97,13 +96,76 @@ class Pool:
             self._abandon(request)
             raise
 
+    async def upkeep(self, order: Any, device: int | None = None) -> None:
+        """Carry out an order about caches on the worker of one device, or of each.
+
+        Raises:
+            InvalidRequest: there is no such device. DeviceUnavailable: it has no worker.
+            KaasError: what the first worker that failed says.
+        """
+        self._check_open()
+        if device is not None and not 0 <= device < len(self._devices):
+            known = len(self._devices)
+            raise InvalidRequest(f"pool {self._name!r} has devices 0 to {known - 1}, no {device}")
+        workers = [worker for worker in self._workers.values() if device in (None, worker.device.index)]
+        if not workers:
+            raise DeviceUnavailable(f"pool {self._name!r}: no worker on {'any device' if device is None else device}")
+        tasks = [self._loop.create_task(self._upkeep(worker, order), context=self._context) for worker in workers]
+        for result in await asyncio.gather(*map(asyncio.shield, tasks), return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    def keep(self, target: bytes, order: Any, device: int | None = None) -> None:
+        """Carry out an order once more on each worker that a device, or any, gets from now on; target names it."""
+        for index in range(len(self._devices)) if device is None else (device,):
+            self._standing[target, index] = order
+
+    def forget(self, target: bytes | None = None, device: int | None = None) -> None:
+        """The reverse of `keep`, for one target or all, on one device or each."""
+        for place in list(self._standing):
+            if target in (None, place[0]) and device in (None, place[1]):
+                del self._standing[place]
+
+    async def _repeat(self, worker: Worker, place: tuple[bytes, int], order: Any) -> None:
+        try:
+            await self._upkeep(worker, order)
+        except KaasError:
+            # The object ended with its owner, say: there is nobody to tell, and no sense in trying again.
+            if worker.id in self._workers and self._standing.get(place) is order:
+                del self._standing[place]
+
+    async def _upkeep(self, worker: Worker, order: Any) -> None:
+        await worker.settled.wait()
+        try:
+            if worker.id not in self._workers:
+                raise WorkerLost("it ended")
+            reply = await self._transport.upkeep(worker.id, order)
+        except WorkerLost as lost:
+            raise DeviceUnavailable(f"worker {worker.id} on device {worker.device.index}: {lost}") from lost
+        if isinstance(reply.error, DeviceLost):
+            self._gone(worker, reply.error.message)
+        if reply.error is not None:
+            raise reply.error
+        self._tell_residency(worker, reply.record)
+
+    def _tell_residency(self, worker: Worker, record: RunRecord | None) -> None:
+        if record is not None and (record.loaded or record.evicted) and worker.id in self._workers:
+            self._tell(Residency(self._loop.time(), worker.id, tuple(record.loaded), tuple(record.evicted)))
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._stopped:
+            raise PoolStopped(f"pool {self._name!r} is shut down", pool=self._name)
+
     async def close(self) -> None:
         """Answer everybody, end all workers."""
         self._stopped = True
         for request in list(self._requests.values()):
             self._answer(request, PoolStopped(f"pool {self._name!r} was shut down", pool=self._name))
-        for worker in self._workers:
-            self._transport.kill(worker)
+        for worker in self._workers.values():
+            self._transport.kill(worker.id)
+            worker.settled.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -246,8 +308,7 @@ class Pool:
             return
         record.stages["queue"] = request.dispatched_s - request.arrived_s
         record.stages["request"] = self._loop.time() - request.arrived_s
-        hits, misses = (record.hits, record.hit_bytes), (record.misses, record.miss_bytes)
-        self._ledger.write(Entry(call.label, call.client, device, outcome, record.stages, hits, misses))
+        self._ledger.write(Entry(call.label, call.client, device, outcome, record.stages, record.tiers))
 
     # --- running
 
@@ -283,8 +344,7 @@ class Pool:
         outcome = Outcome.ABANDONED if left else ended
         device_s = record.device_s if record else 0.0
         self._tell(RequestDone(now, request.id, worker.id, slot, outcome, device_s))
-        if record is not None and (record.loaded or record.evicted):
-            self._tell(Residency(now, worker.id, tuple(record.loaded), tuple(record.evicted)))
+        self._tell_residency(worker, record)
         if worker.stopping and not worker.running:
             self._gone(worker, "stopped")
 
@@ -314,6 +374,10 @@ class Pool:
             return
         now, info = self._loop.time(), worker.info
         self._tell(WorkerReady(now, worker.id, decision.kind, decision.device, info.slots, info.memory_bytes))
+        worker.settled.set()
+        for place, order in self._standing.items():
+            if place[1] == worker.device.index:
+                self._background(self._repeat(worker, place, order))
         self._gone(worker, await self._transport.ended(worker.id))
 
     def _stop(self, worker_id: int) -> None:
@@ -324,6 +388,7 @@ class Pool:
 
     def _gone(self, worker: Worker, reason: str) -> None:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
+        worker.settled.set()
         if self._workers.pop(worker.id, None) is None or self._stopped:
             return
         self._transport.kill(worker.id)

@@ -14,7 +14,7 @@ from ray.exceptions import RayTaskError
 from kaas.errors import KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
-from kaas.pool.packing import unpack
+from kaas.pool.packing import unpack, unpack_objects
 from kaas.pool.status import WorkerInfo
 
 if TYPE_CHECKING:
@@ -31,10 +31,21 @@ hands over the reference and not the bytes."""
 class ExecutorActor:
     """One device. Ray runs `start` and `run` one after the other on one thread."""
 
-    def __init__(self, kind: str, memory_bytes: int | None, cache_bytes: int | None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        memory_bytes: int | None,
+        cache_bytes: int | None,
+        host_cache_bytes: int | None,
+        whole_object_bytes: int,
+    ) -> None:
         self._kind = kind
         self._memory_bytes = memory_bytes
-        self._cache_bytes = cache_bytes
+        self._cache: dict[str, Any] = {
+            "cache_bytes": cache_bytes,
+            "host_cache_bytes": host_cache_bytes,
+            "whole_object_bytes": whole_object_bytes,
+        }
         self._executor: Executor | None = None
         self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
 
@@ -48,7 +59,7 @@ class ExecutorActor:
         from kaas.executor.executor import Executor
 
         device = open_device(self._kind, memory_bytes=self._memory_bytes)
-        self._executor = Executor(device, cache_bytes=self._cache_bytes)
+        self._executor = Executor(device, **self._cache)
         info = device.info()
         node = ray.get_runtime_context().get_node_id()
         return WorkerInfo(os.getpid(), node, info.name, info.memory_bytes, info.compute_capability)
@@ -77,6 +88,36 @@ class ExecutorActor:
         except KaasError as error:
             return [*(None for _ in range(outputs)), wire.encode(_failure(error))]
         return [*result.outputs.values(), wire.encode(wire.Answer([], _record(result)))]
+
+    def upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None = None) -> bytes:
+        """Something to do to the cache; an encoded Answer without outputs."""
+        try:
+            record = self._upkeep(message, refs, introduction)
+        except KaasError as error:
+            return wire.encode(_failure(error))
+        return wire.encode(wire.Answer([], record))
+
+    def _upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None) -> wire.RunRecord:
+        if introduction is not None:
+            self._meet(introduction)
+        assert self._executor is not None, "start comes first"
+        upkeep = wire.decode_upkeep(message)
+        spec, task = self._functions[upkeep.function] if upkeep.function else (None, None)
+        sources = unpack_objects(upkeep, spec, refs, _get)
+        everything = not (upkeep.objects or upkeep.function)
+        keys = None if everything else [source.key for source in sources if source.key is not None]
+        match upkeep.action:
+            case "flush":
+                gone = self._executor.flush(keys)
+                return wire.RunRecord({}, {}, [], list(gone), 0.0)
+            case "unpin":
+                self._executor.unpin(keys)
+                return wire.RunRecord({}, {}, [], [], 0.0)
+            case _:
+                if task is not None:
+                    self._executor.prepare(task)
+                stats = self._executor.load(sources, pin=upkeep.action == "pin")
+                return wire.RunRecord({}, stats.tiers, list(stats.loaded), list(stats.evicted), 0.0)
 
     def _run(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None) -> Result:
         from kaas.executor.executor import Request
@@ -110,13 +151,4 @@ def _failure(error: KaasError) -> wire.Answer:
 
 def _record(result: Result) -> wire.RunRecord:
     stats = result.stats
-    return wire.RunRecord(
-        stats.stages,
-        stats.hits,
-        stats.misses,
-        stats.hit_bytes,
-        stats.miss_bytes,
-        list(stats.loaded),
-        list(stats.evicted),
-        stats.device_s,
-    )
+    return wire.RunRecord(stats.stages, stats.tiers, list(stats.loaded), list(stats.evicted), stats.device_s)

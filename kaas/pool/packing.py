@@ -186,8 +186,26 @@ def unpack(
                 key=constant_key(constants.ref, binding.entry),
                 fetch=constants.entry(binding.entry),
                 offset_bytes=binding.offset_bytes,
+                constant=True,
             )
     return sources
+
+
+def unpack_objects(
+    upkeep: wire.Upkeep, spec: wire.FunctionSpec | None, refs: Sequence[Any], get: Callable[[Any], Any]
+) -> list[Source]:
+    """The objects that an Upkeep is about."""
+    from kaas.executor.executor import Source
+
+    if not upkeep.objects:
+        return []
+    if spec is None:
+        return [Source(key=refs[0].binary(), fetch=_Fetch(get, refs[0]))]
+    constants = _Constants(get, refs[0])
+    entries = dict.fromkeys(binding.entry for binding in spec.bindings)
+    return [
+        Source(key=constant_key(constants.ref, entry), fetch=constants.entry(entry), constant=True) for entry in entries
+    ]
 
 
 def constant_key(ref: Any, entry: int) -> bytes:

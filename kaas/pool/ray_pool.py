@@ -37,6 +37,15 @@ class _Payload:
     refs: Sequence[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """An Upkeep on its way; function: the one that it is about, if it is about one."""
+
+    function: RegisteredFunction | None
+    message: bytes
+    refs: Sequence[Any]
+
+
 class PoolActor:
     """What drivers talk to: the core behind Ray calls."""
 
@@ -99,9 +108,34 @@ class PoolActor:
         try:
             return await self._invoke(message, refs)
         finally:
-            self._open_calls -= 1
-            if not self._open_calls:
-                self._all_answered.set()
+            self._answered()
+
+    async def upkeep(self, message: bytes, refs: Sequence[Any]) -> None:
+        """Do something to the caches, once what it is about is complete."""
+        self._open_calls += 1
+        try:
+            upkeep = wire.decode_upkeep(message)
+            key = upkeep.function
+            function = None if key is None else self._functions.get(key) or await self._registered(key)
+            pool = self._running()
+            assert self._readiness is not None, "made together with the pool"
+            incomplete = None if upkeep.ready else self._readiness.of(refs)
+            if incomplete is not None:
+                await incomplete
+            target = refs[0].binary() if upkeep.objects else (key or "").encode()
+            order = _Order(function, message, refs)
+            if upkeep.action == "unpin":
+                pool.forget(target or None, upkeep.device)
+            await pool.upkeep(order, upkeep.device)
+            if upkeep.action == "pin":
+                pool.keep(target, order, upkeep.device)
+        finally:
+            self._answered()
+
+    def _answered(self) -> None:
+        self._open_calls -= 1
+        if not self._open_calls:
+            self._all_answered.set()
 
     async def _invoke(self, message: bytes, refs: Sequence[Any]) -> Any:
         invocation = wire.decode_invocation(message)
@@ -150,7 +184,7 @@ class RayTransport:
     def __init__(self, config: Config, readiness: Readiness) -> None:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
-        self._cache_bytes = config.cache_bytes
+        self._cache_bytes = config.cache_bytes, config.host_cache_bytes, config.whole_object_bytes
         self._readiness = readiness
         self._actors: dict[int, Any] = {}
         self._met: dict[int, set[str]] = {}
@@ -160,7 +194,7 @@ class RayTransport:
         wanted = self._devices[device]
         options = {"num_cpus": 0, "concurrency_groups": {WATCH: 1}, **self._resources(wanted)}
         decorate: Any = ray.remote  # whose types do not know concurrency groups
-        actor = decorate(**options)(ExecutorActor).remote(wanted.kind, wanted.memory_bytes, self._cache_bytes)
+        actor = decorate(**options)(ExecutorActor).remote(wanted.kind, wanted.memory_bytes, *self._cache_bytes)
         self._actors[worker] = actor
         self._met[worker] = set()
         try:
@@ -226,6 +260,23 @@ class RayTransport:
         if incomplete is not None:
             await incomplete
         return Reply(tuple(Stored(ray.get, ref) for ref in stored), record=answer.record)
+
+    async def upkeep(self, worker: int, order: _Order) -> Reply:
+        actor, function = self._actors.get(worker), order.function
+        if actor is None:
+            raise WorkerLost("it ended before the order reached it")
+        introduction = None
+        if function is not None and function.key not in self._met[worker]:
+            introduction = self._introduce(worker, function)
+        try:
+            answer = wire.decode_answer(await actor.upkeep.remote(order.message, order.refs, introduction))
+        except RayActorError as error:
+            raise WorkerLost(_one_line(error)) from error
+        except RayError as error:
+            if function is not None:
+                self._met.get(worker, set()).discard(function.key)
+            return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
+        return Reply(record=answer.record) if answer.error is None else _failed(answer)
 
     def _introduce(self, worker: int, function: RegisteredFunction) -> tuple[bytes, list[Any]]:
         self._met[worker].add(function.key)

@@ -37,13 +37,18 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker from the decision to start it to its end; info is there once it is ready."""
+    """A worker from the decision to start it to its end.
+
+    Fields:
+        info: there once it is ready. settled: set once it is ready or never will be.
+    """
 
     id: int
     device: PhysicalDevice
     info: WorkerInfo | None = None
     stopping: bool = False
     running: dict[int, Request] = field(default_factory=dict)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def state(self) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import add
+
+from kaas.executor.tiers import TierUse
 
 _STEP = math.log(1.05)
 _SMALLEST_S = 1e-9
@@ -33,9 +36,14 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Input objects of one client's requests to one function by where they were found.
+    """What one client's requests to one function did in one tier of a device's cache.
 
-    tier is "device" (in the executor's cache: a hit) or "store" (Ray's object store: a miss).
+    Fields:
+        tier: "device", "host" (page-locked memory) or "store" (Ray's object store).
+        objects, nbytes: input objects that were found there: hits of this tier.
+        compulsory, capacity: those that were not, since they had never been there, or had been driven out.
+        evictions, evicted_bytes: objects that left to make room.
+        seconds: spent bringing objects into this tier; of the store, spent waiting for it.
     """
 
     function: str
@@ -44,6 +52,15 @@ class TierStats:
     tier: str
     objects: int
     nbytes: int
+    compulsory: int = 0
+    capacity: int = 0
+    evictions: int = 0
+    evicted_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def misses(self) -> int:
+        return self.compulsory + self.capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +124,7 @@ class Histogram:
 class Entry:
     """A request that left: what it was, where it ran (None: nowhere), how it ended, and what was measured if it ran.
 
-    stages: seconds. hits, misses: (objects, bytes) found on the device, and not.
+    stages: seconds. tiers: what it did in each tier of the cache.
     """
 
     function: str
@@ -115,8 +132,7 @@ class Entry:
     device: int | None
     outcome: str
     stages: Mapping[str, float] = field(default_factory=dict)
-    hits: tuple[int, int] = (0, 0)
-    misses: tuple[int, int] = (0, 0)
+    tiers: Mapping[str, TierUse] = field(default_factory=dict)
 
 
 class Ledger:
@@ -132,7 +148,7 @@ class Ledger:
         self._since_s = now_s
         self._entries: list[Entry] = []
         self._stages: dict[tuple[str, str], dict[str, Histogram]] = {}
-        self._tiers: dict[tuple[str, str, int, str], list[int]] = {}
+        self._tiers: dict[tuple[str, str, int, str], TierUse] = {}
         self._outcomes: dict[tuple[str, str, int | None, str], int] = {}
 
     def write(self, entry: Entry) -> None:
@@ -153,11 +169,10 @@ class Ledger:
                 if histogram is None:
                     histogram = histograms[stage] = Histogram()
                 histogram.add(seconds)
-            for tier, (objects, nbytes) in (("device", entry.hits), ("store", entry.misses)):
-                if objects:
-                    total = self._tiers.setdefault((*flow, entry.device, tier), [0, 0])
-                    total[0] += objects
-                    total[1] += nbytes
+            for tier, use in entry.tiers.items():
+                where = (*flow, entry.device, tier)
+                total = self._tiers.get(where)
+                self._tiers[where] = use if total is None else TierUse(*map(add, total, use))
         self._entries.clear()
 
     def read(self, now_s: float) -> Stats:
@@ -170,7 +185,7 @@ class Ledger:
         return Stats(
             since_s=now_s - self._since_s,
             stages=tuple(stages),
-            tiers=tuple(TierStats(*key, *entry) for key, entry in self._tiers.items()),
+            tiers=tuple(TierStats(*key, **use._asdict()) for key, use in self._tiers.items()),
             outcomes=tuple(OutcomeStats(*key, count) for key, count in self._outcomes.items()),
         )
 

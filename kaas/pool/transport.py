@@ -47,6 +47,10 @@ class Transport(Protocol):
         """Raises WorkerLost when the worker ends first."""
         ...
 
+    async def upkeep(self, worker: int, order: Any) -> Reply:
+        """Do something to a worker's cache; only the transport looks into order. Raises WorkerLost as above."""
+        ...
+
     async def ended(self, worker: int) -> str:
         """Wait until a worker's process ends; why it did."""
         ...

@@ -6,6 +6,8 @@ import hashlib
 
 import msgspec
 
+from kaas.executor.tiers import TierUse
+
 INLINE_INPUT_BYTES = 64 << 10
 """By-value inputs up to this many bytes in all travel in the message; larger ones through Ray's object store."""
 INLINE_OUTPUT_BYTES = 100_000
@@ -63,14 +65,26 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
     """Position of the reference to the function's constants."""
 
 
+class Upkeep(msgspec.Struct, frozen=True, array_like=True):
+    """What a program wants of the caches of one device, or of all. Beside it travels the reference to the object or to
+    a function's constants, if there is one, and then those that must be complete first.
+
+    action: "load", "pin", "unpin" or "flush". function: its kTask is meant and its constants; None with a reference:
+    that object; None without: everything. objects: whether a reference is there.
+    """
+
+    action: str
+    device: int | None
+    function: str | None
+    objects: bool
+    ready: bool
+
+
 class RunRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What the executor measured: seconds by stage, cache hits and misses, keys of objects loaded and evicted."""
+    """What the executor measured: seconds by stage, use of the cache's tiers, keys of objects loaded and evicted."""
 
     stages: dict[str, float]
-    hits: int
-    misses: int
-    hit_bytes: int
-    miss_bytes: int
+    tiers: dict[str, TierUse]
     loaded: list[bytes]
     evicted: list[bytes]
     device_s: float
@@ -86,5 +100,6 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 encode = msgspec.msgpack.encode
 decode_invocation = msgspec.msgpack.Decoder(Invocation).decode
+decode_upkeep = msgspec.msgpack.Decoder(Upkeep).decode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 decode_function = msgspec.msgpack.Decoder(FunctionSpec).decode

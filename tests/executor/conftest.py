@@ -13,7 +13,7 @@ from kaas.executor.executor import Executor
 
 KERNELS = Path(__file__).parent / "kernels"
 
-MakeExecutor = Callable[[int], Executor]
+MakeExecutor = Callable[..., Executor]
 
 
 @pytest.fixture(scope="session")
@@ -30,11 +30,12 @@ def executor(softgpu: tuple[int, ...]) -> Iterator[Executor]:  # noqa: ARG001
 
 @pytest.fixture
 def make_executor(softgpu: tuple[int, ...]) -> Iterator[MakeExecutor]:  # noqa: ARG001
-    """Makes executors of their own with a small budget in bytes."""
+    """Makes executors of their own with small budgets in bytes, of the device and of the host."""
     made: list[Executor] = []
 
-    def make(cache_bytes: int) -> Executor:
-        made.append(Executor(open_device("software", 1), cache_bytes=cache_bytes))
+    def make(cache_bytes: int, host_cache_bytes: int = 0, **options: int) -> Executor:
+        device = open_device("software", 1)
+        made.append(Executor(device, cache_bytes=cache_bytes, host_cache_bytes=host_cache_bytes, **options))
         return made[-1]
 
     yield make

@@ -6,40 +6,43 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from kaas.executor.cache import ObjectCache, Reservation, Shortage, granules
-from kaas.executor.eviction import LeastRecentlyUsed
+from kaas.executor.cache import ObjectCache, Reservation, Shortage
+from tests.executor.cache_model import CacheModel
 
 KIB = 1024
 
 
-def load(cache: ObjectCache[str], objects: dict[bytes, int], arena_bytes: int = 0) -> Reservation:
+def load(
+    cache: ObjectCache[str, str], objects: dict[bytes, int], arena_bytes: int = 0, constants: bytes = b""
+) -> Reservation:
     """A request that succeeded: its objects are cached."""
     reservation = cache.reserve(objects, arena_bytes)
     assert isinstance(reservation, Reservation)
-    cache.commit(reservation, {key: key.decode() for key in reservation.loads})
+    values, host_values = ({key: key.decode() for key in keys} for keys in (reservation.loads, reservation.host_loads))
+    cache.commit(reservation, values, host_values, constants={bytes([key]) for key in constants})
     cache.release(reservation)
     return reservation
 
 
 def test_what_was_loaded_is_a_hit() -> None:
-    cache: ObjectCache[str] = ObjectCache(10 * KIB)
+    cache: ObjectCache[str, str] = ObjectCache(10 * KIB)
     assert load(cache, {b"a": KIB, b"b": 100}).loads == {b"a": KIB, b"b": 512}
     again = load(cache, {b"a": KIB, b"c": KIB})
     assert (again.hits, again.loads, again.victims) == ((b"a",), {b"c": KIB}, ())
-    assert cache.get(b"a") == "a"
+    assert cache.device.values[b"a"] == "a"
     assert cache.used_bytes == 2 * KIB + 512
 
 
-def test_least_recently_used_leave_first() -> None:
-    cache: ObjectCache[str] = ObjectCache(3 * KIB)
+def test_used_once_goes_first_and_constants_last() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(3 * KIB)
     for key in (b"a", b"b", b"c", b"a"):
-        load(cache, {key: KIB})
-    assert load(cache, {b"d": 2 * KIB}).victims == (b"b", b"c")
-    assert cache.sizes == {b"a": KIB, b"d": 2 * KIB}
+        load(cache, {key: KIB}, constants=b"c")
+    assert load(cache, {b"d": 2 * KIB}).victims == (b"b", b"a")
+    assert cache.sizes == {b"c": KIB, b"d": 2 * KIB}
 
 
 def test_pinned_objects_stay() -> None:
-    cache: ObjectCache[str] = ObjectCache(3 * KIB)
+    cache: ObjectCache[str, str] = ObjectCache(3 * KIB)
     running = cache.reserve({b"a": KIB}, 0)
     assert isinstance(running, Reservation)
     cache.commit(running, {b"a": "a"})
@@ -51,7 +54,7 @@ def test_pinned_objects_stay() -> None:
 
 
 def test_an_arena_takes_room_from_objects_and_gives_it_back() -> None:
-    cache: ObjectCache[str] = ObjectCache(4 * KIB)
+    cache: ObjectCache[str, str] = ObjectCache(4 * KIB)
     load(cache, {b"a": KIB, b"b": KIB})
     grown = load(cache, {b"b": KIB}, arena_bytes=3 * KIB)
     assert (grown.victims, grown.arena_bytes_before, grown.arena_bytes) == ((b"a",), 0, 3 * KIB)
@@ -62,7 +65,7 @@ def test_an_arena_takes_room_from_objects_and_gives_it_back() -> None:
 
 
 def test_abort_puts_everything_back() -> None:
-    cache: ObjectCache[str] = ObjectCache(3 * KIB)
+    cache: ObjectCache[str, str] = ObjectCache(3 * KIB)
     for key in (b"a", b"b"):
         load(cache, {key: KIB}, arena_bytes=KIB)
     before = (cache.sizes, cache.used_bytes, cache.arena_bytes)
@@ -76,7 +79,7 @@ def test_abort_puts_everything_back() -> None:
 
 
 def test_abort_knows_what_was_freed() -> None:
-    cache: ObjectCache[str] = ObjectCache(2 * KIB)
+    cache: ObjectCache[str, str] = ObjectCache(2 * KIB)
     load(cache, {b"a": KIB})
     load(cache, {b"b": KIB})
     reservation = cache.reserve({b"c": 2 * KIB}, 0)
@@ -87,7 +90,7 @@ def test_abort_knows_what_was_freed() -> None:
 
 
 def test_one_open_reservation() -> None:
-    cache: ObjectCache[str] = ObjectCache(KIB)
+    cache: ObjectCache[str, str] = ObjectCache(KIB)
     reservation = cache.reserve({}, 0)
     assert isinstance(reservation, Reservation)
     with pytest.raises(ValueError, match="still open"):
@@ -97,85 +100,189 @@ def test_one_open_reservation() -> None:
         cache.commit(reservation, {})
 
 
-def test_victims_come_all_or_none() -> None:
-    eviction = LeastRecentlyUsed()
+# --- the host tier
+
+
+def test_what_the_device_gives_up_stays_in_host_memory() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(2 * KIB, 4 * KIB)
+    assert load(cache, {b"a": KIB, b"b": KIB}).host_loads == {b"a": KIB, b"b": KIB}
+    assert load(cache, {b"c": KIB}).victims == (b"a",)
+    again = load(cache, {b"a": KIB})
+    assert (again.loads, again.host_hits, again.host_loads, again.victims) == ({b"a": KIB}, (b"a",), {}, (b"b",))
+    assert cache.host.sizes == dict.fromkeys((b"a", b"b", b"c"), KIB)
+
+
+def test_what_is_replaced_leaves_in_any_case() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(8 * KIB, 8 * KIB)
+    load(cache, {b"a": KIB, b"b": KIB, b"c": KIB})
+    cache.hold([b"c"])
+    reservation = cache.reserve({b"abc": 3 * KIB}, 0, [b"b", b"a", b"c", b"d"])
+    assert isinstance(reservation, Reservation)
+    assert reservation.victims == reservation.host_victims == (b"b", b"a")
+
+
+def test_host_memory_evicts_by_itself() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(4 * KIB, 2 * KIB)
     for key in (b"a", b"b", b"c"):
-        eviction.used(key)
-    sizes = dict.fromkeys((b"a", b"b", b"c"), 10)
-    assert eviction.victims(0, sizes, ()) == ()
-    assert eviction.victims(15, sizes, {b"a"}) == (b"b", b"c")
-    assert eviction.victims(21, sizes, {b"a"}) is None
+        loaded = load(cache, {key: KIB})
+    assert (loaded.victims, loaded.host_victims) == ((), (b"a",))
+    assert (set(cache.device.sizes), set(cache.host.sizes)) == ({b"a", b"b", b"c"}, {b"b", b"c"})
+
+
+def test_what_host_memory_cannot_take_goes_past_it() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(8 * KIB, 2 * KIB)
+    load(cache, {b"a": KIB})
+    loaded = load(cache, {b"big": 3 * KIB, b"b": KIB, b"c": KIB, b"d": KIB})
+    assert loaded.loads.keys() == {b"big", b"b", b"c", b"d"}
+    assert (loaded.host_loads, loaded.host_victims) == ({b"b": KIB, b"c": KIB}, (b"a",))
+
+
+def test_pinned_objects_stay_in_host_memory() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(8 * KIB, KIB)
+    running = cache.reserve({b"a": KIB}, 0)
+    assert isinstance(running, Reservation)
+    cache.commit(running, {b"a": "a"}, {b"a": "a"})
+    assert load(cache, {b"b": KIB}).host_loads == {}
+    cache.release(running)
+    assert load(cache, {b"c": KIB}).host_victims == (b"a",)
+
+
+def test_host_memory_that_could_not_be_had() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(8 * KIB, 2 * KIB)
+    reservation = cache.reserve({b"a": KIB, b"b": KIB}, 0)
+    assert isinstance(reservation, Reservation)
+    cache.commit(reservation, {b"a": "a", b"b": "b"}, {b"b": "b"})
+    assert (cache.host.sizes, cache.host.reserved_bytes) == ({b"b": KIB}, KIB)
+
+
+def test_a_miss_is_of_something_new_or_for_want_of_room() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(KIB)
+    load(cache, {b"a": KIB})
+    load(cache, {b"b": KIB})
+    assert cache.device.returning([b"a", b"b", b"c"]) == 1
+    load(cache, {b"a": KIB})
+    assert cache.device.returning([b"a", b"b"]) == 1
+
+
+# --- all of it, at random
+
+SIZES = {bytes([key]): 700 * (key + 1) for key in range(10)}
+CAPACITY_BYTES, HOST_BYTES = 16 * KIB, 12 * KIB
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Random requests that overlap: reserved, committed or aborted, and released in any order."""
+    """Random requests that overlap: reserved, committed or aborted, and released in any order; the slow model of the
+    same says what each reservation must be."""
 
     running: Bundle[Reservation | None] = Bundle("running")
-    capacity_bytes = 16 * KIB
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache: ObjectCache[int] = ObjectCache(self.capacity_bytes)
+        self.cache: ObjectCache[int, int] = ObjectCache(CAPACITY_BYTES, HOST_BYTES)
+        self.model = CacheModel(CAPACITY_BYTES, HOST_BYTES)
         self.held: list[Reservation] = []
-        self.sizes: dict[bytes, int] = {}
 
     @rule(
         target=running,
-        keys=st.sets(st.integers(0, 9), max_size=4),
+        keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=4),
         arena_bytes=st.sampled_from([0, 1, 600, 4 * KIB, 15 * KIB]),
+        constants=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
+        unhosted=st.booleans(),
+        replaced=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
     )
-    def run(self, keys: set[int], arena_bytes: int) -> Reservation | None:
-        reservation = self._reserve(keys, arena_bytes)
+    def run(
+        self, keys: set[bytes], arena_bytes: int, constants: set[bytes], unhosted: bool, replaced: set[bytes]
+    ) -> Reservation | None:
+        reservation = self._reserve(keys, arena_bytes, sorted(replaced))
         if reservation is None:
             return None
-        self.cache.commit(reservation, {key: key[0] for key in reservation.loads})
+        hosted = list(reservation.host_loads)[unhosted:]
+        values, host_values = ({key: key[0] for key in loads} for loads in (reservation.loads, hosted))
+        self.cache.commit(reservation, values, host_values, constants=constants & keys)
+        self.model.commit(reservation, hosted, constants & keys)
         self.held.append(reservation)
-        assert all(self.cache[key] == key[0] for key in (*reservation.hits, *reservation.loads))
-        assert not set(reservation.victims) & self.cache.sizes.keys()
+        assert all(self.cache.device.values[key] == key[0] for key in keys)
         return reservation
 
-    @rule(keys=st.sets(st.integers(0, 9), max_size=4), arena_bytes=st.sampled_from([0, 600, 15 * KIB]), freed=st.data())
-    def fail(self, keys: set[int], arena_bytes: int, freed: st.DataObject) -> None:
-        before = (self.cache.sizes, self.cache.arena_bytes, self.cache.pinned)
+    @rule(
+        keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=4),
+        arena_bytes=st.sampled_from([0, 600, 15 * KIB]),
+        data=st.data(),
+    )
+    def fail(self, keys: set[bytes], arena_bytes: int, data: st.DataObject) -> None:
         reservation = self._reserve(keys, arena_bytes)
         if reservation is None:
             return
-        gone = freed.draw(st.sets(st.sampled_from(reservation.victims))) if reservation.victims else set()
-        self.cache.abort(reservation, freed=gone)
-        sizes = {key: nbytes for key, nbytes in before[0].items() if key not in gone}
-        assert (self.cache.sizes, self.cache.arena_bytes, self.cache.pinned) == (sizes, *before[1:])
+        freed, host_freed = (
+            data.draw(st.lists(st.sampled_from(victims), unique=True)) if victims else []
+            for victims in (reservation.victims, reservation.host_victims)
+        )
+        self.cache.abort(reservation, freed=freed, host_freed=host_freed)
+        self.model.abort(reservation, freed, host_freed)
 
     @rule(reservation=consumes(running))
     def end(self, reservation: Reservation | None) -> None:
         if reservation is not None:
             self.cache.release(reservation)
+            self.model.release(reservation)
             self.held.remove(reservation)
+
+    @rule(keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=3))
+    def flush(self, keys: set[bytes]) -> None:
+        left, left_host = self.cache.flush(sorted(keys))
+        leaving = keys - set(self.model.pins)
+        assert (set(left), set(left_host)) == (
+            leaving & self.model.device.sizes().keys(),
+            leaving & self.model.host.sizes().keys(),
+        )
+        self.model.device.remove(leaving)
+        self.model.host.remove(leaving)
+
+    @rule(keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=2))
+    def hold(self, keys: set[bytes]) -> None:
+        keys &= self.cache.sizes.keys() - self.model.held
+        self.cache.hold(keys)
+        self.model.held |= keys
+        self.model.pins += keys
+
+    @rule(keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=3))
+    def let_go(self, keys: set[bytes]) -> None:
+        self.cache.let_go(keys)
+        for key in keys & self.model.held:
+            self.model.held.remove(key)
+            self.model.pins.remove(key)
 
     @invariant()
     def within_budget(self) -> None:
-        assert self.cache.used_bytes == sum(self.cache.sizes.values()) + self.cache.arena_bytes
-        assert self.cache.used_bytes <= self.capacity_bytes
+        for tier, capacity_bytes in ((self.cache.device, CAPACITY_BYTES), (self.cache.host, HOST_BYTES)):
+            assert tier.reserved_bytes == sum(tier.sizes.values()) <= capacity_bytes
+            assert tier.sizes.keys() == tier.values.keys()
+        assert self.cache.used_bytes <= CAPACITY_BYTES
 
     @invariant()
     def pins_are_there(self) -> None:
-        pinned = {key for reservation in self.held for key in (*reservation.hits, *reservation.loads)}
+        running = {key for reservation in self.held for key in (*reservation.hits, *reservation.loads)}
+        pinned = running | self.model.held
         assert self.cache.pinned == pinned
         assert pinned <= self.cache.sizes.keys()
 
-    def _reserve(self, keys: set[int], arena_bytes: int) -> Reservation | None:
-        objects = {bytes([key]): 700 * (key + 1) for key in keys}
-        before = (self.cache.sizes, self.cache.used_bytes, self.cache.pinned)
-        pinned = self.cache.pinned
-        reservation = self.cache.reserve(objects, arena_bytes)
+    @invariant()
+    def as_the_model(self) -> None:
+        assert self.cache.sizes == self.model.device.sizes()
+        assert self.cache.host.sizes == self.model.host.sizes()
+        assert self.cache.arena_bytes == self.model.arena_bytes
+
+    def _reserve(self, keys: set[bytes], arena_bytes: int, replaced: list[bytes] | None = None) -> Reservation | None:
+        objects = {key: SIZES[key] for key in sorted(keys)}
+        expected = self.model.reserve(objects, arena_bytes, replaced or [])
+        before = (self.cache.sizes, self.cache.host.sizes, self.cache.used_bytes, self.cache.pinned)
+        reservation = self.cache.reserve(objects, arena_bytes, replaced or [])
+        assert reservation == expected
         if isinstance(reservation, Reservation):
-            assert not set(reservation.victims) & (pinned | objects.keys())
-            assert reservation.arena_bytes >= arena_bytes
+            gone = {*reservation.victims, *reservation.host_victims}
+            assert not gone & (before[3] | objects.keys())
             return reservation
-        assert (self.cache.sizes, self.cache.used_bytes, self.cache.pinned) == before
-        kept = sum(nbytes for key, nbytes in before[0].items() if key in pinned | objects.keys())
-        new = sum(granules(nbytes) for key, nbytes in objects.items() if key not in before[0])
-        arena = granules(arena_bytes) if arena_bytes else 0
-        assert reservation.missing_bytes == kept + new + arena - self.capacity_bytes > 0
+        assert (self.cache.sizes, self.cache.host.sizes, self.cache.used_bytes, self.cache.pinned) == before
         return None
 
 

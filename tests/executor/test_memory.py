@@ -9,7 +9,7 @@ import pytest
 
 import kaas
 from kaas.errors import DeviceError, InputFailed, OutOfDeviceMemory, RequestTooLarge, WrongDtype, WrongSize
-from kaas.executor.device import Stream, open_device
+from kaas.executor.device import Device, Stream, open_device
 from kaas.executor.executor import Executor, Request, Source
 from tests.executor.conftest import MakeExecutor
 
@@ -191,7 +191,7 @@ def test_the_driver_has_less_than_the_budget(make_executor: MakeExecutor, task: 
     try:
         assert add(executor, task, 3, 1).evicted == ()
         assert add(executor, task, 4, 1).evicted == (b"\2",)  # found out only by the driver's refusal
-        assert executor.cache.capacity_bytes == 4 * KIB
+        assert executor.cache.device.capacity_bytes == 4 * KIB
         with pytest.raises(OutOfDeviceMemory), executor.device.current():
             executor.device.allocate(KIB)
     finally:
@@ -213,3 +213,213 @@ def test_closing_gives_all_memory_back(make_executor: MakeExecutor, task: kaas.K
     executor.close()
     assert free_bytes() == before
     observer.close()
+
+
+# --- the host tier
+
+
+def test_what_the_device_gave_up_comes_back_without_a_fetch(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(3 * KIB, 64 * KIB)  # the arena and two objects
+    fetched: list[int] = []
+
+    def watched(value: int) -> Source:
+        def fetch() -> Any:
+            fetched.append(value)
+            return array(value)
+
+        return Source(key=bytes([value]), fetch=fetch)
+
+    for a, b in ((1, 2), (3, 4), (1, 2), (4, 3)):
+        result = executor.run(Request(task, {"a": watched(a), "b": watched(b)}, {}))
+        np.testing.assert_array_equal(result.outputs["c"], array(a + b))
+    assert fetched == [1, 2, 3, 4]
+    device, host, store = (result.stats.tiers[tier] for tier in ("device", "host", "store"))
+    assert (device.objects, device.compulsory, device.capacity, device.evictions, device.evicted_bytes) == (
+        0, 0, 2, 2, 2 * KIB)  # fmt: skip
+    assert (host.objects, host.nbytes, host.misses, host.evictions) == (2, 2 * KIB, 0, 0)
+    assert (store.objects, store.nbytes, store.seconds) == (0, 0, 0.0)
+    assert device.seconds > 0
+    assert (result.stats.misses, result.stats.miss_bytes) == (2, 2 * KIB)
+
+
+def test_each_tier_counts_its_own(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(5 * KIB, 2 * KIB)
+    first = add(executor, task, 1, 2).tiers
+    assert first["device"][:6] == (0, 0, 2, 0, 0, 0)
+    assert first["host"][:6] == (0, 0, 2, 0, 0, 0)
+    assert first["store"][:2] == (2, 2 * KIB)
+    assert min(first[tier].seconds for tier in ("device", "host", "store")) > 0
+    second = add(executor, task, 1, 3).tiers
+    assert second["device"][:6] == (1, KIB, 1, 0, 0, 0)
+    assert second["host"][:6] == (0, 0, 1, 0, 1, KIB)
+    assert set(executor.cache.host.sizes) == {b"\1", b"\3"}  # what a request uses stays in both
+    assert add(executor, task, 1, 3).tiers == {"device": (2, 2 * KIB, 0, 0, 0, 0, 0.0)}
+
+
+def test_a_failed_request_leaves_both_tiers_as_they_were(
+    make_executor: MakeExecutor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(64 * KIB, 64 * KIB)
+    add(executor, task, 1, 2)
+    before = dict(executor.cache.host.sizes), executor.cache.host.reserved_bytes, *state(executor)
+
+    def refuse(*_: Any) -> None:
+        raise DeviceError("no copies today", call="cuMemcpyDtoHAsync", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stream, "copy_out", refuse)
+        with pytest.raises(DeviceError, match="no copies today"):
+            add(executor, task, 1, 3)
+    assert (executor.cache.host.sizes, executor.cache.host.reserved_bytes, *state(executor)) == before
+    assert add(executor, task, 1, 3).tiers["host"].compulsory == 1
+
+
+def test_a_host_without_lockable_memory(
+    make_executor: MakeExecutor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(3 * KIB, 64 * KIB)
+    add(executor, task, 1, 2)
+
+    def refuse(*_: Any) -> None:
+        raise OutOfDeviceMemory("no more", call="cuMemHostAlloc", code=2, code_name="CUDA_ERROR_OUT_OF_MEMORY")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Device, "allocate_host", refuse)
+        add(executor, task, 3, 4)
+    assert executor.cache.host.capacity_bytes == executor.cache.host.reserved_bytes == 2 * KIB
+    assert add(executor, task, 1, 2).tiers["host"].objects == 2
+    assert add(executor, task, 5, 1).tiers["host"].evictions == 1
+
+
+def test_constants_of_functions_leave_last(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(4 * KIB)
+    weights = Source(array(7), key=b"weights", constant=True)
+    for value in (1, 2, 1, 3):
+        executor.run(Request(task, {"a": weights, "b": source(value)}, {}))
+    assert add(executor, task, 1, 4).evicted == (b"\3",)
+    assert add(executor, task, 5, 1).evicted == (b"\4",)
+    assert b"weights" in executor.cache.sizes
+
+
+# --- parts of large objects
+
+
+def views(*offsets: int, whole: np.ndarray[Any, Any], fetched: list[int] | None = None) -> dict[str, Source]:
+    def fetch() -> Any:
+        if fetched is not None:
+            fetched.append(1)
+        return whole
+
+    return {name: Source(key=b"w", fetch=fetch, offset_bytes=at) for name, at in zip("ab", offsets, strict=True)}
+
+
+def test_of_a_large_object_only_what_is_read_is_cached(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB, 64 * KIB, whole_object_bytes=8 * KIB)
+    whole = np.arange(16 * N, dtype=np.int32)
+    fetched: list[int] = []
+
+    def run(a: int, b: int) -> Any:
+        result = executor.run(Request(task, views(a * KIB, b * KIB, whole=whole, fetched=fetched), {}))
+        np.testing.assert_array_equal(result.outputs["c"], whole[a * N :][:N] + whole[b * N :][:N])
+        return result.stats
+
+    assert run(1, 12).loaded == (b"w",)
+    assert executor.cache.sizes == {b"w[1024:2048": KIB, b"w[12288:13312": KIB}
+    assert (run(12, 1).hits, len(fetched)) == (2, 1)
+    stats = run(1, 2)
+    assert (stats.hits, stats.misses, stats.evicted, len(fetched)) == (1, 1, (), 2)
+    executor.run(Request(task, views(KIB + 512, 2 * KIB + 512, whole=whole), {}))  # joins two ranges and one beyond
+    assert executor.cache.sizes == {b"w[12288:13312": KIB, b"w[1024:3584": 2 * KIB + 512}
+    assert executor.cache.host.sizes == executor.cache.sizes
+    assert run(1, 2).misses == 0
+
+
+def test_a_whole_object_replaces_its_parts(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB, whole_object_bytes=KIB)
+    whole = np.arange(2 * N, dtype=np.int32)
+    executor.run(Request(task, views(0, KIB, whole=whole), {}))
+    assert len(executor.cache.sizes) == 2
+    x, y = kaas.Buffer("x", 2 * N, "int32"), kaas.Buffer("y", N, "int32")
+    kernel = kaas.Kernel(
+        task.kernels[0].library, "scale", 2, 128, [kaas.In(x, KIB), kaas.Out(y), kaas.i32(2), kaas.i32(N)]
+    )
+    result = executor.run(Request(kaas.KTask([kernel], [y]), {"x": Source(whole, key=b"w")}, {}))
+    np.testing.assert_array_equal(result.outputs["y"], 2 * whole[N:])
+    assert executor.cache.sizes == {b"w": 2 * KIB}
+    assert (result.stats.loaded, result.stats.evicted) == ((b"w",), ())
+    assert executor.run(Request(task, views(0, KIB, whole=whole), {})).stats.hits == 1
+
+
+def test_parts_leave_and_come_back(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(3 * KIB, whole_object_bytes=KIB)
+    whole = np.arange(8 * N, dtype=np.int32)
+    for a, b in ((0, 1), (2, 3), (0, 1), (7, 0)):
+        result = executor.run(Request(task, views(a * KIB, b * KIB, whole=whole), {}))
+        np.testing.assert_array_equal(result.outputs["c"], whole[a * N :][:N] + whole[b * N :][:N])
+    assert (result.stats.hits, result.stats.tiers["device"].evictions, result.stats.evicted) == (1, 1, ())
+    assert add(executor, task, 1, 2).evicted == (b"w",)
+    assert not executor._memory.ranges.parts(b"w")
+
+
+def test_a_view_beyond_a_large_object(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB, whole_object_bytes=KIB)
+    whole = np.arange(2 * N, dtype=np.int32)
+    for _ in range(2):
+        with pytest.raises(WrongSize) as caught:
+            executor.run(Request(task, views(0, KIB + 4, whole=whole), {}))
+        assert caught.value.buffer == "b"
+        assert executor.cache.sizes == {}
+
+
+# --- ahead of requests
+
+
+def test_what_was_loaded_ahead_is_a_hit(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(4 * KIB, 64 * KIB)
+    stats = executor.load([source(1), source(2), source(1)])
+    assert (stats.loaded, stats.hits, stats.misses, stats.miss_bytes) == ((b"\1", b"\2"), 0, 2, 2 * KIB)
+    assert not executor.cache.pinned
+    assert executor.load([source(2)]).hits == 1
+    assert add(executor, task, 1, 2).misses == 0
+
+
+def test_all_that_is_loaded_ahead_fits_or_nothing_changes(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(4 * KIB, 64 * KIB)
+    add(executor, task, 1, 2)
+    before = state(executor), executor.cache.host.sizes
+    with pytest.raises(RequestTooLarge) as caught:
+        executor.load([source(value) for value in range(3, 8)])
+    assert caught.value.excess_bytes == KIB
+    assert (state(executor), executor.cache.host.sizes) == before
+
+
+def test_pinned_objects_leave_only_when_they_may(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(4 * KIB)
+    for _ in range(2):
+        executor.load([source(1)], pin=True)
+    for value in range(2, 6):
+        assert b"\1" not in add(executor, task, value, value + 1).evicted
+    executor.load([source(2)], pin=True)
+    with pytest.raises(OutOfDeviceMemory, match="beside what is pinned"):
+        add(executor, task, 3, 4)
+    assert executor.flush() == (b"\5",)
+    assert set(executor.cache.sizes) == {b"\1", b"\2"}
+    executor.unpin([b"\1", b"\3"])
+    assert executor.cache.pinned == {b"\2"}
+    executor.unpin()
+    assert not executor.cache.pinned
+    assert add(executor, task, 3, 4).evicted == (b"\2",)
+
+
+def test_flushing_gives_memory_back(make_executor: MakeExecutor, task: kaas.KTask) -> None:
+    executor = make_executor(64 * KIB, 64 * KIB, whole_object_bytes=KIB)
+    whole = np.arange(8 * N, dtype=np.int32)
+    add(executor, task, 1, 2)
+    executor.run(Request(task, views(0, 4 * KIB, whole=whole), {}))
+    assert executor.flush([b"w", b"\1", b"unknown"]) == (b"w", b"\1")
+    assert executor.cache.sizes == executor.cache.host.sizes == {b"\2": KIB}
+    assert not executor._memory.ranges.parts(b"w")
+    executor.flush()
+    assert executor.cache.used_bytes == executor.cache.arena_bytes
+    assert executor.cache.host.reserved_bytes == 0
+    assert add(executor, task, 1, 2).tiers["device"].capacity == 2

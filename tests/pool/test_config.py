@@ -25,6 +25,9 @@ from kaas.pool.policies.fcfs import FirstComeFirstServed
         (lambda: Config(run_limit_s=float("nan")), "run_limit_s"),
         (lambda: Config(start_limit_s=True), "start_limit_s"),
         (lambda: Config(cache_bytes=-1), "cache_bytes"),
+        (lambda: Config(host_cache_bytes=-1), "host_cache_bytes"),
+        (lambda: Config(whole_object_bytes=0), "whole_object_bytes"),
+        (lambda: Config(host_cache_bytes=False), "host_cache_bytes"),
     ],
 )
 def test_refused(make: Any, field: str) -> None:

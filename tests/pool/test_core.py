@@ -14,11 +14,13 @@ from kaas.errors import (
     DeviceLost,
     DeviceUnavailable,
     ExecutorDied,
+    InvalidRequest,
     KaasError,
     PolicyError,
     PoolStopped,
     UnknownSymbol,
 )
+from kaas.executor.tiers import TierUse
 from kaas.pool.core import Pool
 from kaas.pool.events import (
     Decision,
@@ -26,6 +28,7 @@ from kaas.pool.events import (
     Event,
     PhysicalDevice,
     RequestArrived,
+    Residency,
     StartWorker,
     StopWorker,
     Tick,
@@ -39,7 +42,8 @@ from kaas.pool.transport import Call, Reply, WorkerLost
 from kaas.pool.wire import RunRecord
 
 INFO = WorkerInfo(1, "node", "fake", 1 << 30, (8, 0))
-RECORD = RunRecord({"kernels": 0.25, "total": 0.5}, 2, 1, 20, 10, [b"x"], [], 0.25)
+TIERS = {"device": TierUse(2, 20, compulsory=1), "store": TierUse(1, 10)}
+RECORD = RunRecord({"kernels": 0.25, "total": 0.5}, TIERS, [b"x"], [], 0.25)
 
 
 class FakeWorkers:
@@ -49,6 +53,7 @@ class FakeWorkers:
         self.runs: list[tuple[int, str, asyncio.Future[Reply]]] = []
         self.ends: dict[int, asyncio.Future[str]] = {}
         self.killed: list[int] = []
+        self.orders: list[tuple[int, Any]] = []
         self.refuse_to_start: Exception | None = None
         self.hang_at_start = False
 
@@ -64,6 +69,12 @@ class FakeWorkers:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.runs.append((worker, call.label, answer))
         return await answer
+
+    async def upkeep(self, worker: int, order: Any) -> Reply:
+        self.orders.append((worker, order))
+        if worker in self.ends and self.ends[worker].done():
+            raise WorkerLost("gone")
+        return order if isinstance(order, Reply) else Reply(record=RECORD)
 
     async def ended(self, worker: int) -> str:
         return await self.ends[worker]
@@ -401,3 +412,99 @@ def test_fault_in_the_transport_fails_the_waiters() -> None:
             assert "not my day" in str(await failure_of(task))
 
     play(scenario, workers=Faulty())
+
+
+# --- caches
+
+
+class Listening(FirstComeFirstServed):
+    """Keeps what it hears of the devices' caches."""
+
+    heard: list[Residency]
+
+    def handle(self, event: Event) -> list[Decision]:
+        if isinstance(event, Residency):
+            self.heard.append(event)
+        return super().handle(event)
+
+
+def test_orders_about_caches_go_to_the_workers_and_what_they_did_to_the_policy() -> None:
+    Listening.heard = []
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        await pool.upkeep("all")
+        await pool.upkeep("one", device=1)
+        assert [(order, worker) for worker, order in workers.orders] == [("all", 0), ("all", 1), ("one", 1)]
+        assert [(event.worker, event.loaded, event.evicted) for event in Listening.heard] == [
+            (0, (b"x",), ()),
+            (1, (b"x",), ()),
+            (1, (b"x",), ()),
+        ]
+        for device in (-1, 2):
+            with pytest.raises(InvalidRequest, match="devices 0 to 1"):
+                await pool.upkeep("none", device=device)
+
+    play(scenario, devices=2, policy=Listening)
+
+
+def test_an_order_that_fails() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        error = UnknownSymbol("no such kernel", symbol="sale", near=("scale",))
+        with pytest.raises(UnknownSymbol):
+            await pool.upkeep(Reply(error=error))
+        assert not workers.killed
+        with pytest.raises(DeviceLost):
+            await pool.upkeep(Reply(error=DeviceLost("illegal address", call="c", code=700, code_name="n")))
+        assert workers.killed == [0]
+        await settle()
+        await pool.upkeep("next")
+        assert workers.orders[-1] == (1, "next")
+        workers.die(1, "killed")
+        with pytest.raises(DeviceUnavailable):
+            await pool.upkeep("late")
+
+    play(scenario)
+
+
+def test_an_order_waits_for_its_worker_to_start() -> None:
+    workers = FakeWorkers()
+    workers.hang_at_start = True
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        waiting = await begin(pool.upkeep("early"))
+        assert not workers.orders
+        await pool.close()
+        with pytest.raises(DeviceUnavailable):
+            await waiting
+        with pytest.raises(PoolStopped):
+            await pool.upkeep("late")
+
+    play(scenario, workers=workers)
+
+
+def test_standing_orders_are_repeated_on_new_workers() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        lost = Reply(error=KaasError("its owner has ended"))
+        pool.keep(b"both", "pin both")
+        pool.keep(b"one", "pin one", 1)
+        pool.keep(b"lost", lost, 0)
+        pool.keep(b"gone", "never")
+        pool.forget(b"gone")
+        pool.keep(b"some", "pin on 1")
+        pool.forget(b"some", 0)
+        assert not workers.orders
+        workers.die(0, "killed")
+        await settle()
+        assert workers.orders == [(2, "pin both"), (2, lost)]
+        workers.orders.clear()
+        workers.die(2, "killed")
+        workers.die(1, "killed")
+        await settle()
+        assert sorted(workers.orders) == [(3, "pin both"), (4, "pin both"), (4, "pin on 1"), (4, "pin one")]
+        workers.orders.clear()
+        pool.forget()
+        workers.die(4, "killed")
+        await settle()
+        assert not workers.orders
+
+    play(scenario, devices=2)

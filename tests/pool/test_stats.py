@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kaas.executor.tiers import TierUse
 from kaas.pool.stats import BATCH, Entry, Histogram, Ledger
 
 
@@ -31,10 +32,15 @@ def test_nothing_yet_and_zero_seconds() -> None:
     assert histogram.quantile(0.5) < 2e-9
 
 
+def tiers(hits: int) -> dict[str, TierUse]:
+    device = TierUse(hits, hits * 10, compulsory=3 - hits, capacity=1, evictions=1, evicted_bytes=5, seconds=0.25)
+    return {"device": device, "store": TierUse(4 - hits)}
+
+
 def test_ledger() -> None:
     ledger = Ledger(10.0)
     for client, hits in (("a", 3), ("b", 1), ("a", 1)):
-        ledger.write(Entry("f", client, 0, "succeeded", {"kernels": 0.5}, (hits, hits * 10), (4 - hits, 0)))
+        ledger.write(Entry("f", client, 0, "succeeded", {"kernels": 0.5}, tiers(hits)))
     ledger.write(Entry("f", "b", None, "cancelled"))
     stats = ledger.read(12.5)
     assert stats.since_s == 2.5
@@ -48,6 +54,8 @@ def test_ledger() -> None:
         ("b", 0, "device", 1, 10),
         ("b", 0, "store", 3, 0),
     }
+    first = stats.tiers[0]
+    assert (first.compulsory, first.capacity, first.evictions, first.evicted_bytes, first.seconds) == (2, 2, 2, 10, 0.5)
     assert {(entry.client, entry.device, entry.outcome, entry.count) for entry in stats.outcomes} == {
         ("a", 0, "succeeded", 2),
         ("b", 0, "succeeded", 1),

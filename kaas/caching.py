@@ -1,0 +1,96 @@
+"""What a program may say about the devices' caches, which otherwise look after themselves.
+
+The functions take a Function, whose constants are meant, or an ObjectRef; device is the index of one of the pool's
+devices, None is each of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kaas.api import STORE, Function, Session, answer_of, current_session
+from kaas.arguments import Buffer
+from kaas.errors import InvalidRequest
+from kaas.pool import wire
+from kaas.request import raw_bytes
+
+
+def put(value: Any) -> Any:
+    """An object for many requests: gives the ObjectRef under which devices cache it.
+
+    Args:
+        value: an array without gaps, or anything with the buffer protocol.
+
+    Raises:
+        NotInitialized, NotContiguous
+    """
+    current_session()
+    raw_bytes(Buffer("value", 1), value)
+    return STORE.put(value)
+
+
+def prefetch(target: Any, device: int | None = None) -> Any:
+    """Bring an object to the device, or get a function ready there: code loaded, constants in the cache.
+
+    Returns:
+        At once, an ObjectRef; ray.get on it waits until all is there.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest: here; through the ObjectRef RequestTooLarge, OutOfDeviceMemory,
+            InputFailed, DeviceUnavailable, and what is wrong with the function's code.
+    """
+    session = current_session()
+    return session.pool.upkeep.remote(*_message(session, "load", target, device))
+
+
+def pin(target: Any, device: int | None = None) -> None:
+    """Load as `prefetch` does, wait for it, and keep it on the device until `unpin`. Should the executor there be
+    replaced, the new one loads it again, as long as the object exists.
+
+    Raises:
+        As `prefetch`, all of it here.
+    """
+    _order("pin", target, device)
+
+
+def unpin(target: Any = None, device: int | None = None) -> None:
+    """Let go what `pin` holds, an object, a function's constants, or (None) everything. It stays cached as long as
+    there is room; nothing happens to what is not pinned.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
+    """
+    _order("unpin", target, device)
+
+
+def flush(target: Any = None, device: int | None = None) -> None:
+    """Forget an object, a function's constants, or (None) everything that is cached, but for what is pinned.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
+    """
+    _order("flush", target, device)
+
+
+def _order(action: str, target: Any, device: int | None) -> None:
+    session = current_session()
+    answer_of(session, "upkeep", *_message(session, action, target, device))
+
+
+def _message(session: Session, action: str, target: Any, device: int | None) -> tuple[bytes, list[Any]]:
+    if device is not None and not isinstance(device, int):
+        raise InvalidRequest(f"a device is a number, not {device!r}")
+    session.check()
+    function: str | None = None
+    refs: list[Any] = []
+    objects = False
+    if isinstance(target, Function):
+        signature, refs = target.upkeep()
+        session.introduce(signature)
+        function, objects = signature.key, bool(signature.spec.bindings)
+    elif STORE.is_ref(target):
+        refs, objects = [target], True
+    elif target is not None or action not in ("unpin", "flush"):
+        raise InvalidRequest(f"kaas.{action} takes a Function or an ObjectRef, not {target!r}")
+    ready = action in ("unpin", "flush") or not refs or STORE.complete(refs)
+    return wire.encode(wire.Upkeep(action, device, function, objects, ready)), refs

@@ -1,0 +1,132 @@
+"""Objects on the devices before anybody reads them, and for as long as somebody wants them there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import kaas
+from kaas.errors import InputFailed, InvalidRequest, NotContiguous, OutOfDeviceMemory, RequestTooLarge
+from kaas.pool.stats import TierStats
+from tests.api.conftest import add_task, numbers, scale_task
+
+KIB = 1024
+N = 256  # elements of the buffers: 1 KiB
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pool() -> Iterator[None]:
+    """One device whose cache holds the arena of a request and two objects."""
+    config = kaas.Config((kaas.Device("software", 16 << 20),), cache_bytes=3 * KIB, host_cache_bytes=2 * KIB)
+    kaas.init(config=config)
+    yield
+    kaas.shutdown()
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def nothing_cached() -> None:
+    kaas.flush()
+    kaas.stats(reset=True)
+
+
+def tiers() -> dict[str, TierStats]:
+    return {tier.tier: tier for tier in kaas.stats(reset=True).tiers}
+
+
+def scale(ref: Any, factor: float = 2) -> Any:
+    return ray.get(kaas.invoke(scale_task(N), {"x": ref}, scalars={"factor": factor}))
+
+
+def test_what_was_put_is_fetched_once() -> None:
+    x = kaas.put(numbers(N))
+    for _ in range(3):
+        np.testing.assert_allclose(scale(x), 2 * numbers(N))
+    found = tiers()
+    assert (found["device"].objects, found["device"].compulsory, found["device"].capacity) == (2, 1, 0)
+    assert (found["store"].objects, found["store"].nbytes) == (1, KIB)
+    with pytest.raises(NotContiguous):
+        kaas.put(numbers(2 * N)[::2])
+
+
+def test_a_prefetched_object_is_a_hit() -> None:
+    x = kaas.put(numbers(N, seed=1))
+    ray.get(kaas.prefetch(x, device=0))
+    np.testing.assert_allclose(scale(x), 2 * numbers(N, seed=1))
+    assert tiers()["device"].misses == 0
+
+
+def test_a_prefetched_function_has_its_constants_there() -> None:
+    weights = numbers(N, seed=2)
+    add = kaas.register(add_task(N), constants={"a": weights})
+    assert ray.get(kaas.prefetch(add)) is None
+    np.testing.assert_allclose(ray.get(add.remote(b=weights)), 2 * weights)
+    found = tiers()
+    assert (found["device"].objects, found["device"].misses) == (1, 0)
+    kaas.flush(add)
+    ray.get(add.remote(b=weights))
+    assert tiers()["device"].capacity == 1
+    assert ray.get(kaas.prefetch(kaas.register(scale_task(N)))) is None
+
+
+def test_a_pin_keeps_it_there() -> None:
+    pinned, others = kaas.put(numbers(N)), [kaas.put(numbers(N, seed=seed)) for seed in range(3)]
+    kaas.pin(pinned)
+    for other in others:
+        scale(other)
+    kaas.flush()
+    tiers()
+    scale(pinned)
+    assert tiers()["device"].misses == 0
+    kaas.pin(others[0])
+    with pytest.raises(OutOfDeviceMemory):
+        scale(others[1])
+    kaas.unpin(pinned)
+    kaas.unpin()
+    scale(others[1])
+    kaas.flush(pinned)
+    tiers()
+    scale(pinned)
+    assert tiers()["device"].capacity == 1
+
+
+def test_a_pin_outlives_its_executor() -> None:
+    pinned = kaas.put(numbers(N))
+    kaas.pin(pinned)
+    (before,) = kaas.status().devices
+    assert before.info is not None
+    os.kill(before.info.pid, signal.SIGKILL)
+    np.testing.assert_allclose(scale(kaas.put(numbers(N, seed=1))), 2 * numbers(N, seed=1))
+    kaas.flush()  # comes after what the new executor was told first
+    tiers()
+    scale(pinned)
+    assert tiers()["device"].misses == 0
+    kaas.unpin()
+
+
+def test_what_does_not_work_is_said() -> None:
+    big = kaas.put(numbers(4 * N))
+    with pytest.raises(RequestTooLarge):
+        ray.get(kaas.prefetch(big))
+    with pytest.raises(RequestTooLarge) as caught:
+        kaas.pin(big)
+    assert type(caught.value) is RequestTooLarge
+    with pytest.raises(InvalidRequest, match="no 7"):
+        kaas.pin(kaas.put(numbers(N)), device=7)
+    with pytest.raises(InvalidRequest):
+        kaas.prefetch(numbers(N))
+    with pytest.raises(InvalidRequest):
+        kaas.pin(None)
+
+    @ray.remote(num_cpus=0, max_retries=0)
+    def broken() -> None:
+        raise ZeroDivisionError("no object")
+
+    with pytest.raises(InputFailed, match="no object"):
+        kaas.pin(broken.remote())

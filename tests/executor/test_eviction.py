@@ -1,0 +1,87 @@
+"""Victims: all or none, never what is kept, in the order that the policy says."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kaas.executor.eviction import IN_USE_REQUESTS, TwoSets
+
+SIZES = {bytes([key]): 10 for key in range(256)}
+KEYS = st.integers(0, 6).map(lambda key: bytes([key]))
+
+
+def after(*requests: bytes, constants: bytes = b"") -> TwoSets:
+    """A policy that heard of these requests; each byte is the key of an object."""
+    eviction = TwoSets()
+    for request in requests:
+        eviction.used(keys(request), keys(constants))
+    return eviction
+
+
+def keys(request: bytes) -> tuple[bytes, ...]:
+    return tuple(bytes([key]) for key in request)
+
+
+def order(eviction: TwoSets, count: int) -> bytes:
+    return b"".join(eviction.victims(10 * count, SIZES, ()) or ())
+
+
+def test_victims_come_all_or_none() -> None:
+    eviction = after(b"a", b"b", b"c")
+    assert eviction.victims(0, SIZES, ()) == ()
+    assert eviction.victims(15, SIZES, {b"a"}) == (b"b", b"c")
+    assert eviction.victims(21, SIZES, {b"a"}) is None
+
+
+def test_what_was_used_once_goes_first() -> None:
+    eviction = after(b"a", b"b", b"a", b"c", b"d")
+    assert order(eviction, 4) == b"bcda"
+
+
+def test_the_longest_unused_goes_first_in_each_set() -> None:
+    assert order(after(b"ab", b"c", b"ab", b"c", b"a"), 3) == b"bca"
+
+
+def test_constants_go_last() -> None:
+    eviction = after(b"ax", b"ay", b"bz", b"bz", constants=b"xy")
+    assert order(eviction, 5) == b"abzxy"
+
+
+def test_constants_of_functions_out_of_use_are_like_the_rest() -> None:
+    eviction = after(b"ax", b"a", constants=b"x")
+    assert order(eviction, 2) == b"ax"
+    for _ in range(IN_USE_REQUESTS):
+        eviction.used((b"y",), (b"y",))
+    assert order(eviction, 3) == b"xay"
+    eviction.used((b"x",), (b"x",))
+    assert order(eviction, 3) == b"ayx"
+
+
+def test_who_comes_back_begins_anew() -> None:
+    eviction = after(b"a", b"b", b"a", b"c")
+    eviction.removed(b"a")
+    eviction.used((b"a",), ())
+    assert order(eviction, 3) == b"bca"
+
+
+@given(
+    requests=st.lists(st.sets(KEYS, min_size=1, max_size=3), max_size=20),
+    constants=st.sets(KEYS, max_size=2),
+    kept=st.sets(KEYS, max_size=3),
+    needed_bytes=st.integers(0, 80),
+)
+def test_asking_changes_nothing_and_takes_no_more_than_needed(
+    requests: list[set[bytes]], constants: set[bytes], kept: set[bytes], needed_bytes: int
+) -> None:
+    eviction = TwoSets()
+    for request in requests:
+        eviction.used(sorted(request), constants)
+    there = set().union(*requests)
+    victims = eviction.victims(needed_bytes, SIZES, kept)
+    assert eviction.victims(needed_bytes, SIZES, kept) == victims
+    if victims is None:
+        assert 10 * len(there - kept) < needed_bytes
+    else:
+        assert set(victims) <= there - kept
+        assert len(set(victims)) == len(victims) == -(-needed_bytes // 10)
