@@ -32,6 +32,11 @@ def fails(error: Any, call: Callable[..., Sequence[Any]], *arguments: Any) -> No
     assert call(*arguments)[0] == error
 
 
+def synchronize() -> None:
+    """Waits for all work of the current context."""
+    ok(driver.cuCtxSynchronize())
+
+
 def view(address: Any, dtype: Any, count: int) -> np.ndarray:
     """Device memory as an array: it is host memory."""
     size = np.dtype(dtype).itemsize * count

@@ -20,9 +20,13 @@ CUresult current_context(CUcontext *ctx) {
   TRY(require_init());
   CUcontext found = peek_context();
   REQUIRE(found != NULL, CUDA_ERROR_INVALID_CONTEXT, "no context is current in this thread");
-  int sticky = atomic_load_explicit(&found->sticky, memory_order_relaxed);
-  REQUIRE(sticky == 0, (CUresult)sticky, "%s", found->failure);
   *ctx = found;
+  return context_status(found);
+}
+
+CUresult context_status(CUcontext ctx) {
+  int sticky = atomic_load_explicit(&ctx->sticky, memory_order_acquire);
+  REQUIRE(sticky == 0, (CUresult)sticky, "%s", ctx->failure);
   return CUDA_SUCCESS;
 }
 
@@ -43,6 +47,7 @@ CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx) 
 }
 
 void context_delete(CUcontext ctx) {
+  (void)context_wait(ctx);
   while (ctx->streams != NULL) stream_forget(ctx->streams);
   stream_forget(&ctx->legacy);
   stream_forget(&ctx->per_thread);
@@ -69,6 +74,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice ordinal) {
 
 static CUresult primary_drop(device *dev, bool all) {
   CUcontext dead = NULL;
+  if (dev->primary != NULL) TRY(context_wait(dev->primary)); /* refused inside a host function */
   pthread_mutex_lock(&state_lock);
   bool active = dev->primary_references > 0;
   if (active) dev->primary_references = all ? 0 : dev->primary_references - 1;
@@ -163,6 +169,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx) {
   TRY(require_init());
   REQUIRE(handle_is(ctx, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "%s: not a live context", __func__);
   REQUIRE(!ctx->primary, CUDA_ERROR_INVALID_CONTEXT, "a primary context is released, not destroyed");
+  TRY(context_wait(ctx)); /* refused inside a host function */
   if (peek_context() == ctx) stack.depth--;
   context_delete(ctx);
   return CUDA_SUCCESS;

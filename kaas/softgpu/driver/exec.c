@@ -15,7 +15,9 @@ static CUresult fill_step(step *made, const struct CUgraphNode_st *node, CUgraph
     CUgraphExec inner;
     TRY(exec_new(node->op.child, 0, &inner));
     made->op = (op){.kind = OP_EXEC, .exec = inner};
+    exec->records |= inner->records;
   }
+  exec->records |= made->op.kind == OP_RECORD;
   if (made->op.kind == OP_KERNEL) {
     TRY(kernel_storage(made->op.kernel.kern, made->op.kernel.launch.params, &made->storage));
     made->op.kernel.launch.params = made->storage;
@@ -47,7 +49,7 @@ static CUresult fill_exec(CUgraphExec exec, CUgraph graph, CUgraphNode *order) {
 CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec) {
   CUgraphExec made = handle_new(HANDLE_EXEC, sizeof *made);
   REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a graph instance");
-  pthread_mutex_init(&made->turn, NULL);
+  atomic_init(&made->references, 1);
   made->graph_id = graph->id;
   made->flags = flags;
   CUgraphNode *order = malloc((graph->live + 1) * sizeof *order);
@@ -62,8 +64,10 @@ CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec) {
 }
 
 void exec_delete(CUgraphExec exec) {
-  pthread_mutex_lock(&exec->turn); /* another thread may be running it */
-  pthread_mutex_unlock(&exec->turn);
+  if (atomic_fetch_sub(&exec->references, 1) > 1) return; /* launches under way keep it */
+  pthread_mutex_lock(&work_lock);
+  fence_drop_locked(exec->last);
+  pthread_mutex_unlock(&work_lock);
   for (size_t i = 0; i < exec->step_count; i++) {
     if (exec->steps[i].op.kind == OP_EXEC) exec_delete(exec->steps[i].op.exec);
     free(exec->steps[i].storage);
@@ -72,18 +76,29 @@ void exec_delete(CUgraphExec exec) {
   free(exec->position);
   free(exec->needs);
   objects_release(&exec->objects);
-  pthread_mutex_destroy(&exec->turn);
-  handle_delete(exec);
+  handle_kill(exec);
+  handle_bury(exec, HANDLE_EXEC);
+}
+
+static void expect_records_locked(CUgraphExec exec, fence *launch) {
+  for (const step *s = exec->steps; s < exec->steps + exec->step_count; s++) {
+    if (s->op.kind == OP_RECORD) event_expect_locked(s->op.event, launch);
+    if (s->op.kind == OP_EXEC) expect_records_locked(s->op.exec, launch);
+  }
 }
 
 CUresult exec_run(CUgraphExec exec, CUcontext ctx) {
   CUresult status = CUDA_SUCCESS;
-  pthread_mutex_lock(&exec->turn);
   const step *end = exec->steps + exec->step_count;
   for (const step *s = exec->steps; s < end && status == CUDA_SUCCESS; s++)
     if (s->enabled) status = op_run(&s->op, ctx);
-  pthread_mutex_unlock(&exec->turn);
   return status;
+}
+
+/* A launch was queued: it keeps the instance, and the events that it will record stand for it. */
+void exec_launched_locked(CUgraphExec exec, fence *launch) {
+  atomic_fetch_add(&exec->references, 1);
+  if (exec->records) expect_records_locked(exec, launch);
 }
 
 /* --- calls */
@@ -115,6 +130,7 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRA
 
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
   TRY(exec_get(exec));
+  handle_kill(exec);
   exec_delete(exec);
   return CUDA_SUCCESS;
 }
@@ -138,10 +154,10 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
   TRY(stream_get(stream, &s));
   TRY(exec_get(exec));
   TRY(capture_forbids(s));
-  return submit(s, &(op){.kind = OP_EXEC, .exec = exec});
+  return submit(s, &(op){.kind = OP_EXEC, .exec = exec}, false);
 }
 
-/* --- changes. They wait for a running launch of the instance and show in later ones. */
+/* --- changes. They wait for the launches under way and show in later ones. */
 
 /* The step of a node of the graph that exec, or a graph embedded in it, was made from; NULL if there is none. */
 static step *find_step(CUgraphExec exec, CUgraphNode node) {
@@ -171,10 +187,8 @@ static CUresult step_get_kind(CUgraphExec exec, CUgraphNode node, enum op_kind k
 
 #define CHANGE(exec, call) \
   do { \
-    pthread_mutex_lock(&(exec)->turn); \
-    CUresult changed_ = (call); \
-    pthread_mutex_unlock(&(exec)->turn); \
-    return changed_; \
+    TRY(exec_wait(exec)); \
+    return (call); \
   } while (0)
 
 CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p) {

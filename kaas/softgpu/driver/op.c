@@ -1,8 +1,7 @@
-/* Operations: the one place where work is done, and the way work gets there from a stream. */
+/* Operations: the one place where work is done. */
 #include "driver.h"
 
 #include <string.h>
-#include <time.h>
 
 static void run_copy(const copy *c) {
   if (c->height == 1 && c->depth == 1) {
@@ -47,20 +46,13 @@ CUresult op_run(const op *o, CUcontext ctx) {
     case OP_HOST: o->host.fn(o->host.data); return CUDA_SUCCESS;
     case OP_RECORD: event_record_now(o->event); return CUDA_SUCCESS;
     case OP_EXEC: return exec_run(o->exec, ctx);
-    case OP_WAIT: /* what the event stands for has run, as all submitted work has */
+    case OP_WAIT: event_wait_now(o->event); return CUDA_SUCCESS;
+    case OP_FREE: memory_give_back(&o->freed); return CUDA_SUCCESS;
+    case OP_AWAIT:
     case OP_EMPTY: return CUDA_SUCCESS;
     case OP_CHILD: break; /* only in graphs; an instance holds OP_EXEC in its place */
   }
   return fail(CUDA_ERROR_INVALID_VALUE, "operation %d cannot run", (int)o->kind);
-}
-
-CUresult submit(CUstream s, const op *o) {
-  if (atomic_load_explicit(&s->capture, memory_order_acquire) != NULL) return capture_op(s, o);
-  TRY(capture_legacy_gate(s));
-  pthread_mutex_lock(&s->turn);
-  CUresult status = op_run(o, s->ctx);
-  pthread_mutex_unlock(&s->turn);
-  return status;
 }
 
 /* The bytes from the first to the last that rows of width bytes touch. */
