@@ -7,26 +7,42 @@ devices that run the PTX of ordinary CUDA kernels; nothing above the driver can 
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kaas.errors import DeviceUnavailable
+from kaas.softgpu.model import Device, Model, Takes, describe_time
 
-__all__ = ["DEFAULT_MEMORY_BYTES", "MAX_DEVICES", "last_error", "load", "loaded_devices", "real_driver_present"]
+__all__ = [
+    "DEFAULT_MEMORY_BYTES",
+    "MAX_DEVICES",
+    "MODEL_VARIABLE",
+    "Device",
+    "Model",
+    "Takes",
+    "last_error",
+    "load",
+    "loaded_devices",
+    "real_driver_present",
+    "set_model",
+]
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 MAX_DEVICES = 16
+MODEL_VARIABLE = "KAAS_SOFTGPU_MODEL"
+"""Environment: a file with the model (`Model.from_file`) of every device that is given none."""
 PROBE_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    devices: tuple[int, ...]
+    devices: tuple[Device, ...]
     library: ctypes.CDLL
     compiler: Any  # its callbacks are called from C as long as the process lives
 
@@ -35,30 +51,44 @@ _lock = threading.Lock()
 _state: dict[str, _Loaded] = {}  # "driver": the one of this process, once there is one
 
 
-def load(devices: Sequence[int] = (DEFAULT_MEMORY_BYTES,), *, force: bool = False) -> None:
-    """Gives this process one software device for each entry of devices, its memory in bytes.
+def load(devices: Sequence[int | Device] = (DEFAULT_MEMORY_BYTES,), *, force: bool = False) -> None:
+    """Gives this process one software device for each entry of devices: a `Device`, or just its memory in bytes.
 
     Must come before the first use of cuda.bindings or cuda.core. Loading again with the same devices does nothing.
     Raises DeviceUnavailable if devices differ from those loaded, if a real driver works here (unless force), and if
     the driver library cannot be built.
     """
-    wanted = tuple(devices)
-    if not 1 <= len(wanted) <= MAX_DEVICES or any(size <= 0 for size in wanted):
-        raise ValueError(f"1 to {MAX_DEVICES} devices with more than 0 bytes each are possible, not {wanted}")
+    wanted = tuple(_described(device) for device in devices)
+    if not 1 <= len(wanted) <= MAX_DEVICES or any(device.memory_bytes <= 0 for device in wanted):
+        raise ValueError(f"1 to {MAX_DEVICES} devices with more than 0 bytes each are possible, not {devices}")
     with _lock:
         present = _state.get("driver")
         if present is None:
             _state["driver"] = _load(wanted, force=force)
         elif present.devices != wanted:
             raise DeviceUnavailable(
-                f"this process already has software devices of {present.devices} bytes; it cannot get {wanted}"
+                f"this process already has the software devices {present.devices}; it cannot get {wanted}"
             )
+
+
+def _described(device: int | Device) -> Device:
+    given = device if isinstance(device, Device) else Device(device)
+    path = os.environ.get(MODEL_VARIABLE)
+    return given if given.model is not None or not path else replace(given, model=Model.from_file(path))
+
+
+def set_model(ordinal: int, model: Model) -> None:
+    """Gives a loaded device another model, for work submitted from now on."""
+    present = _state.get("driver")
+    if present is None:
+        raise DeviceUnavailable("there are no software devices in this process yet")
+    _check(present.library, describe_time(present.library, ordinal, model))
 
 
 def loaded_devices() -> tuple[int, ...]:
     """The memory in bytes of each software device of this process; empty before `load`."""
     present = _state.get("driver")
-    return present.devices if present else ()
+    return tuple(device.memory_bytes for device in present.devices) if present else ()
 
 
 def last_error() -> str:
@@ -86,7 +116,7 @@ def real_driver_present() -> bool:
     return done.returncode == 0
 
 
-def _load(devices: tuple[int, ...], *, force: bool) -> _Loaded:
+def _load(devices: tuple[Device, ...], *, force: bool) -> _Loaded:
     from kaas.softgpu.build import build
 
     if not force and real_driver_present():
@@ -103,13 +133,19 @@ def open_library(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _configure(library: ctypes.CDLL, devices: tuple[int, ...]) -> _Loaded:
+def _configure(library: ctypes.CDLL, devices: tuple[Device, ...]) -> _Loaded:
     from kaas.softgpu.jit import Compiler  # brings llvmlite: only where kernels are compiled
 
     compiler = Compiler(library)
-    sizes = (ctypes.c_uint64 * len(devices))(*devices)
-    status = library.kaas_softgpu_configure(len(devices), sizes, ctypes.byref(compiler.callbacks))
+    sizes = (ctypes.c_uint64 * len(devices))(*(device.memory_bytes for device in devices))
+    _check(library, library.kaas_softgpu_configure(len(devices), sizes, ctypes.byref(compiler.callbacks)))
+    for ordinal, device in enumerate(devices):
+        if device.model is not None:
+            _check(library, describe_time(library, ordinal, device.model))
+    return _Loaded(devices, library, compiler)
+
+
+def _check(library: ctypes.CDLL, status: int) -> None:
     if status != 0:
         message: bytes = library.kaas_softgpu_last_error()
         raise DeviceUnavailable(f"the software GPU could not be set up: {message.decode(errors='replace')}")
-    return _Loaded(devices, library, compiler)

@@ -87,6 +87,7 @@ typedef struct device {
   CUcontext primary;   /* under state_lock, as the next two */
   unsigned primary_references, primary_flags;
   CUmemoryPool default_pool, pool;
+  struct model *model; /* of its time; NULL: work takes what it takes */
 } device;
 
 struct CUstream_st {
@@ -102,6 +103,7 @@ struct CUstream_st {
   bool running;              /* a thread runs the first */
   bool dying;                /* destroyed; buried with the last of its work */
   uint64_t legacy_seen;      /* the work of the default stream that this one last waited for */
+  int64_t clock_ns;          /* the modelled end of its latest work */
   struct CUstream_st *next_busy;
   /* Under capture_lock; `capture` may be read without to learn whether there is one. */
   _Atomic(struct capture *) capture;
@@ -291,6 +293,11 @@ typedef struct fence { /* under work_lock */
   int64_t time_ns; /* when it was done */
   struct fence *next;
 } fence;
+
+/* Modelled time (model.c): a clock in each thread that runs work of a device with a model. */
+int64_t model_clock(void);
+void model_set_clock(int64_t time_ns);
+void model_account(struct model *m, const op *o, int64_t began_ns);
 
 extern pthread_mutex_t work_lock;
 int64_t now_ns(void);

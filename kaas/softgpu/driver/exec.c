@@ -87,7 +87,31 @@ static void expect_records_locked(CUgraphExec exec, fence *launch) {
   }
 }
 
+/* Steps run one after the other; in the model each begins when those that it needs have ended. */
+static CUresult run_modelled(CUgraphExec exec, CUcontext ctx) {
+  CUresult status = CUDA_SUCCESS;
+  int64_t began = model_clock(), end = began;
+  int64_t *ends = malloc((exec->step_count + 1) * sizeof *ends);
+  REQUIRE(ends != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory to run a graph");
+  for (size_t i = 0; i < exec->step_count && status == CUDA_SUCCESS; i++) {
+    const step *s = &exec->steps[i];
+    ends[i] = began;
+    for (uint32_t j = 0; j < s->needs_count; j++) {
+      int64_t need = ends[exec->position[exec->needs[s->needs_from + j]]];
+      if (need > ends[i]) ends[i] = need;
+    }
+    model_set_clock(ends[i]);
+    if (s->enabled) status = op_run(&s->op, ctx);
+    ends[i] = model_clock();
+    if (ends[i] > end) end = ends[i];
+  }
+  free(ends);
+  model_set_clock(end);
+  return status;
+}
+
 CUresult exec_run(CUgraphExec exec, CUcontext ctx) {
+  if (ctx->dev->model != NULL) return run_modelled(exec, ctx);
   CUresult status = CUDA_SUCCESS;
   const step *end = exec->steps + exec->step_count;
   for (const step *s = exec->steps; s < end && status == CUDA_SUCCESS; s++)

@@ -38,7 +38,7 @@ static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
   return result;
 }
 
-CUresult op_run(const op *o, CUcontext ctx) {
+static CUresult run(const op *o, CUcontext ctx) {
   switch (o->kind) {
     case OP_KERNEL: return run_kernel(&o->kernel, ctx);
     case OP_COPY: run_copy(&o->copy); return CUDA_SUCCESS;
@@ -53,6 +53,15 @@ CUresult op_run(const op *o, CUcontext ctx) {
     case OP_CHILD: break; /* only in graphs; an instance holds OP_EXEC in its place */
   }
   return fail(CUDA_ERROR_INVALID_VALUE, "operation %d cannot run", (int)o->kind);
+}
+
+CUresult op_run(const op *o, CUcontext ctx) {
+  struct model *m = ctx->dev->model;
+  if (__builtin_expect(m == NULL || o->kind == OP_EXEC, 1)) return run(o, ctx);
+  int64_t began = now_ns();
+  CUresult status = run(o, ctx);
+  model_account(m, o, began);
+  return status;
 }
 
 /* The bytes from the first to the last that rows of width bytes touch. */

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { INLINE_BYTES = 256, MOST_WAITING = 1024 /* in a stream: who submits more lends a hand, as CUDA has it */ };
+enum { INLINE_BYTES = 256, MOST_WAITING = 1024 /* in a stream: who submits more lends a hand, as CUDA has it */, LARGE_BYTES = 1 << 20 };
 
 typedef struct work {
   struct work *next;
@@ -21,6 +21,7 @@ typedef struct work {
   fence *awaits;    /* OP_AWAIT */
   fence *signals;   /* or NULL */
   bool seen;        /* by a look of the workers' clock */
+  int64_t submitted_ns; /* where time is modelled */
   void *storage;    /* of what does not fit into bytes */
   _Alignas(PARAM_ALIGNMENT) uint8_t bytes[INLINE_BYTES];
 } work;
@@ -78,6 +79,7 @@ static work *append_locked(CUstream s, const op *o) {
   w->awaits = w->signals = NULL;
   w->seen = false;
   w->storage = NULL;
+  if (s->ctx->dev->model != NULL) w->submitted_ns = now_ns();
   s->waiting++;
   if (s->last != NULL) {
     s->last->next = w;
@@ -176,10 +178,47 @@ static void perform(const op *o, CUcontext ctx) {
   if (o->kind == OP_EXEC) exec_delete(o->exec);
 }
 
+static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Lets go of the lock until then. */
+static void sleep_until_locked(int64_t time_ns) {
+  static pthread_cond_t never;
+  static bool made;
+  if (!made) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&never, &monotonic);
+    made = true;
+  }
+  struct timespec until = {time_ns / 1000000000, time_ns % 1000000000};
+  while (now_ns() < time_ns) pthread_cond_timedwait(&never, &work_lock, &until);
+}
+
+/* Runs w in modelled time. */
+static void perform_modelled_locked(CUstream s, work *w) {
+  s->clock_ns = later(s->clock_ns, w->op.kind == OP_AWAIT ? w->awaits->time_ns : w->submitted_ns);
+  if (w->op.kind == OP_AWAIT || w->op.kind == OP_EMPTY) return;
+  pthread_mutex_unlock(&work_lock);
+  work *outer = running;
+  int64_t outer_clock = model_clock();
+  running = w;
+  model_set_clock(s->clock_ns);
+  perform(&w->op, s->ctx);
+  running = outer;
+  pthread_mutex_lock(&work_lock);
+  s->clock_ns = model_clock();
+  model_set_clock(outer_clock);
+  sleep_until_locked(s->clock_ns);
+}
+
 void work_run_first_locked(CUstream s) {
   work *w = s->first;
+  bool modelled = s->ctx->dev->model != NULL;
   s->running = true;
-  if (w->op.kind != OP_AWAIT && w->op.kind != OP_EMPTY) {
+  if (modelled) {
+    perform_modelled_locked(s, w);
+  } else if (w->op.kind != OP_AWAIT && w->op.kind != OP_EMPTY) {
     pthread_mutex_unlock(&work_lock);
     work *outer = running;
     running = w;
@@ -188,7 +227,7 @@ void work_run_first_locked(CUstream s) {
     pthread_mutex_lock(&work_lock);
   }
   if (w->signals != NULL) {
-    w->signals->time_ns = now_ns();
+    w->signals->time_ns = modelled ? s->clock_ns : now_ns();
     w->signals->done = true;
   }
   s->running = false;
@@ -275,6 +314,16 @@ static CUresult queue_and_wait_locked(CUstream s, const op *o) {
   return CUDA_SUCCESS;
 }
 
+/* Work that takes long whoever runs it begins now. */
+static void notice_locked(CUstream s, const op *o) {
+  bool large = o->kind == OP_COPY && o->copy.width * o->copy.height * o->copy.depth >= LARGE_BYTES;
+  bool hurry = (large || s->ctx->dev->model != NULL) && ready_locked(s) && !s->first->seen;
+  workers_notice_locked();
+  if (!hurry) return;
+  s->first->seen = true;
+  workers_wake_locked();
+}
+
 CUresult submit(CUstream s, const op *o, bool wait) {
   work *w;
   if (atomic_load_explicit(&s->capture, memory_order_acquire) != NULL) return capture_op(s, o);
@@ -282,7 +331,7 @@ CUresult submit(CUstream s, const op *o, bool wait) {
   if (wait) TRY(may_wait());
   pthread_mutex_lock(&work_lock);
   CUresult status = wait ? queue_and_wait_locked(s, o) : queue_locked(s, o, &w);
-  if (!wait) workers_notice_locked();
+  if (!wait) notice_locked(s, o);
   pthread_mutex_unlock(&work_lock);
   TRY(status);
   return wait ? context_status(s->ctx) : CUDA_SUCCESS;
@@ -365,7 +414,7 @@ void event_record_now(CUevent e) {
   fence *f = fence_new_locked(NULL);
   if (f != NULL) {
     f->done = true;
-    f->time_ns = now_ns();
+    f->time_ns = e->ctx->dev->model != NULL ? model_clock() : now_ns();
     fence_drop_locked(e->fence);
     e->fence = f;
   }
@@ -393,6 +442,7 @@ void event_wait_now(CUevent e) {
   if (f != NULL && !f->done && running != NULL && running->signals != NULL && f->stream != running->signals->stream) {
     fence_keep_locked(f);
     wait_locked(f);
+    model_set_clock(later(model_clock(), f->time_ns));
     fence_drop_locked(f);
   }
   pthread_mutex_unlock(&work_lock);

@@ -73,6 +73,9 @@ int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes);
 int kaas_softgpu_configure(uint32_t devices, const uint64_t *memory_bytes, const kaas_compiler *compiler);
 /* The sentence left by the last failing call of this thread ("" if none). */
 const char *kaas_softgpu_last_error(void);
+/* The time that copies and kernels of a device are to take; see kaas.softgpu.Model. A rate of 0: as it comes. */
+int kaas_softgpu_model(uint32_t device, double copy_bytes_per_s, double copy_latency_s, double launch_latency_s,
+                       uint32_t kernels, const char *const *names, const double *seconds, const double *shares);
 void kaas_softgpu_set_last_error(const char *message);
 
 #endif

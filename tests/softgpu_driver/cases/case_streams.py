@@ -12,12 +12,22 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from tests.softgpu_driver.calls import Error, Kernels, device_array, fails, kernel_params, launch, ok, synchronize
+from tests.softgpu_driver.calls import (
+    LIMIT_S,
+    Error,
+    Gate,
+    Kernels,
+    device_array,
+    fails,
+    kernel_params,
+    launch,
+    ok,
+    synchronize,
+)
 
 pytestmark = pytest.mark.usefixtures("ctx")
 
 NON_BLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-LIMIT_S = 60.0
 
 
 def test_what_a_stream_says_of_itself(ctx: Any) -> None:
@@ -82,25 +92,6 @@ def test_kernels_of_two_streams_run_side_by_side() -> None:
     for _ in range(2):
         launch(meet, (address,), (None,), stream=ok(driver.cuStreamCreate(NON_BLOCKING)))
     synchronize()
-
-
-class Gate:
-    """A host function that waits, in the stream, until the test opens it; and one that notes that it ran."""
-
-    def __init__(self) -> None:
-        self.open, self.reached = threading.Event(), threading.Event()
-        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        self._held = signature(lambda _: self._wait())
-        self._noted = signature(lambda _: self.reached.set())
-
-    def _wait(self) -> None:
-        assert self.open.wait(LIMIT_S)
-
-    def hold(self, stream: Any) -> None:
-        ok(driver.cuLaunchHostFunc(stream, driver.CUhostFn(ctypes.cast(self._held, ctypes.c_void_p).value), 0))
-
-    def note(self, stream: Any) -> None:
-        ok(driver.cuLaunchHostFunc(stream, driver.CUhostFn(ctypes.cast(self._noted, ctypes.c_void_p).value), 0))
 
 
 @pytest.fixture
