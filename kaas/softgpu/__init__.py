@@ -17,15 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from kaas.errors import DeviceUnavailable
+from kaas.softgpu.faults import FAULTS, Fault, forgive_faults, inject_fault
 from kaas.softgpu.model import Device, Model, Takes, describe_time
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
+    "FAULTS",
     "MAX_DEVICES",
     "MODEL_VARIABLE",
     "Device",
+    "Fault",
     "Model",
     "Takes",
+    "forgive",
+    "inject",
     "last_error",
     "load",
     "loaded_devices",
@@ -79,10 +84,26 @@ def _described(device: int | Device) -> Device:
 
 def set_model(ordinal: int, model: Model) -> None:
     """Gives a loaded device another model, for work submitted from now on."""
+    library = _present().library
+    _check(library, describe_time(library, ordinal, model))
+
+
+def inject(fault: Fault, ordinal: int = 0) -> None:
+    """Makes a fault come on a loaded device; up to 32 at a time."""
+    library = _present().library
+    _check(library, inject_fault(library, ordinal, fault))
+
+
+def forgive() -> None:
+    """Takes back the faults that have not come, ends hangs, and finds lost devices again."""
+    forgive_faults(_present().library)
+
+
+def _present() -> _Loaded:
     present = _state.get("driver")
     if present is None:
         raise DeviceUnavailable("there are no software devices in this process yet")
-    _check(present.library, describe_time(present.library, ordinal, model))
+    return present
 
 
 def loaded_devices() -> tuple[int, ...]:
@@ -142,6 +163,8 @@ def _configure(library: ctypes.CDLL, devices: tuple[Device, ...]) -> _Loaded:
     for ordinal, device in enumerate(devices):
         if device.model is not None:
             _check(library, describe_time(library, ordinal, device.model))
+        for fault in device.faults:
+            _check(library, inject_fault(library, ordinal, fault))
     return _Loaded(devices, library, compiler)
 
 

@@ -1,4 +1,4 @@
-"""What a software device is to be like: its memory, and the time that its copies and kernels are to take."""
+"""What a software device is to be like: its memory, its faults, and the time that copies and kernels are to take."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from kaas.softgpu.faults import Fault
 
 __all__ = ["Device", "Model", "Takes", "describe_time"]
 
@@ -67,10 +69,12 @@ class Device:
     Args:
         memory_bytes: how much it has.
         model: of its time; None lets everything take the time that it takes.
+        faults: that it is to have, counted from the moment it is loaded.
     """
 
     memory_bytes: int
     model: Model | None = None
+    faults: tuple[Fault, ...] = ()
 
 
 def describe_time(library: ctypes.CDLL, ordinal: int, model: Model) -> int:

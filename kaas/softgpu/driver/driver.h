@@ -88,6 +88,8 @@ typedef struct device {
   unsigned primary_references, primary_flags;
   CUmemoryPool default_pool, pool;
   struct model *model; /* of its time; NULL: work takes what it takes */
+  _Atomic bool faulty; /* faults may come */
+  _Atomic bool lost;
 } device;
 
 struct CUstream_st {
@@ -121,6 +123,7 @@ struct CUctx_st {
   unsigned long long id;
   _Atomic int sticky; /* the CUresult of the kernel that failed; every later call returns it */
   char failure[512];  /* what that kernel said; written before sticky */
+  _Atomic bool dying;
   bool primary;
   uint32_t peers; /* bit d: access to device d was enabled */
   size_t limits[LIMITS];
@@ -283,6 +286,13 @@ CUresult submit(CUstream s, const op *o, bool wait);
 CUresult copy_check(const copy *c, bool src_known, bool dst_known);
 CUresult fill_check(const fill *f);
 CUresult copy_from_3d(const CUDA_MEMCPY3D *p, copy *c);
+
+/* --- faults (faults.c) */
+
+enum fault_site { FAULT_AT_ALLOCATION, FAULT_AT_KERNEL, FAULT_AT_COPY };
+/* The fault that comes now, if one does. name: of a kernel; ctx: of a kernel or copy. Ask where dev->faulty. */
+CUresult fault_at(enum fault_site site, device *dev, CUcontext ctx, const char *name);
+void faults_let_go(bool all); /* ends all hangs, or those of dying contexts */
 
 /* --- queues and who runs them (work.c, workers.c) */
 

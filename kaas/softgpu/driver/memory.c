@@ -114,6 +114,7 @@ CUresult memory_allocate(allocation entry, uintptr_t *base) {
   REQUIRE(entry.bytes <= SIZE_MAX / 2, CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes wanted", entry.bytes);
   entry.reserved = memory_round(entry.bytes);
   if (entry.dev != NULL) {
+    if (entry.dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, entry.dev, NULL, ""));
     pthread_mutex_lock(&memory_lock);
     CUresult status = memory_reserve_locked(entry.dev, entry.reserved);
     pthread_mutex_unlock(&memory_lock);

@@ -26,22 +26,33 @@ static void run_fill(const fill *f) {
   for (size_t y = 0; y < f->height; y++) fill_row(f->dst + y * f->pitch, f->width, f->value, f->element_bytes);
 }
 
-static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
-  char message[400] = "";
-  int status = kaas_run(&call->launch, message, sizeof message);
-  if (__builtin_expect(status == 0, 1)) return CUDA_SUCCESS;
+/* The explanation that this thread gave last becomes the context's. */
+static CUresult stick(CUcontext ctx, CUresult status) {
   int none = 0;
-  CUresult result = fail((CUresult)status, "kernel %s: %s", call->kern->info->name, message);
   if (atomic_load(&ctx->sticky) == 0) memcpy(ctx->failure, kaas_softgpu_last_error(), sizeof ctx->failure);
   ctx->failure[sizeof ctx->failure - 1] = 0;
-  atomic_compare_exchange_strong(&ctx->sticky, &none, status); /* the first failure is the one to tell */
-  return result;
+  atomic_compare_exchange_strong(&ctx->sticky, &none, (int)status); /* the first failure is the one to tell */
+  return status;
+}
+
+static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
+  char message[400] = "";
+  const char *name = call->kern->info->name;
+  if (__builtin_expect(atomic_load_explicit(&ctx->dev->faulty, memory_order_relaxed), 0)) {
+    CUresult fault = fault_at(FAULT_AT_KERNEL, ctx->dev, ctx, name);
+    if (fault != CUDA_SUCCESS) return stick(ctx, fault);
+  }
+  int status = kaas_run(&call->launch, message, sizeof message);
+  if (__builtin_expect(status == 0, 1)) return CUDA_SUCCESS;
+  return stick(ctx, fail((CUresult)status, "kernel %s: %s", name, message));
 }
 
 static CUresult run(const op *o, CUcontext ctx) {
   switch (o->kind) {
     case OP_KERNEL: return run_kernel(&o->kernel, ctx);
-    case OP_COPY: run_copy(&o->copy); return CUDA_SUCCESS;
+    case OP_COPY:
+      run_copy(&o->copy);
+      return ctx->dev->faulty ? fault_at(FAULT_AT_COPY, ctx->dev, ctx, "") : CUDA_SUCCESS;
     case OP_FILL: run_fill(&o->fill); return CUDA_SUCCESS;
     case OP_HOST: o->host.fn(o->host.data); return CUDA_SUCCESS;
     case OP_RECORD: event_record_now(o->event); return CUDA_SUCCESS;

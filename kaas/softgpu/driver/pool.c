@@ -83,6 +83,7 @@ CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr 
                       .ctx = ctx,
                       .pool = pool,
                       .kind = pool->dev == NULL ? MEMORY_HOST : MEMORY_DEVICE};
+  if (pool->dev != NULL && pool->dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, pool->dev, NULL, ""));
   pthread_mutex_lock(&memory_lock);
   CUresult status = take_locked(pool, &entry.reserved, &entry.base);
   pthread_mutex_unlock(&memory_lock);

@@ -173,7 +173,7 @@ static void unlink_locked(CUstream s) {
 
 /* After an error nothing runs any more but what gives back. */
 static void perform(const op *o, CUcontext ctx) {
-  bool failed = atomic_load_explicit(&ctx->sticky, memory_order_acquire) != 0;
+  bool failed = atomic_load_explicit(&ctx->sticky, memory_order_acquire) != 0 || atomic_load(&ctx->dev->lost);
   if (!failed || o->kind == OP_FREE) (void)op_run(o, ctx);
   if (o->kind == OP_EXEC) exec_delete(o->exec);
 }
