@@ -25,6 +25,7 @@ __all__ = [
     "FAULTS",
     "MAX_DEVICES",
     "MODEL_VARIABLE",
+    "STRICT_VARIABLE",
     "Device",
     "Fault",
     "Model",
@@ -36,12 +37,15 @@ __all__ = [
     "loaded_devices",
     "real_driver_present",
     "set_model",
+    "set_strict",
 ]
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 MAX_DEVICES = 16
 MODEL_VARIABLE = "KAAS_SOFTGPU_MODEL"
 """Environment: a file with the model (`Model.from_file`) of every device that is given none."""
+STRICT_VARIABLE = "KAAS_SOFTGPU_STRICT"
+"""Environment: a seed; software devices that are loaded are strict (`set_strict`) with it."""
 PROBE_LIMIT_S = 60.0
 
 
@@ -86,6 +90,22 @@ def set_model(ordinal: int, model: Model) -> None:
     """Gives a loaded device another model, for work submitted from now on."""
     library = _present().library
     _check(library, describe_time(library, ordinal, model))
+
+
+def set_strict(seed: int | None) -> None:
+    """Strict mode, with this seed, from now on; None: no longer.
+
+    Nothing runs before somebody waits for it, independent work runs in any order, new and freed memory holds poison: a
+    missing synchronisation or a use after free gives wrong results. Programs that are right get the same results.
+    """
+    strict_mode(_present().library, seed)
+
+
+def strict_mode(library: ctypes.CDLL, seed: int | None) -> None:
+    """`set_strict` for a driver that was loaded by `open_library`."""
+    library.kaas_softgpu_strict.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    library.kaas_softgpu_strict.restype = None
+    library.kaas_softgpu_strict(seed is not None, seed or 0)
 
 
 def inject(fault: Fault, ordinal: int = 0) -> None:
@@ -165,6 +185,8 @@ def _configure(library: ctypes.CDLL, devices: tuple[Device, ...]) -> _Loaded:
             _check(library, describe_time(library, ordinal, device.model))
         for fault in device.faults:
             _check(library, inject_fault(library, ordinal, fault))
+    seed = os.environ.get(STRICT_VARIABLE)
+    strict_mode(library, int(seed) if seed else None)
     return _Loaded(devices, library, compiler)
 
 

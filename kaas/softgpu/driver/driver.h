@@ -294,6 +294,14 @@ enum fault_site { FAULT_AT_ALLOCATION, FAULT_AT_KERNEL, FAULT_AT_COPY };
 CUresult fault_at(enum fault_site site, device *dev, CUcontext ctx, const char *name);
 void faults_let_go(bool all); /* ends all hangs, or those of dying contexts */
 
+/* --- strict mode (strict.c) */
+
+extern _Atomic bool strict;
+uint32_t strict_draw(uint32_t limit);
+void strict_poison(uintptr_t base, size_t bytes); /* in strict mode only */
+void memory_free(uintptr_t base, size_t bytes);   /* to the C library, sooner or later */
+bool strict_order(const struct CUgraphExec_st *exec, uint32_t *order);
+
 /* --- queues and who runs them (work.c, workers.c) */
 
 typedef struct fence { /* under work_lock */

@@ -110,8 +110,19 @@ static CUresult run_modelled(CUgraphExec exec, CUcontext ctx) {
   return status;
 }
 
+static CUresult run_strictly(CUgraphExec exec, CUcontext ctx) {
+  CUresult status = CUDA_SUCCESS;
+  uint32_t *order = malloc((exec->step_count + 1) * sizeof *order);
+  if (order == NULL || !strict_order(exec, order)) status = fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory for an order");
+  for (size_t i = 0; i < exec->step_count && status == CUDA_SUCCESS; i++)
+    if (exec->steps[order[i]].enabled) status = op_run(&exec->steps[order[i]].op, ctx);
+  free(order);
+  return status;
+}
+
 CUresult exec_run(CUgraphExec exec, CUcontext ctx) {
   if (ctx->dev->model != NULL) return run_modelled(exec, ctx);
+  if (__builtin_expect(atomic_load_explicit(&strict, memory_order_relaxed), 0)) return run_strictly(exec, ctx);
   CUresult status = CUDA_SUCCESS;
   const step *end = exec->steps + exec->step_count;
   for (const step *s = exec->steps; s < end && status == CUDA_SUCCESS; s++)

@@ -102,7 +102,7 @@ void memory_give_back(const allocation *entry) {
     pool_take_back(entry);
     return;
   }
-  free((void *)entry->base);
+  memory_free(entry->base, entry->reserved);
   if (entry->dev == NULL) return;
   pthread_mutex_lock(&memory_lock);
   entry->dev->used_bytes -= entry->reserved;
@@ -124,6 +124,7 @@ CUresult memory_allocate(allocation entry, uintptr_t *base) {
   CUresult status = entry.base != 0 ? memory_add(&entry)
                                     : fail(CUDA_ERROR_OUT_OF_MEMORY, "the host has no %zu bytes left", entry.bytes);
   if (status != CUDA_SUCCESS) memory_give_back(&entry);
+  else strict_poison(entry.base, entry.reserved);
   *base = status == CUDA_SUCCESS ? entry.base : 0;
   return status;
 }

@@ -29,7 +29,7 @@ static void trim_locked(CUmemoryPool pool, uint64_t keep) {
     pool->cached = block->next;
     pool->reserved -= block->bytes;
     if (pool->dev != NULL) pool->dev->used_bytes -= block->bytes;
-    free((void *)block->base);
+    memory_free(block->base, block->bytes);
     free(block);
   }
 }
@@ -90,6 +90,7 @@ CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr 
   TRY(status);
   status = memory_add(&entry);
   if (status != CUDA_SUCCESS) pool_take_back(&entry);
+  strict_poison(entry.base, entry.reserved);
   *address = entry.base;
   return status;
 }
@@ -97,6 +98,7 @@ CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr 
 void pool_take_back(const allocation *entry) {
   CUmemoryPool pool = entry->pool;
   struct block *block = malloc(sizeof *block);
+  strict_poison(entry->base, entry->reserved);
   pthread_mutex_lock(&memory_lock);
   pool->used -= entry->reserved;
   if (block != NULL) {
@@ -106,7 +108,7 @@ void pool_take_back(const allocation *entry) {
   } else { /* cannot be remembered: give the memory itself back */
     pool->reserved -= entry->reserved;
     if (pool->dev != NULL) pool->dev->used_bytes -= entry->reserved;
-    free((void *)entry->base);
+    memory_free(entry->base, entry->reserved);
   }
   pthread_mutex_unlock(&memory_lock);
 }

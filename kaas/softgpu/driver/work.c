@@ -255,9 +255,33 @@ static bool help_locked(CUstream s) {
   return false;
 }
 
+static CUstream latest_ready_locked(void) {
+  CUstream found = NULL;
+  for (CUstream s = busy; s != NULL; s = s->next_busy)
+    if (ready_locked(s) && (found == NULL || s->first->ticket > found->first->ticket)) found = s;
+  return found;
+}
+
+static CUstream any_ready_locked(void) {
+  CUstream found = NULL;
+  uint32_t choices = 0;
+  for (CUstream s = busy; s != NULL; s = s->next_busy)
+    if (ready_locked(s) && strict_draw(++choices) == 0) found = s;
+  return found;
+}
+
+/* As help_locked, but what runs need not be what is waited for. */
+static bool help_somehow_locked(CUstream s, uint32_t how) {
+  CUstream found = how == 0 ? NULL : how == 1 ? latest_ready_locked() : any_ready_locked();
+  if (found == NULL) return help_locked(s);
+  work_run_first_locked(found);
+  return true;
+}
+
 static void wait_locked(fence *f) {
+  uint32_t how = atomic_load_explicit(&strict, memory_order_relaxed) ? strict_draw(3) : 0;
   while (!f->done)
-    if (!help_locked(f->stream)) pthread_cond_wait(&progress, &work_lock);
+    if (!help_somehow_locked(f->stream, how)) pthread_cond_wait(&progress, &work_lock);
 }
 
 static CUresult may_wait(void) {
@@ -317,7 +341,8 @@ static CUresult queue_and_wait_locked(CUstream s, const op *o) {
 /* Work that takes long whoever runs it begins now. */
 static void notice_locked(CUstream s, const op *o) {
   bool large = o->kind == OP_COPY && o->copy.width * o->copy.height * o->copy.depth >= LARGE_BYTES;
-  bool hurry = (large || s->ctx->dev->model != NULL) && ready_locked(s) && !s->first->seen;
+  bool hurry = !atomic_load_explicit(&strict, memory_order_relaxed) && (large || s->ctx->dev->model != NULL) &&
+               ready_locked(s) && !s->first->seen;
   workers_notice_locked();
   if (!hurry) return;
   s->first->seen = true;
@@ -339,10 +364,16 @@ CUresult submit(CUstream s, const op *o, bool wait) {
 
 /* --- waiting, asking */
 
+/* Who asks goes on asking: the work begins. */
+static void ask_locked(CUstream s) {
+  if (atomic_load(&strict) && running == NULL) (void)help_locked(s);
+  else if (!s->running) workers_wake_locked();
+}
+
 bool stream_idle(CUstream s) {
   pthread_mutex_lock(&work_lock);
   bool idle = s->first == NULL;
-  if (!idle && !s->running) workers_wake_locked(); /* who asks goes on asking */
+  if (!idle) ask_locked(s);
   pthread_mutex_unlock(&work_lock);
   return idle;
 }
@@ -376,7 +407,7 @@ CUresult context_wait(CUcontext ctx) {
     CUstream s = busy;
     while (s != NULL && ((ctx != NULL && s->ctx != ctx) || s->first->ticket > latest)) s = s->next_busy;
     if (s == NULL) break;
-    if (!help_locked(s)) pthread_cond_wait(&progress, &work_lock);
+    if (!help_somehow_locked(s, atomic_load(&strict) ? 1 : 0)) pthread_cond_wait(&progress, &work_lock);
   }
   pthread_mutex_unlock(&work_lock);
   return CUDA_SUCCESS;
@@ -464,7 +495,7 @@ CUresult event_wait(CUevent e) {
 bool event_done(CUevent e) {
   pthread_mutex_lock(&work_lock);
   bool done = e->fence == NULL || e->fence->done;
-  if (!done) workers_wake_locked();
+  if (!done) ask_locked(e->fence->stream);
   pthread_mutex_unlock(&work_lock);
   return done;
 }

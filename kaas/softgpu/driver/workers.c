@@ -10,6 +10,7 @@
 
 enum { MOST_WORKERS = 256, IDLE_LOOKS = 10 };
 static const int64_t LOOK_NS = 100000;
+static const int64_t STRICT_LOOK_NS = 500000000; /* late enough for any bug, soon enough for who does not wait */
 
 static struct {
   pthread_cond_t work, clock;
@@ -71,7 +72,7 @@ static void *clock_main(void *unused) {
       workers.clock_asleep = false;
       idle = 0;
     }
-    sleep_locked(LOOK_NS);
+    sleep_locked(atomic_load(&strict) ? STRICT_LOOK_NS : LOOK_NS);
     idle = work_any_locked() ? 0 : idle + 1;
     if (work_find_locked(true) != NULL) workers_wake_locked();
   }
