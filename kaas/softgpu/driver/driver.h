@@ -326,6 +326,7 @@ bool work_is_ready_locked(const struct CUstream_st *s);
 bool work_any_locked(void);
 void workers_wake_locked(void);   /* one more, now */
 void workers_notice_locked(void); /* there is work, of no hurry */
+bool frees_awaited(CUcontext ctx); /* whether memory was to be freed by work, which then has been waited for */
 bool stream_idle(CUstream s);    /* asked by the program: starts its work if nobody has */
 bool stream_settled(CUstream s); /* asked by the driver */
 CUresult stream_wait(CUstream s);     /* for what was submitted so far, as the next */

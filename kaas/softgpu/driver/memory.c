@@ -109,15 +109,21 @@ void memory_give_back(const allocation *entry) {
   pthread_mutex_unlock(&memory_lock);
 }
 
+static CUresult reserve(device *dev, size_t bytes) {
+  pthread_mutex_lock(&memory_lock);
+  CUresult status = memory_reserve_locked(dev, bytes);
+  pthread_mutex_unlock(&memory_lock);
+  return status;
+}
+
 CUresult memory_allocate(allocation entry, uintptr_t *base) {
   REQUIRE(entry.bytes > 0, CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
   REQUIRE(entry.bytes <= SIZE_MAX / 2, CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes wanted", entry.bytes);
   entry.reserved = memory_round(entry.bytes);
   if (entry.dev != NULL) {
     if (entry.dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, entry.dev, NULL, ""));
-    pthread_mutex_lock(&memory_lock);
-    CUresult status = memory_reserve_locked(entry.dev, entry.reserved);
-    pthread_mutex_unlock(&memory_lock);
+    CUresult status = reserve(entry.dev, entry.reserved);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(entry.ctx)) status = reserve(entry.dev, entry.reserved);
     TRY(status);
   }
   entry.base = (uintptr_t)aligned_alloc(ALIGNMENT, entry.reserved);

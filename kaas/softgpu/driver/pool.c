@@ -74,6 +74,13 @@ static CUresult take_locked(CUmemoryPool pool, size_t *bytes, uintptr_t *base) {
   return CUDA_SUCCESS;
 }
 
+static CUresult take(CUmemoryPool pool, allocation *entry) {
+  pthread_mutex_lock(&memory_lock);
+  CUresult status = take_locked(pool, &entry->reserved, &entry->base);
+  pthread_mutex_unlock(&memory_lock);
+  return status;
+}
+
 CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr *address) {
   REQUIRE(bytes > 0, CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
   REQUIRE(bytes <= SIZE_MAX / 2, CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes wanted", bytes);
@@ -84,13 +91,12 @@ CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr 
                       .pool = pool,
                       .kind = pool->dev == NULL ? MEMORY_HOST : MEMORY_DEVICE};
   if (pool->dev != NULL && pool->dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, pool->dev, NULL, ""));
-  pthread_mutex_lock(&memory_lock);
-  CUresult status = take_locked(pool, &entry.reserved, &entry.base);
-  pthread_mutex_unlock(&memory_lock);
+  CUresult status = take(pool, &entry);
+  if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(ctx)) status = take(pool, &entry);
   TRY(status);
   status = memory_add(&entry);
   if (status != CUDA_SUCCESS) pool_take_back(&entry);
-  strict_poison(entry.base, entry.reserved);
+  else strict_poison(entry.base, entry.reserved);
   *address = entry.base;
   return status;
 }

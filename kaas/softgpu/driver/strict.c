@@ -38,7 +38,7 @@ static struct {
 } kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 void memory_free(uintptr_t base, size_t bytes) {
-  if (!atomic_load_explicit(&strict, memory_order_relaxed) || bytes > KEPT_BYTES) {
+  if (base == 0 || !atomic_load_explicit(&strict, memory_order_relaxed) || bytes > KEPT_BYTES) {
     free((void *)base);
     return;
   }

@@ -32,6 +32,7 @@ static CUstream busy; /* streams with work */
 static work *spare_work;
 static fence *spare_fences;
 static uint64_t last_ticket;
+static _Atomic uint64_t pending_frees;
 static _Thread_local work *running; /* what this thread is in the middle of */
 
 /* --- fences */
@@ -176,6 +177,7 @@ static void perform(const op *o, CUcontext ctx) {
   bool failed = atomic_load_explicit(&ctx->sticky, memory_order_acquire) != 0 || atomic_load(&ctx->dev->lost);
   if (!failed || o->kind == OP_FREE) (void)op_run(o, ctx);
   if (o->kind == OP_EXEC) exec_delete(o->exec);
+  if (o->kind == OP_FREE) atomic_fetch_sub(&pending_frees, 1);
 }
 
 static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -321,6 +323,7 @@ static CUresult queue_locked(CUstream s, const op *o, work **made) {
   if (o->kind == OP_EXEC) return queue_exec_locked(s, o->exec, o, made);
   work *w = append_locked(s, o);
   REQUIRE(w != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for work");
+  if (o->kind == OP_FREE) atomic_fetch_add(&pending_frees, 1);
   CUresult status = keep_arguments(w, o);
   if (status != CUDA_SUCCESS) w->op.kind = OP_EMPTY;
   *made = w;
@@ -411,6 +414,10 @@ CUresult context_wait(CUcontext ctx) {
   }
   pthread_mutex_unlock(&work_lock);
   return CUDA_SUCCESS;
+}
+
+bool frees_awaited(CUcontext ctx) {
+  return atomic_load(&pending_frees) > 0 && context_wait(ctx) == CUDA_SUCCESS;
 }
 
 void stream_let_go(CUstream s) {

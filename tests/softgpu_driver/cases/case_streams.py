@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from kaas.softgpu import strict_mode
 from tests.softgpu_driver.calls import (
     LIMIT_S,
     Error,
@@ -24,6 +27,7 @@ from tests.softgpu_driver.calls import (
     ok,
     synchronize,
 )
+from tests.softgpu_driver.fake import DEVICE_BYTES
 
 pytestmark = pytest.mark.usefixtures("ctx")
 
@@ -195,6 +199,43 @@ def test_memory_freed_in_order_is_kept_until_then(gate: Gate) -> None:
     gate.open.set()
     ok(driver.cuStreamSynchronize(busy))
     assert ok(driver.cuMemGetInfo())[0] == before
+
+
+def test_memory_about_to_be_freed_makes_room() -> None:
+    main, size = stream(), DEVICE_BYTES[0] // 4 * 3
+    for allocate, where in ((driver.cuMemAllocAsync, (main,)), (driver.cuMemAlloc, ())):
+        address = ok(driver.cuMemAllocAsync(size, main))
+        ok(driver.cuMemsetD8Async(address, 1, size, main))
+        ok(driver.cuMemFreeAsync(address, main))
+        ok(driver.cuMemFree(ok(allocate(size, *where))))
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=40))
+def test_programs_that_wait_where_they_must(
+    library: ctypes.CDLL, seed: int | None, steps: list[tuple[int, int]]
+) -> None:
+    """Steps append to a list, from any stream, once the step that appended to it last is done."""
+    strict_mode(library, seed)
+    streams, append = [stream() for _ in range(4)], Kernels()["append"]
+    logs = [device_array(np.zeros(64, np.int32)) for _ in range(3)]
+    done: dict[int, Any] = {}
+    for number, (on, log) in enumerate(steps):
+        if log in done:
+            ok(driver.cuStreamWaitEvent(streams[on], done[log], 0))
+        launch(append, (logs[log][0], number), (None, ctypes.c_int), stream=streams[on])
+        done[log] = ok(driver.cuEventCreate(0))
+        ok(driver.cuEventRecord(done[log], streams[on]))
+    for log, event in done.items():
+        ok(driver.cuEventSynchronize(event))
+        expected = [number for number, (_, at) in enumerate(steps) if at == log]
+        assert logs[log][1][: 1 + len(expected)].tolist() == [len(expected), *expected]
+    strict_mode(library, None)
+    for made in streams:
+        ok(driver.cuStreamDestroy(made))
+    for address, _ in logs:
+        ok(driver.cuMemFree(address))
 
 
 def test_an_instance_is_changed_for_launches_to_come(gate: Gate) -> None:
