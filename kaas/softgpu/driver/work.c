@@ -80,7 +80,7 @@ static work *append_locked(CUstream s, const op *o) {
   w->awaits = w->signals = NULL;
   w->seen = false;
   w->storage = NULL;
-  if (s->ctx->dev->model != NULL) w->submitted_ns = now_ns();
+  w->submitted_ns = s->ctx->dev->model != NULL ? now_ns() : 0;
   s->waiting++;
   if (s->last != NULL) {
     s->last->next = w;
