@@ -12,25 +12,43 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kaas.errors import DeviceUnavailable
+from kaas.softgpu.faults import FAULTS, Fault, forgive_faults, inject_fault
+from kaas.softgpu.model import Device, Model, Takes, describe_time
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
+    "FAULTS",
     "MAX_DEVICES",
+    "MEMCHECK_VARIABLE",
+    "MODEL_VARIABLE",
+    "STRICT_VARIABLE",
+    "Device",
+    "Fault",
+    "Model",
+    "Takes",
     "cancel",
+    "forgive",
+    "inject",
     "last_error",
     "load",
     "loaded_devices",
     "real_driver_present",
+    "set_model",
+    "set_strict",
     "take_output",
 ]
 
 DEFAULT_MEMORY_BYTES = 2 << 30
 MAX_DEVICES = 16
+MODEL_VARIABLE = "KAAS_SOFTGPU_MODEL"
+"""Environment: a file with the model (`Model.from_file`) of every device that is given none."""
+STRICT_VARIABLE = "KAAS_SOFTGPU_STRICT"
+"""Environment: a seed; software devices that are loaded are strict (`set_strict`) with it."""
 PROBE_LIMIT_S = 60.0
 OUTPUT_BYTES = 64 << 10
 MEMCHECK_VARIABLE = "KAAS_SOFTGPU_MEMCHECK"
@@ -38,7 +56,7 @@ MEMCHECK_VARIABLE = "KAAS_SOFTGPU_MEMCHECK"
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    devices: tuple[int, ...]
+    devices: tuple[Device, ...]
     memcheck: bool
     library: ctypes.CDLL
     compiler: Any  # its callbacks are called from C as long as the process lives
@@ -49,9 +67,9 @@ _state: dict[str, _Loaded] = {}  # "driver": the one of this process, once there
 
 
 def load(
-    devices: Sequence[int] = (DEFAULT_MEMORY_BYTES,), *, force: bool = False, memcheck: bool | None = None
+    devices: Sequence[int | Device] = (DEFAULT_MEMORY_BYTES,), *, force: bool = False, memcheck: bool | None = None
 ) -> None:
-    """Gives this process one software device for each entry of devices, its memory in bytes.
+    """Gives this process one software device for each entry of devices: a `Device`, or just its memory in bytes.
 
     Must come before the first use of cuda.bindings or cuda.core. Loading again with the same devices does nothing.
 
@@ -62,9 +80,9 @@ def load(
     Raises DeviceUnavailable if devices or memcheck differ from what is loaded, if a real driver works here (unless
     force), and if the driver library cannot be built.
     """
-    wanted = tuple(devices)
-    if not 1 <= len(wanted) <= MAX_DEVICES or any(size <= 0 for size in wanted):
-        raise ValueError(f"1 to {MAX_DEVICES} devices with more than 0 bytes each are possible, not {wanted}")
+    wanted = tuple(_described(device) for device in devices)
+    if not 1 <= len(wanted) <= MAX_DEVICES or any(device.memory_bytes <= 0 for device in wanted):
+        raise ValueError(f"1 to {MAX_DEVICES} devices with more than 0 bytes each are possible, not {devices}")
     with _lock:
         present = _state.get("driver")
         if present is None:
@@ -72,16 +90,62 @@ def load(
             _state["driver"] = _load(wanted, force=force, memcheck=checks)
         elif present.devices != wanted:
             raise DeviceUnavailable(
-                f"this process already has software devices of {present.devices} bytes; it cannot get {wanted}"
+                f"this process already has the software devices {present.devices}; it cannot get {wanted}"
             )
         elif memcheck not in (None, present.memcheck):
             raise DeviceUnavailable(f"this process already has software devices, with memcheck={present.memcheck}")
 
 
+def _described(device: int | Device) -> Device:
+    given = device if isinstance(device, Device) else Device(device)
+    path = os.environ.get(MODEL_VARIABLE)
+    return given if given.model is not None or not path else replace(given, model=Model.from_file(path))
+
+
+def set_model(ordinal: int, model: Model) -> None:
+    """Gives a loaded device another model, for work submitted from now on."""
+    library = _present().library
+    _check(library, describe_time(library, ordinal, model))
+
+
+def set_strict(seed: int | None) -> None:
+    """Strict mode, with this seed, from now on; None: no longer.
+
+    Nothing runs before somebody waits for it, independent work runs in any order, new and freed memory holds poison: a
+    missing synchronisation or a use after free gives wrong results. Programs that are right get the same results.
+    """
+    strict_mode(_present().library, seed)
+
+
+def strict_mode(library: ctypes.CDLL, seed: int | None) -> None:
+    """`set_strict` for a driver that was loaded by `open_library`."""
+    library.kaas_softgpu_strict.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    library.kaas_softgpu_strict.restype = None
+    library.kaas_softgpu_strict(seed is not None, seed or 0)
+
+
+def inject(fault: Fault, ordinal: int = 0) -> None:
+    """Makes a fault come on a loaded device; up to 32 at a time."""
+    library = _present().library
+    _check(library, inject_fault(library, ordinal, fault))
+
+
+def forgive() -> None:
+    """Takes back the faults that have not come, ends hangs, and finds lost devices again."""
+    forgive_faults(_present().library)
+
+
+def _present() -> _Loaded:
+    present = _state.get("driver")
+    if present is None:
+        raise DeviceUnavailable("there are no software devices in this process yet")
+    return present
+
+
 def loaded_devices() -> tuple[int, ...]:
     """The memory in bytes of each software device of this process; empty before `load`."""
     present = _state.get("driver")
-    return present.devices if present else ()
+    return tuple(device.memory_bytes for device in present.devices) if present else ()
 
 
 def last_error() -> str:
@@ -133,7 +197,7 @@ def real_driver_present() -> bool:
     return done.returncode == 0
 
 
-def _load(devices: tuple[int, ...], *, force: bool, memcheck: bool) -> _Loaded:
+def _load(devices: tuple[Device, ...], *, force: bool, memcheck: bool) -> _Loaded:
     from kaas.softgpu.build import build
 
     if not force and real_driver_present():
@@ -153,13 +217,23 @@ def open_library(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _configure(library: ctypes.CDLL, devices: tuple[int, ...], *, memcheck: bool) -> _Loaded:
+def _configure(library: ctypes.CDLL, devices: tuple[Device, ...], *, memcheck: bool) -> _Loaded:
     from kaas.softgpu.jit import Compiler  # brings llvmlite: only where kernels are compiled
 
     compiler = Compiler(library, memcheck=memcheck)
-    sizes = (ctypes.c_uint64 * len(devices))(*devices)
-    status = library.kaas_softgpu_configure(len(devices), sizes, ctypes.byref(compiler.callbacks))
+    sizes = (ctypes.c_uint64 * len(devices))(*(device.memory_bytes for device in devices))
+    _check(library, library.kaas_softgpu_configure(len(devices), sizes, ctypes.byref(compiler.callbacks)))
+    for ordinal, device in enumerate(devices):
+        if device.model is not None:
+            _check(library, describe_time(library, ordinal, device.model))
+        for fault in device.faults:
+            _check(library, inject_fault(library, ordinal, fault))
+    seed = os.environ.get(STRICT_VARIABLE)
+    strict_mode(library, int(seed) if seed else None)
+    return _Loaded(devices, memcheck, library, compiler)
+
+
+def _check(library: ctypes.CDLL, status: int) -> None:
     if status != 0:
         message: bytes = library.kaas_softgpu_last_error()
         raise DeviceUnavailable(f"the software GPU could not be set up: {message.decode(errors='replace')}")
-    return _Loaded(devices, memcheck, library, compiler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.softgpu_driver.fake import IMAGE
 
 NO_STREAM = driver.CUstream(0)
 Error = driver.CUresult
+LIMIT_S = 60.0
 
 
 def ok(result: Sequence[Any]) -> Any:
@@ -30,6 +32,11 @@ def ok(result: Sequence[Any]) -> Any:
 def fails(error: Any, call: Callable[..., Sequence[Any]], *arguments: Any) -> None:
     """Asserts that a call returns this error."""
     assert call(*arguments)[0] == error
+
+
+def synchronize() -> None:
+    """Waits for all work of the current context."""
+    ok(driver.cuCtxSynchronize())
 
 
 def view(address: Any, dtype: Any, count: int) -> np.ndarray:
@@ -58,6 +65,25 @@ class Kernels:
 
     def close(self) -> None:
         ok(driver.cuLibraryUnload(self.library))
+
+
+class Gate:
+    """A host function that waits, in the stream, until the test opens it; and one that notes that it ran."""
+
+    def __init__(self) -> None:
+        self.open, self.reached = threading.Event(), threading.Event()
+        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        self._held = signature(lambda _: self._wait())
+        self._noted = signature(lambda _: self.reached.set())
+
+    def _wait(self) -> None:
+        assert self.open.wait(LIMIT_S)
+
+    def hold(self, stream: Any) -> None:
+        ok(driver.cuLaunchHostFunc(stream, driver.CUhostFn(ctypes.cast(self._held, ctypes.c_void_p).value), 0))
+
+    def note(self, stream: Any) -> None:
+        ok(driver.cuLaunchHostFunc(stream, driver.CUhostFn(ctypes.cast(self._noted, ctypes.c_void_p).value), 0))
 
 
 def launch(

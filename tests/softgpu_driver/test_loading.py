@@ -51,6 +51,32 @@ except DeviceUnavailable as error:
     assert "it cannot get" in said
 
 
+def test_devices_with_a_model_faults_and_strictness(tmp_path: Path) -> None:
+    code = """
+from kaas import softgpu
+from kaas.errors import DeviceUnavailable
+try:
+    softgpu.inject(softgpu.Fault("hang"))
+except DeviceUnavailable as error:
+    print(error)
+model = softgpu.Model(copy_bytes_per_s=1e9, kernels={"add": softgpu.Takes(1e-3, 0.5)})
+softgpu.load([softgpu.Device(1 << 20, model, (softgpu.Fault("out_of_memory"),)), 1 << 20])
+print(softgpu.loaded_devices())
+from cuda.bindings import driver
+driver.cuInit(0)
+driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
+print([int(driver.cuMemAlloc(8)[0]) for _ in range(2)])
+softgpu.inject(softgpu.Fault("out_of_memory"))
+softgpu.forgive()
+softgpu.set_model(0, softgpu.Model())
+softgpu.set_strict(None)
+print(int(driver.cuMemAlloc(8)[0]))
+"""
+    (tmp_path / "model.toml").write_text("copy_bytes_per_s = 1e9")
+    said = python(code, KAAS_SOFTGPU_MODEL=str(tmp_path / "model.toml"), KAAS_SOFTGPU_STRICT="1").splitlines()
+    assert said == ["there are no software devices in this process yet", "(1048576, 1048576)", "[2, 0]", "0"]
+
+
 def test_calls_before_cu_init() -> None:
     code = """
 from kaas import softgpu

@@ -26,7 +26,8 @@ ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
 kernels = Kernels(PTX.read_bytes() + b"\\0")
 x, y = ok(driver.cuMemAlloc(400)), ok(driver.cuMemAlloc(4096))
 args = ((int(x), 2.0, 128), (ctypes.c_void_p, ctypes.c_float, ctypes.c_int))
-status = driver.cuLaunchKernel(kernels["scale"], 4, 1, 1, 32, 1, 1, 0, 0, args, 0)[0]
+ok(driver.cuLaunchKernel(kernels["scale"], 4, 1, 1, 32, 1, 1, 0, 0, args, 0))
+status = driver.cuCtxSynchronize()[0]
 print(status.name, hex(int(x)), softgpu.last_error())
 print(driver.cuMemAlloc(8)[0].name, softgpu.last_error())
 """

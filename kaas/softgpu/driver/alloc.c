@@ -38,8 +38,9 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-/* host: free only what the host calls allocated; otherwise only device and managed memory, pools included. */
-static CUresult release(uintptr_t base, bool host) {
+/* host: free only what the host calls allocated; otherwise only device and managed memory, pools included.
+ * stream: in its order; NULL: at once. */
+static CUresult release(uintptr_t base, bool host, CUstream stream) {
   allocation entry;
   if (base == 0) return CUDA_SUCCESS;
   bool known = memory_find(base, &entry) && entry.base == base;
@@ -48,29 +49,35 @@ static CUresult release(uintptr_t base, bool host) {
                                     (entry.kind == MEMORY_HOST && entry.pool != NULL));
   REQUIRE(right && memory_remove(base, &entry), CUDA_ERROR_INVALID_VALUE, "0x%zx is not the start of %s allocation",
           (size_t)base, host ? "a host" : "a device");
+  if (stream != NULL && !stream_settled(stream)) return submit(stream, &(op){.kind = OP_FREE, .freed = entry}, false);
   memory_give_back(&entry);
   return CUDA_SUCCESS;
 }
+
+/* Work under way may use the memory: CUDA waits for it too. Inside a host function there is no waiting. */
+static void settle(CUcontext ctx) { (void)context_wait(ctx); }
 
 CUresult cuMemFree_v2(CUdeviceptr address) {
   CUcontext ctx;
   TRY(current_context(&ctx));
   TRY(capture_gate());
-  return release(address, false);
+  settle(ctx);
+  return release(address, false, NULL);
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   CUstream s;
   TRY(stream_get(stream, &s));
   TRY(capture_forbids(s));
-  return release(address, false);
+  return release(address, false, s);
 }
 
 CUresult cuMemFreeHost(void *address) {
   CUcontext ctx;
   TRY(current_context(&ctx));
   TRY(capture_gate());
-  return release((uintptr_t)address, true);
+  settle(ctx);
+  return release((uintptr_t)address, true, NULL);
 }
 
 CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
@@ -107,6 +114,7 @@ CUresult cuMemHostUnregister(void *address) {
   CUcontext ctx;
   allocation entry;
   TRY(current_context(&ctx));
+  settle(ctx);
   bool registered = memory_find((uintptr_t)address, &entry) && entry.kind == MEMORY_REGISTERED &&
                     entry.base == (uintptr_t)address && memory_remove(entry.base, &entry);
   REQUIRE(registered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "%p was not registered", address);

@@ -139,7 +139,7 @@ static CUresult wait_locked(CUstream s, CUevent e, bool *handled) {
   REQUIRE(!(mine && mine->invalid) && !(its && its->invalid), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
           "the capture failed earlier");
   if (its == NULL) {
-    if (atomic_load(&e->time_ns) == 0) return CUDA_SUCCESS; /* never recorded: nothing to wait for */
+    if (e->fence == NULL) return CUDA_SUCCESS; /* never recorded: nothing to wait for */
     mine->invalid = true;
     return fail(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, "a capturing stream cannot wait for an event recorded outside");
   }

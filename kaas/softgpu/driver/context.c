@@ -20,13 +20,20 @@ CUresult current_context(CUcontext *ctx) {
   TRY(require_init());
   CUcontext found = peek_context();
   REQUIRE(found != NULL, CUDA_ERROR_INVALID_CONTEXT, "no context is current in this thread");
-  int sticky = atomic_load_explicit(&found->sticky, memory_order_relaxed);
-  REQUIRE(sticky == 0, (CUresult)sticky, "%s", found->failure);
   *ctx = found;
+  return context_status(found);
+}
+
+CUresult context_status(CUcontext ctx) {
+  int sticky = atomic_load_explicit(&ctx->sticky, memory_order_acquire);
+  bool lost = atomic_load_explicit(&ctx->dev->lost, memory_order_relaxed);
+  REQUIRE(!lost || sticky != 0, CUDA_ERROR_UNKNOWN, "device %d is lost", ctx->dev->ordinal);
+  REQUIRE(sticky == 0, (CUresult)sticky, "%s", ctx->failure);
   return CUDA_SUCCESS;
 }
 
 CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx) {
+  REQUIRE(!atomic_load(&dev->lost), CUDA_ERROR_DEVICE_UNAVAILABLE, "device %d is lost", dev->ordinal);
   CUcontext made = handle_new(HANDLE_CONTEXT, sizeof *made);
   REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a context");
   made->dev = dev;
@@ -43,7 +50,15 @@ CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx) 
   return CUDA_SUCCESS;
 }
 
+/* A hung kernel ends with its context. */
+static CUresult wait_last(CUcontext ctx) {
+  atomic_store(&ctx->dying, true);
+  faults_let_go(false);
+  return context_wait(ctx);
+}
+
 void context_delete(CUcontext ctx) {
+  (void)wait_last(ctx);
   while (ctx->streams != NULL) stream_forget(ctx->streams);
   stream_forget(&ctx->legacy);
   stream_forget(&ctx->per_thread);
@@ -70,6 +85,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice ordinal) {
 
 static CUresult primary_drop(device *dev, bool all) {
   CUcontext dead = NULL;
+  if (dev->primary != NULL && (all || dev->primary_references == 1)) TRY(wait_last(dev->primary)); /* refused inside a host function */
   pthread_mutex_lock(&state_lock);
   bool active = dev->primary_references > 0;
   if (active) dev->primary_references = all ? 0 : dev->primary_references - 1;
@@ -164,6 +180,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx) {
   TRY(require_init());
   REQUIRE(handle_is(ctx, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "%s: not a live context", __func__);
   REQUIRE(!ctx->primary, CUDA_ERROR_INVALID_CONTEXT, "a primary context is released, not destroyed");
+  TRY(wait_last(ctx)); /* refused inside a host function */
   if (peek_context() == ctx) stack.depth--;
   context_delete(ctx);
   return CUDA_SUCCESS;

@@ -41,9 +41,8 @@ CUresult cuCtxSynchronize_v2(CUcontext given) {
   CUcontext ctx;
   TRY(context_or_current(given, &ctx));
   TRY(capture_gate());
-  int sticky = atomic_load(&ctx->sticky);
-  REQUIRE(sticky == 0, (CUresult)sticky, "%s", ctx->failure);
-  return CUDA_SUCCESS;
+  TRY(context_wait(ctx));
+  return context_status(ctx);
 }
 
 CUresult cuCtxSynchronize(void) { return cuCtxSynchronize_v2(NULL); }

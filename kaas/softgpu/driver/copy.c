@@ -1,6 +1,8 @@
 /* Copy and set calls: checked, made into operations and submitted. */
 #include "driver.h"
 
+enum { STAGED_BYTES = 64 << 10 };
+
 static copy linear(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
   return (copy){.dst = (uint8_t *)(uintptr_t)dst,
                 .src = (const uint8_t *)(uintptr_t)src,
@@ -9,20 +11,33 @@ static copy linear(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
                 .depth = 1};
 }
 
-static CUresult submit_copy(CUstream stream, copy c, bool src_known, bool dst_known) {
+static bool on_device(uintptr_t address, bool *pageable) {
+  allocation found;
+  bool known = memory_find(address, &found);
+  if (!known) *pageable = true;
+  return known && found.dev != NULL;
+}
+
+/* Pageable host memory is the caller's again when the call returns: small sources are copied aside, else it waits. */
+static CUresult submit_copy(CUstream stream, copy c, bool src_known, bool dst_known, bool now) {
   CUstream s;
+  bool from_pageable = false, to_pageable = false;
   TRY(stream_get(stream, &s));
   TRY(copy_check(&c, src_known, dst_known));
   if (c.width == 0 || c.height == 0 || c.depth == 0) return CUDA_SUCCESS;
-  return submit(s, &(op){.kind = OP_COPY, .copy = c});
+  bool from_device = on_device((uintptr_t)c.src, &from_pageable), to_device = on_device((uintptr_t)c.dst, &to_pageable);
+  c.staged = from_pageable && !now && c.height == 1 && c.depth == 1 && c.width <= STAGED_BYTES &&
+             atomic_load_explicit(&s->capture, memory_order_relaxed) == NULL;
+  bool wait = (now && !(from_device && to_device)) || to_pageable || (from_pageable && !c.staged);
+  return submit(s, &(op){.kind = OP_COPY, .copy = c}, wait);
 }
 
-/* The calls without a stream wait for the copy; they may not be captured. */
+/* The calls without a stream may not be captured; they wait, unless both ends lie on devices. */
 static CUresult copy_now(copy c, bool src_known, bool dst_known) {
   CUcontext ctx;
   TRY(current_context(&ctx));
   TRY(capture_gate());
-  return submit_copy(NULL, c, src_known, dst_known);
+  return submit_copy(NULL, c, src_known, dst_known, true);
 }
 
 CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
@@ -42,19 +57,19 @@ CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {
-  return submit_copy(stream, linear(dst, src, bytes), false, false);
+  return submit_copy(stream, linear(dst, src, bytes), false, false, false);
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream) {
-  return submit_copy(stream, linear(dst, (CUdeviceptr)(uintptr_t)src, bytes), false, true);
+  return submit_copy(stream, linear(dst, (CUdeviceptr)(uintptr_t)src, bytes), false, true, false);
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t bytes, CUstream stream) {
-  return submit_copy(stream, linear((CUdeviceptr)(uintptr_t)dst, src, bytes), true, false);
+  return submit_copy(stream, linear((CUdeviceptr)(uintptr_t)dst, src, bytes), true, false, false);
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {
-  return submit_copy(stream, linear(dst, src, bytes), true, true);
+  return submit_copy(stream, linear(dst, src, bytes), true, true, false);
 }
 
 static CUresult peers(CUcontext dst, CUcontext src) {
@@ -104,7 +119,7 @@ CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *p, CUstream stream) {
   copy c;
   REQUIRE_POINTER(p);
   TRY(copy_from_3d(p, &c));
-  return submit_copy(stream, c, false, false);
+  return submit_copy(stream, c, false, false, false);
 }
 
 CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *p) {
@@ -134,7 +149,7 @@ static CUresult set(CUstream stream, CUdeviceptr dst, size_t pitch, uint32_t val
   if (now) TRY(capture_gate());
   TRY(fill_check(&f));
   if (width == 0 || height == 0) return CUDA_SUCCESS;
-  return submit(s, &(op){.kind = OP_FILL, .fill = f});
+  return submit(s, &(op){.kind = OP_FILL, .fill = f}, false);
 }
 
 CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, size_t n) {

@@ -1,11 +1,9 @@
 /* What the driver's source files share: handles, contexts, streams, operations and graphs of the software device.
  *
- * Work runs at submission, in the calling thread: a legal order of CUDA's. Every piece of work is an `op` run by
- * op_run, so that a thread per stream could run the same records later.
+ * Every piece of work is an `op`, queued in its stream (work.c) and run by whoever waits for it or by a worker.
  *
- * Locks, in the order in which they may be taken: a stream's turn, a graph instance's turn, capture_lock, state_lock,
- * memory_lock, a handle list's. The turns are held while work runs, because they *are* the order of the work; the
- * others never are, nor while the compiler is called, since both may wait for Python's interpreter lock.
+ * Locks, in the order in which they may be taken: capture_lock, state_lock, work_lock, memory_lock, a handle list's.
+ * None is held while work runs or the compiler is called, since both may wait for Python's interpreter lock.
  */
 #ifndef KAAS_SOFTGPU_DRIVER_H
 #define KAAS_SOFTGPU_DRIVER_H
@@ -72,6 +70,8 @@ typedef struct handle {
 
 void *handle_new(enum handle_kind kind, size_t bytes); /* zeroed; NULL without memory */
 void handle_delete(void *object);
+void handle_kill(void *object);                         /* the first half of that: no longer a live handle */
+void handle_bury(void *object, enum handle_kind kind);  /* the second: may be reused */
 bool handle_is(const void *object, enum handle_kind kind);
 unsigned long long unique_id(void);
 
@@ -88,6 +88,9 @@ typedef struct device {
   unsigned primary_references, primary_flags;
   CUmemoryPool default_pool, pool;
   _Atomic uint32_t stop; /* its kernels end; until it gets a new context */
+  struct model *model; /* of its time; NULL: work takes what it takes */
+  _Atomic bool faulty; /* faults may come */
+  _Atomic bool lost;
 } device;
 
 struct CUstream_st {
@@ -96,8 +99,15 @@ struct CUstream_st {
   unsigned flags;
   int priority;
   unsigned long long id;
-  pthread_mutex_t turn;     /* recursive: a destructor run by a host function may submit to its own stream */
   struct CUstream_st *next; /* in the context */
+  /* Under work_lock. */
+  struct work *first, *last; /* submitted and not yet done */
+  size_t waiting;            /* how many */
+  bool running;              /* a thread runs the first */
+  bool dying;                /* destroyed; buried with the last of its work */
+  uint64_t legacy_seen;      /* the work of the default stream that this one last waited for */
+  int64_t clock_ns;          /* the modelled end of its latest work */
+  struct CUstream_st *next_busy;
   /* Under capture_lock; `capture` may be read without to learn whether there is one. */
   _Atomic(struct capture *) capture;
   struct CUstream_st *next_captured;
@@ -114,6 +124,7 @@ struct CUctx_st {
   unsigned long long id;
   _Atomic int sticky; /* the CUresult of the kernel that failed; every later call returns it */
   char failure[512];  /* what that kernel said; written before sticky */
+  _Atomic bool dying;
   bool primary;
   uint32_t peers; /* bit d: access to device d was enabled */
   size_t limits[LIMITS];
@@ -132,6 +143,7 @@ CUresult device_get(CUdevice ordinal, device **dev);
 int processor_count(void);                /* of the machine; a device has as many multiprocessors */
 CUresult current_context(CUcontext *ctx); /* initialised, current and without a sticky error */
 CUcontext peek_context(void);             /* NULL if none */
+CUresult context_status(CUcontext ctx);   /* the error that sticks to it */
 CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx);
 void context_delete(CUcontext ctx);
 CUresult primary_context(device *dev, CUcontext *ctx); /* retained once and kept */
@@ -239,12 +251,13 @@ void **kernel_pointers(const kernel *kern, void *storage);
 
 /* --- operations (op.c) */
 
-enum op_kind { OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_EMPTY, OP_RECORD, OP_WAIT, OP_CHILD, OP_EXEC };
+enum op_kind { OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_EMPTY, OP_RECORD, OP_WAIT, OP_CHILD, OP_EXEC, OP_AWAIT, OP_FREE };
 typedef struct copy {
   uint8_t *dst;
   const uint8_t *src;
   size_t width, height, depth;
   size_t dst_pitch, dst_slice, src_pitch, src_slice;
+  bool staged; /* src may change once the copy was submitted */
 } copy;
 typedef struct fill {
   uint8_t *dst;
@@ -264,14 +277,72 @@ typedef struct op {
     CUevent event;    /* OP_RECORD, OP_WAIT */
     CUgraph child;    /* OP_CHILD: a node that embeds a graph */
     CUgraphExec exec; /* OP_EXEC: an instance, launched or embedded */
+    allocation freed; /* OP_FREE */
   };
 } op;
 
 CUresult op_run(const op *o, CUcontext ctx);
-CUresult submit(CUstream s, const op *o); /* runs it in the stream's turn, or captures it */
+/* Queues it, or captures it. Parameters, and the source of a staged copy, are copied. wait: until it is done. */
+CUresult submit(CUstream s, const op *o, bool wait);
 CUresult copy_check(const copy *c, bool src_known, bool dst_known);
 CUresult fill_check(const fill *f);
 CUresult copy_from_3d(const CUDA_MEMCPY3D *p, copy *c);
+
+/* --- faults (faults.c) */
+
+enum fault_site { FAULT_AT_ALLOCATION, FAULT_AT_KERNEL, FAULT_AT_COPY };
+/* The fault that comes now, if one does. name: of a kernel; ctx: of a kernel or copy. Ask where dev->faulty. */
+CUresult fault_at(enum fault_site site, device *dev, CUcontext ctx, const char *name);
+void faults_let_go(bool all); /* ends all hangs, or those of dying contexts */
+
+/* --- strict mode (strict.c) */
+
+extern _Atomic bool strict;
+uint32_t strict_draw(uint32_t limit);
+void strict_poison(uintptr_t base, size_t bytes); /* in strict mode only */
+void memory_free(uintptr_t base, size_t bytes);   /* to the C library, sooner or later */
+bool strict_order(const struct CUgraphExec_st *exec, uint32_t *order);
+
+/* --- queues and who runs them (work.c, workers.c) */
+
+typedef struct fence { /* under work_lock */
+  unsigned references;
+  bool done;
+  CUstream stream; /* which signals it; alive until it has */
+  int64_t time_ns; /* when it was done */
+  struct fence *next;
+} fence;
+
+/* Modelled time (model.c): a clock in each thread that runs work of a device with a model. */
+int64_t model_clock(void);
+void model_set_clock(int64_t time_ns);
+void model_account(struct model *m, const op *o, int64_t began_ns);
+
+extern pthread_mutex_t work_lock;
+int64_t now_ns(void);
+void fence_drop_locked(fence *f);
+void work_run_first_locked(CUstream s);    /* which must be ready; lets go of the lock meanwhile */
+CUstream work_find_locked(bool aged);      /* NULL if there is none */
+bool work_is_ready_locked(const struct CUstream_st *s);
+bool work_any_locked(void);
+void workers_wake_locked(void);   /* one more, now */
+void workers_notice_locked(void); /* there is work, of no hurry */
+bool frees_awaited(CUcontext ctx); /* whether memory was to be freed by work, which then has been waited for */
+bool stream_idle(CUstream s);    /* asked by the program: starts its work if nobody has */
+bool stream_settled(CUstream s); /* asked by the driver */
+CUresult stream_wait(CUstream s);     /* for what was submitted so far, as the next */
+CUresult context_wait(CUcontext ctx); /* NULL: for all contexts */
+void stream_let_go(CUstream s);       /* the last that is done with a stream */
+CUresult event_record(CUevent e, CUstream s);
+CUresult event_await(CUstream s, CUevent e);
+CUresult event_wait(CUevent e);
+bool event_done(CUevent e); /* also if never recorded */
+int64_t event_time_ns(CUevent e);
+void event_record_now(CUevent e);
+void event_wait_now(CUevent e);
+void event_expect_locked(CUevent e, fence *launch);
+void event_forget(CUevent e);
+CUresult exec_wait(CUgraphExec exec);
 
 /* --- streams, events and capture (stream.c, event.c, capture.c) */
 
@@ -279,7 +350,7 @@ struct CUevent_st {
   handle head;
   CUcontext ctx;
   unsigned flags;
-  _Atomic int64_t time_ns;       /* 0: never recorded */
+  fence *fence;                  /* under work_lock: what it was last recorded as; NULL: never */
   unsigned long long capture_id; /* under capture_lock; not 0: last recorded in that capture, at these nodes */
   struct nodes nodes;
 };
@@ -309,7 +380,6 @@ CUresult capture_end(CUstream s, CUgraph *graph);
 CUresult capture_record(CUevent e, CUstream s);
 CUresult capture_wait(CUstream s, CUevent e, bool *handled);
 bool event_captured(CUevent e);
-void event_record_now(CUevent e);
 void capture_drop_stream(CUstream s); /* a capturing stream is being destroyed */
 
 /* --- graphs (graph.c, node.c, exec.c, userobject.c) */
@@ -359,7 +429,9 @@ struct CUgraphExec_st {
   size_t index_count;
   uint32_t *needs;
   user_objects objects;
-  pthread_mutex_t turn; /* an instance never runs beside itself */
+  _Atomic unsigned references; /* its handle's, and one of each launch under way */
+  fence *last;                 /* under work_lock: its latest launch; NULL: none */
+  bool records;                /* an event, in itself or in an embedded instance */
 };
 
 bool nodes_add(struct nodes *set, CUgraphNode node); /* once each; false without memory */
@@ -387,7 +459,8 @@ CUresult set_host(op *o, const CUDA_HOST_NODE_PARAMS *p);
 CUresult set_event(op *o, CUevent event);
 CUresult set_any(op *o, void **storage, const CUgraphNodeParams *p); /* all of the above, by o's kind */
 CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec);
-void exec_delete(CUgraphExec exec);
+void exec_delete(CUgraphExec exec); /* drops a reference */
+void exec_launched_locked(CUgraphExec exec, fence *launch);
 CUresult exec_run(CUgraphExec exec, CUcontext ctx);
 CUresult objects_copy(user_objects *to, const user_objects *from);
 void objects_release(user_objects *list);

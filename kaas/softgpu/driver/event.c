@@ -1,13 +1,5 @@
-/* Events: a time, or the place in a stream capture where they were recorded. */
+/* Events: a fence in a stream, or the place in a stream capture where they were recorded. */
 #include "driver.h"
-
-#include <time.h>
-
-void event_record_now(CUevent e) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  atomic_store(&e->time_ns, (int64_t)now.tv_sec * 1000000000 + now.tv_nsec);
-}
 
 CUresult cuEventCreate(CUevent *event, unsigned flags) {
   CUcontext ctx;
@@ -29,6 +21,7 @@ CUresult cuEventDestroy_v2(CUevent event) {
   TRY(require_init());
   REQUIRE_HANDLE(event, HANDLE_EVENT);
   nodes_clear(&event->nodes);
+  event_forget(event);
   handle_delete(event);
   return CUDA_SUCCESS;
 }
@@ -43,13 +36,13 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) 
           "an external record belongs into a capture");
   REQUIRE(event->ctx == s->ctx, CUDA_ERROR_INVALID_HANDLE, "the event and the stream belong to different contexts");
   if (capturing && !(flags & CU_EVENT_RECORD_EXTERNAL)) return capture_record(event, s);
-  if (!capturing) {
-    pthread_mutex_lock(&capture_lock);
-    event->capture_id = 0;
-    nodes_clear(&event->nodes);
-    pthread_mutex_unlock(&capture_lock);
-  }
-  return submit(s, &(op){.kind = OP_RECORD, .event = event});
+  if (capturing) return submit(s, &(op){.kind = OP_RECORD, .event = event}, false);
+  TRY(capture_legacy_gate(s));
+  pthread_mutex_lock(&capture_lock);
+  event->capture_id = 0;
+  nodes_clear(&event->nodes);
+  pthread_mutex_unlock(&capture_lock);
+  return event_record(event, s);
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) { return cuEventRecordWithFlags(event, stream, 0); }
@@ -61,28 +54,30 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   REQUIRE((flags & ~CU_EVENT_WAIT_EXTERNAL) == 0, CUDA_ERROR_INVALID_VALUE, "%s: flags %#x", __func__, flags);
   bool handled = false;
   if (!(flags & CU_EVENT_WAIT_EXTERNAL)) TRY(capture_wait(s, event, &handled));
-  return handled ? CUDA_SUCCESS : submit(s, &(op){.kind = OP_WAIT, .event = event});
+  if (handled) return CUDA_SUCCESS;
+  if (atomic_load(&s->capture) != NULL) return submit(s, &(op){.kind = OP_WAIT, .event = event}, false);
+  return event_await(s, event);
 }
 
-static CUresult complete(CUevent event) {
+static CUresult complete(CUevent event, bool wait) {
   TRY(require_init());
   REQUIRE_HANDLE(event, HANDLE_EVENT);
   REQUIRE(!event_captured(event), CUDA_ERROR_CAPTURED_EVENT, "the event was last recorded in a capturing stream");
-  int sticky = atomic_load(&event->ctx->sticky);
-  REQUIRE(sticky == 0, (CUresult)sticky, "%s", event->ctx->failure);
-  return CUDA_SUCCESS; /* recording is done when the call returns, and an event never recorded counts as complete */
+  if (wait) TRY(event_wait(event));
+  if (!event_done(event)) return CUDA_ERROR_NOT_READY;
+  return context_status(event->ctx);
 }
 
-CUresult cuEventQuery(CUevent event) { return complete(event); }
-CUresult cuEventSynchronize(CUevent event) { return complete(event); }
+CUresult cuEventQuery(CUevent event) { return complete(event, false); }
+CUresult cuEventSynchronize(CUevent event) { return complete(event, true); }
 
 CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end) {
   REQUIRE_POINTER(milliseconds);
-  TRY(complete(start));
-  TRY(complete(end));
+  TRY(complete(start, false));
+  TRY(complete(end, false));
   REQUIRE(!((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING), CUDA_ERROR_INVALID_HANDLE,
           "an event was created without timing");
-  int64_t from = atomic_load(&start->time_ns), to = atomic_load(&end->time_ns);
+  int64_t from = event_time_ns(start), to = event_time_ns(end);
   REQUIRE(from != 0 && to != 0, CUDA_ERROR_INVALID_HANDLE, "an event was never recorded");
   REQUIRE(start->ctx->dev == end->ctx->dev, CUDA_ERROR_INVALID_HANDLE, "the events belong to different devices");
   *milliseconds = (float)((double)(to - from) * 1e-6);

@@ -15,7 +15,9 @@ static CUresult fill_step(step *made, const struct CUgraphNode_st *node, CUgraph
     CUgraphExec inner;
     TRY(exec_new(node->op.child, 0, &inner));
     made->op = (op){.kind = OP_EXEC, .exec = inner};
+    exec->records |= inner->records;
   }
+  exec->records |= made->op.kind == OP_RECORD;
   if (made->op.kind == OP_KERNEL) {
     TRY(kernel_storage(made->op.kernel.kern, made->op.kernel.launch.params, &made->storage));
     made->op.kernel.launch.params = made->storage;
@@ -47,7 +49,7 @@ static CUresult fill_exec(CUgraphExec exec, CUgraph graph, CUgraphNode *order) {
 CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec) {
   CUgraphExec made = handle_new(HANDLE_EXEC, sizeof *made);
   REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a graph instance");
-  pthread_mutex_init(&made->turn, NULL);
+  atomic_init(&made->references, 1);
   made->graph_id = graph->id;
   made->flags = flags;
   CUgraphNode *order = malloc((graph->live + 1) * sizeof *order);
@@ -62,8 +64,10 @@ CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec) {
 }
 
 void exec_delete(CUgraphExec exec) {
-  pthread_mutex_lock(&exec->turn); /* another thread may be running it */
-  pthread_mutex_unlock(&exec->turn);
+  if (atomic_fetch_sub(&exec->references, 1) > 1) return; /* launches under way keep it */
+  pthread_mutex_lock(&work_lock);
+  fence_drop_locked(exec->last);
+  pthread_mutex_unlock(&work_lock);
   for (size_t i = 0; i < exec->step_count; i++) {
     if (exec->steps[i].op.kind == OP_EXEC) exec_delete(exec->steps[i].op.exec);
     free(exec->steps[i].storage);
@@ -72,18 +76,64 @@ void exec_delete(CUgraphExec exec) {
   free(exec->position);
   free(exec->needs);
   objects_release(&exec->objects);
-  pthread_mutex_destroy(&exec->turn);
-  handle_delete(exec);
+  handle_kill(exec);
+  handle_bury(exec, HANDLE_EXEC);
+}
+
+static void expect_records_locked(CUgraphExec exec, fence *launch) {
+  for (const step *s = exec->steps; s < exec->steps + exec->step_count; s++) {
+    if (s->op.kind == OP_RECORD) event_expect_locked(s->op.event, launch);
+    if (s->op.kind == OP_EXEC) expect_records_locked(s->op.exec, launch);
+  }
+}
+
+/* Steps run one after the other; in the model each begins when those that it needs have ended. */
+static CUresult run_modelled(CUgraphExec exec, CUcontext ctx) {
+  CUresult status = CUDA_SUCCESS;
+  int64_t began = model_clock(), end = began;
+  int64_t *ends = malloc((exec->step_count + 1) * sizeof *ends);
+  REQUIRE(ends != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory to run a graph");
+  for (size_t i = 0; i < exec->step_count && status == CUDA_SUCCESS; i++) {
+    const step *s = &exec->steps[i];
+    ends[i] = began;
+    for (uint32_t j = 0; j < s->needs_count; j++) {
+      int64_t need = ends[exec->position[exec->needs[s->needs_from + j]]];
+      if (need > ends[i]) ends[i] = need;
+    }
+    model_set_clock(ends[i]);
+    if (s->enabled) status = op_run(&s->op, ctx);
+    ends[i] = model_clock();
+    if (ends[i] > end) end = ends[i];
+  }
+  free(ends);
+  model_set_clock(end);
+  return status;
+}
+
+static CUresult run_strictly(CUgraphExec exec, CUcontext ctx) {
+  CUresult status = CUDA_SUCCESS;
+  uint32_t *order = malloc((exec->step_count + 1) * sizeof *order);
+  if (order == NULL || !strict_order(exec, order)) status = fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory for an order");
+  for (size_t i = 0; i < exec->step_count && status == CUDA_SUCCESS; i++)
+    if (exec->steps[order[i]].enabled) status = op_run(&exec->steps[order[i]].op, ctx);
+  free(order);
+  return status;
 }
 
 CUresult exec_run(CUgraphExec exec, CUcontext ctx) {
+  if (ctx->dev->model != NULL) return run_modelled(exec, ctx);
+  if (__builtin_expect(atomic_load_explicit(&strict, memory_order_relaxed), 0)) return run_strictly(exec, ctx);
   CUresult status = CUDA_SUCCESS;
-  pthread_mutex_lock(&exec->turn);
   const step *end = exec->steps + exec->step_count;
   for (const step *s = exec->steps; s < end && status == CUDA_SUCCESS; s++)
     if (s->enabled) status = op_run(&s->op, ctx);
-  pthread_mutex_unlock(&exec->turn);
   return status;
+}
+
+/* A launch was queued: it keeps the instance, and the events that it will record stand for it. */
+void exec_launched_locked(CUgraphExec exec, fence *launch) {
+  atomic_fetch_add(&exec->references, 1);
+  if (exec->records) expect_records_locked(exec, launch);
 }
 
 /* --- calls */
@@ -115,6 +165,7 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRA
 
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
   TRY(exec_get(exec));
+  handle_kill(exec);
   exec_delete(exec);
   return CUDA_SUCCESS;
 }
@@ -138,10 +189,10 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
   TRY(stream_get(stream, &s));
   TRY(exec_get(exec));
   TRY(capture_forbids(s));
-  return submit(s, &(op){.kind = OP_EXEC, .exec = exec});
+  return submit(s, &(op){.kind = OP_EXEC, .exec = exec}, false);
 }
 
-/* --- changes. They wait for a running launch of the instance and show in later ones. */
+/* --- changes. They wait for the launches under way and show in later ones. */
 
 /* The step of a node of the graph that exec, or a graph embedded in it, was made from; NULL if there is none. */
 static step *find_step(CUgraphExec exec, CUgraphNode node) {
@@ -171,10 +222,8 @@ static CUresult step_get_kind(CUgraphExec exec, CUgraphNode node, enum op_kind k
 
 #define CHANGE(exec, call) \
   do { \
-    pthread_mutex_lock(&(exec)->turn); \
-    CUresult changed_ = (call); \
-    pthread_mutex_unlock(&(exec)->turn); \
-    return changed_; \
+    TRY(exec_wait(exec)); \
+    return (call); \
   } while (0)
 
 CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p) {

@@ -35,9 +35,15 @@ void *handle_new(enum handle_kind kind, size_t bytes) {
 }
 
 void handle_delete(void *object) {
+  enum handle_kind kind = ((handle *)object)->kind;
+  handle_kill(object);
+  handle_bury(object, kind);
+}
+
+void handle_kill(void *object) { ((handle *)object)->kind = 0; }
+
+void handle_bury(void *object, enum handle_kind kind) {
   handle *head = object;
-  enum handle_kind kind = head->kind;
-  head->kind = 0;
   head->next = NULL;
   pthread_mutex_lock(&destroyed[kind].lock);
   if (destroyed[kind].count++ == 0) destroyed[kind].first = head;

@@ -130,7 +130,7 @@ static CUresult launch(CUfunction function, const uint32_t grid[3], const uint32
   uint8_t *params = (uint8_t *)(((uintptr_t)raw + PARAM_ALIGNMENT - 1) & ~(uintptr_t)(PARAM_ALIGNMENT - 1));
   TRY(kernel_pack(kern, args, params));
   o.kernel.launch.params = params;
-  return submit(s, &o);
+  return submit(s, &o, false);
 }
 
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,

@@ -120,11 +120,18 @@ void memory_give_back(const allocation *entry) {
     pool_take_back(entry);
     return;
   }
-  free((void *)entry->base);
+  memory_free(entry->base, entry->reserved);
   if (entry->dev == NULL) return;
   pthread_mutex_lock(&memory_lock);
   entry->dev->used_bytes -= entry->reserved;
   pthread_mutex_unlock(&memory_lock);
+}
+
+static CUresult reserve(device *dev, size_t bytes) {
+  pthread_mutex_lock(&memory_lock);
+  CUresult status = memory_reserve_locked(dev, bytes);
+  pthread_mutex_unlock(&memory_lock);
+  return status;
 }
 
 CUresult memory_allocate(allocation entry, uintptr_t *base) {
@@ -132,15 +139,16 @@ CUresult memory_allocate(allocation entry, uintptr_t *base) {
   REQUIRE(entry.bytes <= SIZE_MAX / 2, CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes wanted", entry.bytes);
   entry.reserved = memory_round(entry.bytes);
   if (entry.dev != NULL) {
-    pthread_mutex_lock(&memory_lock);
-    CUresult status = memory_reserve_locked(entry.dev, entry.reserved);
-    pthread_mutex_unlock(&memory_lock);
+    if (entry.dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, entry.dev, NULL, ""));
+    CUresult status = reserve(entry.dev, entry.reserved);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(entry.ctx)) status = reserve(entry.dev, entry.reserved);
     TRY(status);
   }
   entry.base = (uintptr_t)aligned_alloc(ALIGNMENT, entry.reserved);
   CUresult status = entry.base != 0 ? memory_add(&entry)
                                     : fail(CUDA_ERROR_OUT_OF_MEMORY, "the host has no %zu bytes left", entry.bytes);
   if (status != CUDA_SUCCESS) memory_give_back(&entry);
+  else strict_poison(entry.base, entry.reserved);
   *base = status == CUDA_SUCCESS ? entry.base : 0;
   return status;
 }

@@ -186,6 +186,7 @@ CUresult cuLibraryLoadData(CUlibrary *lib, const void *image, CUjit_option *jit_
 CUresult cuLibraryUnload(CUlibrary lib) {
   TRY(require_init());
   REQUIRE_HANDLE(lib, HANDLE_LIBRARY);
+  (void)context_wait(NULL); /* its kernels may be queued */
   library_delete((library *)lib);
   return CUDA_SUCCESS;
 }

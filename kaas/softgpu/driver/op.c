@@ -1,8 +1,7 @@
-/* Operations: the one place where work is done, and the way work gets there from a stream. */
+/* Operations: the one place where work is done. */
 #include "driver.h"
 
 #include <string.h>
-#include <time.h>
 
 static void run_copy(const copy *c) {
   if (c->height == 1 && c->depth == 1) {
@@ -27,39 +26,52 @@ static void run_fill(const fill *f) {
   for (size_t y = 0; y < f->height; y++) fill_row(f->dst + y * f->pitch, f->width, f->value, f->element_bytes);
 }
 
-static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
-  char message[400] = "";
-  int status = kaas_run(&call->launch, message, sizeof message);
-  if (__builtin_expect(status == 0, 1)) return CUDA_SUCCESS;
+/* The explanation that this thread gave last becomes the context's. */
+static CUresult stick(CUcontext ctx, CUresult status) {
   int none = 0;
-  CUresult result = fail((CUresult)status, "kernel %s: %s", call->kern->info->name, message);
   if (atomic_load(&ctx->sticky) == 0) memcpy(ctx->failure, kaas_softgpu_last_error(), sizeof ctx->failure);
   ctx->failure[sizeof ctx->failure - 1] = 0;
-  atomic_compare_exchange_strong(&ctx->sticky, &none, status); /* the first failure is the one to tell */
-  return result;
+  atomic_compare_exchange_strong(&ctx->sticky, &none, (int)status); /* the first failure is the one to tell */
+  return status;
 }
 
-CUresult op_run(const op *o, CUcontext ctx) {
+static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
+  char message[400] = "";
+  const char *name = call->kern->info->name;
+  if (__builtin_expect(atomic_load_explicit(&ctx->dev->faulty, memory_order_relaxed), 0)) {
+    CUresult fault = fault_at(FAULT_AT_KERNEL, ctx->dev, ctx, name);
+    if (fault != CUDA_SUCCESS) return stick(ctx, fault);
+  }
+  int status = kaas_run(&call->launch, message, sizeof message);
+  if (__builtin_expect(status == 0, 1)) return CUDA_SUCCESS;
+  return stick(ctx, fail((CUresult)status, "kernel %s: %s", name, message));
+}
+
+static CUresult run(const op *o, CUcontext ctx) {
   switch (o->kind) {
     case OP_KERNEL: return run_kernel(&o->kernel, ctx);
-    case OP_COPY: run_copy(&o->copy); return CUDA_SUCCESS;
+    case OP_COPY:
+      run_copy(&o->copy);
+      return ctx->dev->faulty ? fault_at(FAULT_AT_COPY, ctx->dev, ctx, "") : CUDA_SUCCESS;
     case OP_FILL: run_fill(&o->fill); return CUDA_SUCCESS;
     case OP_HOST: o->host.fn(o->host.data); return CUDA_SUCCESS;
     case OP_RECORD: event_record_now(o->event); return CUDA_SUCCESS;
     case OP_EXEC: return exec_run(o->exec, ctx);
-    case OP_WAIT: /* what the event stands for has run, as all submitted work has */
+    case OP_WAIT: event_wait_now(o->event); return CUDA_SUCCESS;
+    case OP_FREE: memory_give_back(&o->freed); return CUDA_SUCCESS;
+    case OP_AWAIT:
     case OP_EMPTY: return CUDA_SUCCESS;
     case OP_CHILD: break; /* only in graphs; an instance holds OP_EXEC in its place */
   }
   return fail(CUDA_ERROR_INVALID_VALUE, "operation %d cannot run", (int)o->kind);
 }
 
-CUresult submit(CUstream s, const op *o) {
-  if (atomic_load_explicit(&s->capture, memory_order_acquire) != NULL) return capture_op(s, o);
-  TRY(capture_legacy_gate(s));
-  pthread_mutex_lock(&s->turn);
-  CUresult status = op_run(o, s->ctx);
-  pthread_mutex_unlock(&s->turn);
+CUresult op_run(const op *o, CUcontext ctx) {
+  struct model *m = ctx->dev->model;
+  if (__builtin_expect(m == NULL || o->kind == OP_EXEC, 1)) return run(o, ctx);
+  int64_t began = now_ns();
+  CUresult status = run(o, ctx);
+  model_account(m, o, began);
   return status;
 }
 

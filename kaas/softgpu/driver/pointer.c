@@ -63,5 +63,5 @@ CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
   REQUIRE(attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, CUDA_ERROR_INVALID_VALUE, "pointer attribute %d cannot be set",
           (int)attribute);
   REQUIRE(memory_find(address, &entry), CUDA_ERROR_INVALID_VALUE, "0x%llx lies in no live allocation", address);
-  return CUDA_SUCCESS; /* every copy is synchronous here */
+  return CUDA_SUCCESS; /* copies that wait do so whatever it says */
 }

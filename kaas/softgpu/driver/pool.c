@@ -29,7 +29,7 @@ static void trim_locked(CUmemoryPool pool, uint64_t keep) {
     pool->cached = block->next;
     pool->reserved -= block->bytes;
     if (pool->dev != NULL) pool->dev->used_bytes -= block->bytes;
-    free((void *)block->base);
+    memory_free(block->base, block->bytes);
     free(block);
   }
 }
@@ -74,6 +74,13 @@ static CUresult take_locked(CUmemoryPool pool, size_t *bytes, uintptr_t *base) {
   return CUDA_SUCCESS;
 }
 
+static CUresult take(CUmemoryPool pool, allocation *entry) {
+  pthread_mutex_lock(&memory_lock);
+  CUresult status = take_locked(pool, &entry->reserved, &entry->base);
+  pthread_mutex_unlock(&memory_lock);
+  return status;
+}
+
 CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr *address) {
   REQUIRE(bytes > 0, CUDA_ERROR_INVALID_VALUE, "an allocation of 0 bytes");
   REQUIRE(bytes <= SIZE_MAX / 2, CUDA_ERROR_OUT_OF_MEMORY, "%zu bytes wanted", bytes);
@@ -83,12 +90,13 @@ CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr 
                       .ctx = ctx,
                       .pool = pool,
                       .kind = pool->dev == NULL ? MEMORY_HOST : MEMORY_DEVICE};
-  pthread_mutex_lock(&memory_lock);
-  CUresult status = take_locked(pool, &entry.reserved, &entry.base);
-  pthread_mutex_unlock(&memory_lock);
+  if (pool->dev != NULL && pool->dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, pool->dev, NULL, ""));
+  CUresult status = take(pool, &entry);
+  if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(ctx)) status = take(pool, &entry);
   TRY(status);
   status = memory_add(&entry);
   if (status != CUDA_SUCCESS) pool_take_back(&entry);
+  else strict_poison(entry.base, entry.reserved);
   *address = entry.base;
   return status;
 }
@@ -96,6 +104,7 @@ CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr 
 void pool_take_back(const allocation *entry) {
   CUmemoryPool pool = entry->pool;
   struct block *block = malloc(sizeof *block);
+  strict_poison(entry->base, entry->reserved);
   pthread_mutex_lock(&memory_lock);
   pool->used -= entry->reserved;
   if (block != NULL) {
@@ -105,7 +114,7 @@ void pool_take_back(const allocation *entry) {
   } else { /* cannot be remembered: give the memory itself back */
     pool->reserved -= entry->reserved;
     if (pool->dev != NULL) pool->dev->used_bytes -= entry->reserved;
-    free((void *)entry->base);
+    memory_free(entry->base, entry->reserved);
   }
   pthread_mutex_unlock(&memory_lock);
 }

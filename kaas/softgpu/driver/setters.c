@@ -95,7 +95,9 @@ CUgraphNodeType node_type(const op *o) {
     case OP_WAIT: return CU_GRAPH_NODE_TYPE_WAIT_EVENT;
     case OP_CHILD:
     case OP_EXEC: return CU_GRAPH_NODE_TYPE_GRAPH;
-    case OP_EMPTY: break;
+    case OP_EMPTY:
+    case OP_AWAIT:
+    case OP_FREE: break; /* the last two are never in graphs */
   }
   return CU_GRAPH_NODE_TYPE_EMPTY;
 }

@@ -1,14 +1,9 @@
-/* Streams. Work has run when its submission returns, so that waiting for a stream only reports its errors. */
+/* Streams: handles, and the calls that ask and wait. Their work lies in work.c. */
 #include "driver.h"
 
 #include <stdlib.h>
 
 void stream_init(CUstream s, CUcontext ctx, unsigned flags, int priority) {
-  pthread_mutexattr_t recursive;
-  pthread_mutexattr_init(&recursive);
-  pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
-  pthread_mutex_init(&s->turn, &recursive);
-  pthread_mutexattr_destroy(&recursive);
   s->ctx = ctx;
   s->flags = flags;
   s->priority = priority;
@@ -29,8 +24,6 @@ static CUresult stream_new(CUcontext ctx, unsigned flags, int priority, CUstream
 
 void stream_forget(CUstream s) {
   capture_drop_stream(s);
-  pthread_mutex_lock(&s->turn); /* another thread may be running work of this stream */
-  pthread_mutex_unlock(&s->turn);
   pthread_mutex_lock(&state_lock);
   for (CUstream *at = &s->ctx->streams; *at != NULL; at = &(*at)->next)
     if (*at == s) {
@@ -39,8 +32,7 @@ void stream_forget(CUstream s) {
     }
   pthread_mutex_unlock(&state_lock);
   nodes_clear(&s->tail);
-  pthread_mutex_destroy(&s->turn);
-  if (s != &s->ctx->legacy && s != &s->ctx->per_thread) handle_delete(s);
+  if (s != &s->ctx->legacy && s != &s->ctx->per_thread) stream_let_go(s);
 }
 
 /* Like stream_get, but without the error that a kernel left behind. */
@@ -59,9 +51,7 @@ static CUresult stream_find(CUstream given, CUstream *s) {
 
 CUresult stream_get(CUstream given, CUstream *s) {
   TRY(stream_find(given, s));
-  int sticky = atomic_load_explicit(&(*s)->ctx->sticky, memory_order_acquire);
-  REQUIRE(sticky == 0, (CUresult)sticky, "%s", (*s)->ctx->failure);
-  return CUDA_SUCCESS;
+  return context_status((*s)->ctx);
 }
 
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
@@ -86,18 +76,15 @@ CUresult cuStreamSynchronize(CUstream stream) {
   CUstream s;
   TRY(stream_get(stream, &s));
   TRY(capture_forbids(s));
-  pthread_mutex_lock(&s->turn); /* another thread may be running work of this stream */
-  pthread_mutex_unlock(&s->turn);
-  return stream_get(stream, &s);
+  TRY(stream_wait(s));
+  return context_status(s->ctx);
 }
 
 CUresult cuStreamQuery(CUstream stream) {
   CUstream s;
   TRY(stream_get(stream, &s));
   TRY(capture_forbids(s));
-  if (pthread_mutex_trylock(&s->turn) != 0) return CUDA_ERROR_NOT_READY;
-  pthread_mutex_unlock(&s->turn);
-  return CUDA_SUCCESS;
+  return stream_idle(s) ? context_status(s->ctx) : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuStreamGetFlags(CUstream stream, unsigned *flags) {
@@ -149,7 +136,7 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn fn, void *data) {
   CUstream s;
   TRY(stream_get(stream, &s));
   REQUIRE_POINTER(fn);
-  return submit(s, &(op){.kind = OP_HOST, .host = {fn, data}});
+  return submit(s, &(op){.kind = OP_HOST, .host = {fn, data}}, false);
 }
 
 CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr address, size_t bytes, unsigned flags) {

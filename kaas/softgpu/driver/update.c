@@ -94,10 +94,9 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdate
   REQUIRE(handle_is(exec, HANDLE_EXEC), CUDA_ERROR_INVALID_VALUE, "%p is not a live graph instance", (void *)exec);
   REQUIRE_POINTER(info);
   REQUIRE(handle_is(graph, HANDLE_GRAPH), CUDA_ERROR_INVALID_VALUE, "%p is not a live graph", (void *)graph);
-  pthread_mutex_lock(&exec->turn);
+  TRY(exec_wait(exec));
   CUgraphExecUpdateResult result = update(exec, graph, false, &culprit); /* all or nothing */
   if (result == CU_GRAPH_EXEC_UPDATE_SUCCESS) result = update(exec, graph, true, &culprit);
-  pthread_mutex_unlock(&exec->turn);
   *info = (CUgraphExecUpdateResultInfo){.result = result, .errorNode = culprit};
   REQUIRE(result == CU_GRAPH_EXEC_UPDATE_SUCCESS, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,
           "the graph differs from the instance in more than its nodes' parameters (%d)", (int)result);

@@ -97,6 +97,15 @@ int kaas_softgpu_configure(uint32_t devices, const uint64_t *memory_bytes, const
 int kaas_softgpu_cancel(uint32_t device);
 /* The sentence left by the last failing call of this thread ("" if none). */
 const char *kaas_softgpu_last_error(void);
+/* Makes a fault come; see kaas.softgpu.Fault for the kinds, by number. And takes all back. */
+int kaas_softgpu_inject(uint32_t device, uint32_t kind, uint64_t at, double rate, uint64_t seed, double seconds);
+void kaas_softgpu_forgive(void);
+void kaas_softgpu_end_hangs(void);
+/* Strict mode for all devices; see strict.c. Memory and work from before are as they were. */
+void kaas_softgpu_strict(int on, uint64_t seed);
+/* The time that copies and kernels of a device are to take; see kaas.softgpu.Model. A rate of 0: as it comes. */
+int kaas_softgpu_model(uint32_t device, double copy_bytes_per_s, double copy_latency_s, double launch_latency_s,
+                       uint32_t kernels, const char *const *names, const double *seconds, const double *shares);
 void kaas_softgpu_set_last_error(const char *message);
 
 #endif

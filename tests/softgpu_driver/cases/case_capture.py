@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, fails, launch, ok
+from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, fails, launch, ok, synchronize
 
 pytestmark = pytest.mark.usefixtures("ctx")
 
@@ -54,6 +54,7 @@ class Log:
 
     @property
     def values(self) -> list[int]:
+        synchronize()
         values: list[int] = self.seen[1 : 1 + self.seen[0]].tolist()
         return values
 
@@ -100,6 +101,7 @@ def test_copies_sets_and_host_functions_become_nodes() -> None:
     kinds = [ok(driver.cuGraphNodeGetType(node)) for node in ok(driver.cuGraphGetNodes(graph, count))[0]]
     assert kinds == [driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY, driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET]
     ok(driver.cuGraphLaunch(ok(driver.cuGraphInstantiate(graph, 0)), NO_STREAM))
+    synchronize()
     assert seen.tolist() == [9, 9, 9, 9, *range(4, 16)]
 
 

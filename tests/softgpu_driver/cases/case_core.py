@@ -65,9 +65,11 @@ def test_buffers(setting: Setting) -> None:
     setting.seen[:] = 3
     other = setting.device.allocate(400, stream=setting.stream)
     setting.buffer.copy_to(other, stream=setting.stream)
+    setting.stream.sync()
     assert (view(other.handle, np.int32, 100) == 3).all()
     other.fill(0, stream=setting.stream)
     other.copy_to(setting.buffer, stream=setting.stream)
+    setting.stream.sync()
     assert (setting.seen == 0).all()
     assert (other.is_device_accessible, other.is_host_accessible, other.device_id) == (True, False, 0)
     other.close(setting.stream)
@@ -145,6 +147,7 @@ def test_updating_and_embedding_captures(setting: Setting) -> None:
     outer = setting.device.create_graph_builder().begin_building()
     outer.embed(first)
     outer.end_building().complete().launch(setting.stream)
+    setting.stream.sync()
     assert seen == [1, 50, 1]
     assert setting.seen[0] == 52
 
@@ -160,12 +163,14 @@ def test_a_graph_by_definition(setting: Setting, tmp_path: Path) -> None:
     assert set(first.succ) == {second, filled}
     instance = graph.instantiate()
     instance.launch(setting.stream)
+    setting.stream.sync()
     assert setting.seen[0] == setting.seen[75] == 3
     assert setting.seen[50] == 0x07070707
     instance[first].update(config=SHAPE, kernel=setting.add, args=(setting.buffer, np.int32(10), np.int32(60)))
     instance[filled].update(dst=start + 200, value=9, width=20, height=1, pitch=0)
     instance[copied].update(dst=start + 300, src=start, size=4)
     instance.launch(setting.stream)
+    setting.stream.sync()
     assert setting.seen[75:77].tolist() == [65, 3]
     assert setting.seen[50] == 0x09090909
     graph.debug_dot_print(str(tmp_path / "graph.dot"))
@@ -178,6 +183,7 @@ def test_two_devices_in_turn(setting: Setting) -> None:
     buffer = far.allocate(400, stream=stream)
     view(buffer.handle, np.int32, 100)[:] = 0
     launch(stream, SHAPE, setting.add, buffer, np.int32(10), np.int32(4))
+    stream.sync()
     assert (view(buffer.handle, np.int32, 10) == 4).all()
     assert buffer.device_id == 1
     buffer.close(stream)

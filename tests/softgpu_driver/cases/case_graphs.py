@@ -12,7 +12,7 @@ from cuda.bindings import driver
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, fails, kernel_params, ok
+from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, fails, kernel_params, ok, synchronize
 
 pytestmark = pytest.mark.usefixtures("ctx")
 
@@ -41,6 +41,7 @@ class Log:
         """The numbers that one launch appends."""
         self.seen[0] = 0
         ok(driver.cuGraphLaunch(instance, NO_STREAM))
+        synchronize()
         values: list[int] = self.seen[1 : 1 + self.seen[0]].tolist()
         return values
 
@@ -261,7 +262,8 @@ def test_a_kernel_that_fails_ends_the_launch(log: Log) -> None:
     bad = ok(driver.cuGraphAddKernelNode(log.graph, [first], 1, params))
     log.node(2, bad)
     instance = log.instance()
-    fails(Error.CUDA_ERROR_LAUNCH_FAILED, driver.cuGraphLaunch, instance, NO_STREAM)
+    ok(driver.cuGraphLaunch(instance, NO_STREAM))
+    fails(Error.CUDA_ERROR_LAUNCH_FAILED, driver.cuStreamSynchronize, NO_STREAM)
     assert log.seen[:2].tolist() == [1, 0]
     fails(Error.CUDA_ERROR_LAUNCH_FAILED, driver.cuGraphLaunch, instance, NO_STREAM)
 

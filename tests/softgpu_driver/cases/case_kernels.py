@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from tests.softgpu_driver.calls import Error, Kernels, device_array, fails, launch, ok, view
+from tests.softgpu_driver.calls import Error, Kernels, device_array, fails, launch, ok, synchronize, view
 
 pytestmark = pytest.mark.usefixtures("ctx")
 
@@ -19,6 +19,7 @@ def test_arguments_reach_the_kernel() -> None:
     address, seen = device_array(np.arange(100, dtype=np.int32))
     types = (None, ctypes.c_int, ctypes.c_int)
     assert launch(Kernels()["add"], (address, 90, 5), types, grid=(4, 1, 1)) == Error.CUDA_SUCCESS
+    synchronize()
     assert (seen == np.arange(100) + 5 * (np.arange(100) < 90)).all()
 
 
@@ -33,6 +34,7 @@ def test_arguments_in_one_buffer() -> None:
     function = Kernels()["blob"]
     shape = (1, 1, 1, 32, 1, 1, 0, driver.CUstream(0), 0)
     ok(driver.cuLaunchKernel(function, *shape, ctypes.addressof(extra)))
+    synchronize()
     assert seen.tolist() == [9, 0, 1, 2, 3, 4]
     size.value = 31
     fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuLaunchKernel, function, *shape, ctypes.addressof(extra))
@@ -86,6 +88,7 @@ def test_shared_memory_must_be_asked_for() -> None:
     assert ok(driver.cuFuncGetAttribute(FUNC.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)) == 1024
     most = (48 << 10) - 1024
     assert launch(function, (address,), (None,), shared=most) == Error.CUDA_SUCCESS
+    synchronize()
     assert seen.tolist() == [48 << 10, most]
     assert launch(function, (address,), (None,), shared=most + 1) == Error.CUDA_ERROR_INVALID_VALUE
     dynamic = FUNC.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

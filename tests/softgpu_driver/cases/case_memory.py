@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from tests.softgpu_driver.calls import NO_STREAM, Error, device_array, fails, ok, view
+from tests.softgpu_driver.calls import NO_STREAM, Error, device_array, fails, ok, synchronize, view
 from tests.softgpu_driver.fake import DEVICE_BYTES
 
 pytestmark = pytest.mark.usefixtures("ctx")
@@ -168,6 +168,7 @@ def test_copies_in_every_direction() -> None:
     ok(driver.cuMemcpyDtoH(back.ctypes.data, b, 4000))
     assert (back == source).all()
     ok(driver.cuMemcpy(int(b) + 400, a, 400))
+    synchronize()
     assert (view(b, np.int32, 1000)[100:200] == source[:100]).all()
     stream = ok(driver.cuStreamCreate(0))
     ok(driver.cuMemcpyAsync(a, int(b) + 400, 40, stream))
@@ -180,6 +181,7 @@ def test_copies_in_every_direction() -> None:
 def test_overlapping_copies_keep_their_bytes() -> None:
     address, seen = device_array(np.arange(100, dtype=np.uint8))
     ok(driver.cuMemcpyDtoD(int(address) + 1, address, 99))
+    synchronize()
     assert (seen[1:] == np.arange(99)).all()
 
 
@@ -190,6 +192,7 @@ def test_copies_between_devices(ctx: Any) -> None:
     far = ok(driver.cuMemAlloc(64))
     assert ok(driver.cuMemGetInfo()) == (DEVICE_BYTES[1] - 512, DEVICE_BYTES[1])
     ok(driver.cuMemcpyPeer(far, peer, near, ctx, 64))
+    synchronize()
     assert (view(far, np.int32, 16) == seen).all()
     ok(driver.cuMemFree(far))
     ok(driver.cuCtxPopCurrent())
@@ -214,9 +217,11 @@ def test_sets(bits: int, value: int) -> None:
     dtype = np.dtype(f"u{bits // 8}")
     address, seen = device_array(np.full(100, 7, dtype))
     ok(getattr(driver, f"cuMemsetD{bits}")(address, value, 50))
+    synchronize()
     assert (seen[:50] == value).all()
     assert (seen[50:] == 7).all()
     ok(getattr(driver, f"cuMemsetD{bits}Async")(int(address) + 50 * dtype.itemsize, value, 50, NO_STREAM))
+    synchronize()
     assert (seen == value).all()
 
 
