@@ -71,6 +71,8 @@ def _operand(text: str, line: int, scopes: list[dict[str, Operand]]) -> Operand:
     for scope in reversed(scopes):
         if text in scope:
             return scope[text]
+    if not text:
+        raise PtxError(line, "an operand is missing")
     first = text[0]
     if first in "{(":
         inner = text[1:-1].strip()
