@@ -219,7 +219,8 @@ def shutdown() -> None:
         if session is None or not ray.is_initialized():
             return
         try:
-            ray.get(session.pool.stop.remote())
+            for _ in range(2):  # answers leave the actor in order: when the second is here, those of all who waited are
+                ray.get(session.pool.stop.remote())
             ray.kill(session.pool)
         except ray.exceptions.RayActorError:
             pass  # somebody else stopped it first
