@@ -39,23 +39,21 @@ void pools_release_locked(device *dev) {
     if (pool->dev == dev) trim_locked(pool, 0);
 }
 
-/* The smallest cached block that fits without wasting more than it holds. */
-static uintptr_t take_cached_locked(CUmemoryPool pool, size_t *bytes) {
-  struct block **best = NULL;
-  for (struct block **at = &pool->cached; *at != NULL; at = &(*at)->next)
-    if ((*at)->bytes >= *bytes && (*at)->bytes / 2 <= *bytes && (best == NULL || (*at)->bytes < (*best)->bytes))
-      best = at;
-  if (best == NULL) return 0;
-  struct block *block = *best;
-  uintptr_t base = block->base;
-  *best = block->next;
-  *bytes = block->bytes;
-  free(block);
-  return base;
+/* A cached block of just this size: a larger one would count, whole, against what the device has. */
+static uintptr_t take_cached_locked(CUmemoryPool pool, size_t bytes) {
+  for (struct block **at = &pool->cached; *at != NULL; at = &(*at)->next) {
+    struct block *block = *at;
+    if (block->bytes != bytes) continue;
+    uintptr_t base = block->base;
+    *at = block->next;
+    free(block);
+    return base;
+  }
+  return 0;
 }
 
 static CUresult take_locked(CUmemoryPool pool, size_t *bytes, uintptr_t *base) {
-  *base = take_cached_locked(pool, bytes);
+  *base = take_cached_locked(pool, *bytes);
   if (*base == 0) {
     uint64_t limit = pool->props.maxSize;
     REQUIRE(limit == 0 || pool->used + *bytes <= limit, CUDA_ERROR_OUT_OF_MEMORY,

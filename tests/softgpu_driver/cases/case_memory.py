@@ -92,7 +92,7 @@ def test_pool_counts_and_keeps_what_its_threshold_allows(pool: Any) -> None:
     ok(driver.cuMemFreeAsync(first, stream))
     assert pool_counters(pool) == (0, 3 << 19, 1 << 20, 3 << 19)
     assert free_bytes() == before - (1 << 20)
-    again = ok(driver.cuMemAllocFromPoolAsync((1 << 20) - 512, pool, stream))
+    again = ok(driver.cuMemAllocFromPoolAsync(1 << 20, pool, stream))
     assert int(again) == int(first)
     ok(driver.cuMemFree(again))
     ok(driver.cuMemPoolTrimTo(pool, 0))
