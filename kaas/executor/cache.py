@@ -2,8 +2,8 @@
 
 It has two tiers, the device's memory and page-locked host memory. A request reserves all it needs at once: its objects
 in both tiers, and the arena of its slot. A reservation names its victims and fits whole, or says what is missing and
-changes nothing. The caller frees, allocates and copies, and then commits or aborts; a committed reservation keeps its
-objects pinned until it is released.
+changes nothing. The caller frees and allocates, and then commits or aborts. A committed reservation keeps its objects
+pinned until its request has succeeded (`release`) or failed (`fail`); what only failed requests have loaded goes.
 
 Objects come to the device through the host tier and stay there too, as long as it has room: what the device has to give
 up is then a copy away, not a fetch. An object that the host tier cannot take goes past it; only the device must fit.
@@ -11,7 +11,7 @@ up is then a copy away, not a fetch. An object that the host tier cannot take go
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -30,7 +30,9 @@ class Reservation:
         hits: objects of the request that are on the device.
         loads: objects that are not: key -> bytes to allocate there.
         victims: objects to free on the device first.
-        arena_bytes, arena_bytes_before: the arena must be allocated anew where they differ.
+        slot: whose request it is; None: nobody's, and without an arena.
+        arena_bytes, arena_bytes_before: of the slot; the arena must be allocated anew where they differ.
+        arenas_freed: other slots, in which nothing runs, with the bytes of their arenas: these must be freed first.
         host_hits: those of loads that are in host memory.
         host_loads: those of the others that host memory will keep: key -> bytes to allocate there.
         host_victims: objects to free in host memory first.
@@ -39,28 +41,50 @@ class Reservation:
     hits: tuple[bytes, ...]
     loads: Mapping[bytes, int]
     victims: tuple[bytes, ...]
+    slot: int | None
     arena_bytes: int
     arena_bytes_before: int
+    arenas_freed: Mapping[int, int] = field(default_factory=dict)
     host_hits: tuple[bytes, ...] = ()
     host_loads: Mapping[bytes, int] = field(default_factory=dict)
     host_victims: tuple[bytes, ...] = ()
 
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to free or to allocate."""
+        return (
+            bool(self.loads or self.victims or self.host_victims or self.arenas_freed)
+            or self.arena_bytes != self.arena_bytes_before
+        )
+
+    @property
+    def arenas_before(self) -> dict[int, int]:
+        """The arenas that it changes, as they were."""
+        own = {} if self.slot is None else {self.slot: self.arena_bytes_before}
+        return own | dict(self.arenas_freed)
+
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What a request would need beyond all that could be freed now. Nothing has changed."""
+    """What a request would need beyond all that could be freed now. Nothing has changed.
+
+    Fields:
+        lasting_bytes: those of them that would be missing even if no other request ran: waiting is no use.
+    """
 
     missing_bytes: int
+    lasting_bytes: int = 0
 
 
 class ObjectCache(Generic[D, H]):
-    """Objects by key, in the device's memory, where the arena lies beside them, and in host memory.
+    """Objects by key, in the device's memory, where the slots' arenas lie beside them, and in host memory.
 
     One reservation is open (neither committed nor aborted) at a time; committed ones overlap freely. What they pin
     leaves neither tier.
 
     Fields:
-        device, host: the tiers. To look at; whoever changes them does it through the methods of the cache.
+        device, host: the tiers. arenas: bytes by slot, of those that have any. All to look at; whoever changes them
+            does it through the methods of the cache.
     """
 
     def __init__(
@@ -73,14 +97,22 @@ class ObjectCache(Generic[D, H]):
     ) -> None:
         self.device: Tier[D] = Tier(capacity_bytes, eviction)
         self.host: Tier[H] = Tier(host_capacity_bytes, host_eviction)
-        self.arena_bytes = 0
+        self.arenas: dict[int, int] = {}
         self._pins: dict[bytes, int] = {}
         self._held: set[bytes] = set()
         self._open: Reservation | None = None
+        self._running: set[int] = set()
+        self._new: set[bytes] = set()  # on the device, loaded by requests of which none has succeeded yet
+        self._host_new: set[bytes] = set()  # in host memory likewise
+
+    @property
+    def arena_bytes(self) -> int:
+        """The arenas of all slots."""
+        return sum(self.arenas.values())
 
     @property
     def used_bytes(self) -> int:
-        """Objects on the device, reserved ones included, and arena; never more than the device tier's capacity."""
+        """Objects on the device, reserved ones included, and arenas; never more than the device tier's capacity."""
         return self.device.reserved_bytes + self.arena_bytes
 
     @property
@@ -93,53 +125,56 @@ class ObjectCache(Generic[D, H]):
         return frozenset(self._pins)
 
     def reserve(
-        self, objects: Mapping[bytes, int], arena_bytes: int, replaced: Collection[bytes] = ()
+        self, objects: Mapping[bytes, int], slot: int | None, arena_bytes: int, replaced: Collection[bytes] = ()
     ) -> Reservation | Shortage:
-        """Room for objects (key -> bytes) beside an arena of at least arena_bytes.
+        """Room for objects (key -> bytes) beside an arena of at least arena_bytes, for a slot in which nothing runs.
 
-        A larger arena stays as it is, unless only its room lets the objects fit. What the objects have replaced is
-        among the victims, unless it is pinned.
+        A larger arena stays as it is, unless only its room lets the objects fit; so do those of other slots. What the
+        objects have replaced is among the victims, unless it is pinned.
         """
         if self._open is not None:
             raise ValueError("a reservation is still open")
+        if slot in self._running:
+            raise ValueError(f"a request runs in slot {slot}")
         there = self.device.values
         hits = tuple(key for key in objects if key in there)
-        before = self.arena_bytes
+        before = self.arenas.get(slot, 0) if slot is not None else 0
         if len(hits) == len(objects) and arena_bytes <= before:
-            reservation = Reservation(hits, {}, (), before, before)
+            reservation = Reservation(hits, {}, (), slot, before, before)
         else:
-            made = self._make_room(objects, hits, granules(arena_bytes) if arena_bytes else 0, replaced)
+            made = self._make_room(objects, hits, slot, granules(arena_bytes) if arena_bytes else 0, replaced)
             if isinstance(made, Shortage):
                 return made
             reservation = made
         for key in objects:
             self._pins[key] = self._pins.get(key, 0) + 1
+        if slot is not None:
+            self._running.add(slot)
         self._open = reservation
         return reservation
 
     def commit(
-        self,
-        reservation: Reservation,
-        values: Mapping[bytes, D],
-        host_values: Mapping[bytes, H] | None = None,
-        *,
-        constants: Collection[bytes] = (),
+        self, reservation: Reservation, values: Mapping[bytes, D], host_values: Mapping[bytes, H] | None = None
     ) -> None:
-        """The victims are gone; what the reservation loads is there, with its values, and counts as used now.
+        """The victims are gone; what the reservation loads has its room, and others may find it.
 
         Args:
             host_values: of host_loads; what is not among them did not get there.
-            constants: those of the request's objects that a function binds.
         """
         self._close(reservation)
-        device = self.device
-        if reservation.loads or reservation.victims:
-            for key in reservation.victims:
-                device.forget(key)
-            for key, nbytes in reservation.loads.items():
-                device.add(key, nbytes, values[key])
-            self._commit_host(reservation, host_values or {}, constants)
-        device.used((*reservation.hits, *reservation.loads), constants)
+        for key in reservation.victims:
+            self.device.forget(key)
+        for key, nbytes in reservation.loads.items():
+            self.device.add(key, nbytes, values[key])
+            self._new.add(key)
+        for key in reservation.host_victims:
+            self.host.forget(key)
+        for key, nbytes in reservation.host_loads.items():
+            if host_values is not None and key in host_values:
+                self.host.add(key, nbytes, host_values[key])
+                self._host_new.add(key)
+            else:
+                self.host.reserved_bytes -= nbytes
 
     def abort(
         self,
@@ -147,28 +182,48 @@ class ObjectCache(Generic[D, H]):
         *,
         freed: Iterable[bytes] = (),
         host_freed: Iterable[bytes] = (),
-        arena_bytes: int | None = None,
+        arenas: Mapping[int, int] | None = None,
     ) -> None:
         """Everything as before the reservation, but for the victims that were already freed.
 
         Args:
             freed, host_freed: these victims, on the device and in host memory.
-            arena_bytes: size of the arena, if it could not stay as it was before.
+            arenas: of the slots whose arenas it changes, if they could not stay as they were before.
         """
         self._close(reservation)
         self.device.take_back(reservation.victims, reservation.loads)
         self.host.take_back(reservation.host_victims, reservation.host_loads)
-        self.arena_bytes = reservation.arena_bytes_before if arena_bytes is None else arena_bytes
+        for slot, nbytes in (reservation.arenas_before if arenas is None else arenas).items():
+            self._set_arena(slot, nbytes)
         for tier, keys in ((self.device, freed), (self.host, host_freed)):
             for key in keys:
                 tier.reserved_bytes -= tier.sizes[key]
                 tier.forget(key)
-        self.release(reservation)
+        self._end(reservation)
 
-    def release(self, reservation: Reservation) -> None:
-        """The request has ended: its objects may leave."""
-        for key in (*reservation.hits, *reservation.loads):
-            self._unpin(key)
+    def release(self, reservation: Reservation, *, constants: Collection[bytes] = ()) -> None:
+        """The request has succeeded: its objects count as used now, and may leave.
+
+        Args:
+            constants: those of its objects that a function binds.
+        """
+        self._used((*reservation.hits, *reservation.loads), reservation.loads, constants)
+        self._end(reservation)
+
+    def fail(self, reservation: Reservation) -> tuple[dict[bytes, D], dict[bytes, H]]:
+        """The request has failed: its objects may leave, and those go that only failed requests have used.
+
+        Returns:
+            What to free of each tier.
+        """
+        self._end(reservation)
+        if not self._new:
+            return {}, {}
+        left = [key for key in (*reservation.hits, *reservation.loads) if key in self._new and key not in self._pins]
+        hosted = [key for key in left if key in self._host_new]
+        self._new.difference_update(left)
+        self._host_new.difference_update(left)
+        return self.device.retract(left), self.host.retract(hosted)
 
     @property
     def held(self) -> frozenset[bytes]:
@@ -177,10 +232,13 @@ class ObjectCache(Generic[D, H]):
 
     def hold(self, keys: Iterable[bytes]) -> None:
         """Objects that are on the device stay pinned until `let_go`, beyond any request; once more changes nothing."""
-        for key in keys:
-            if key not in self._held:
-                self._held.add(key)
-                self._pins[key] = self._pins.get(key, 0) + 1
+        new = [key for key in keys if key not in self._held]
+        for key in new:
+            self._held.add(key)
+            self._pins[key] = self._pins.get(key, 0) + 1
+        unproven = [key for key in new if key in self._new]
+        if unproven:  # these stay now, whatever becomes of the requests that load them
+            self._used(unproven, (), ())
 
     def let_go(self, keys: Iterable[bytes]) -> None:
         """The reverse; nothing happens to what is not held."""
@@ -199,27 +257,57 @@ class ObjectCache(Generic[D, H]):
     # --- room
 
     def _make_room(
-        self, objects: Mapping[bytes, int], hits: Collection[bytes], arena_bytes: int, replaced: Collection[bytes]
+        self,
+        objects: Mapping[bytes, int],
+        hits: Collection[bytes],
+        slot: int | None,
+        arena_bytes: int,
+        replaced: Collection[bytes],
     ) -> Reservation | Shortage:
         loads = {key: granules(nbytes) for key, nbytes in objects.items() if key not in self.device.values}
         load_bytes = sum(loads.values())
         kept = self._pins.keys() | objects.keys()
-        before = self.arena_bytes
-        arena = max(before, arena_bytes)
+        before = self.arenas.get(slot, 0) if slot is not None else 0
         first = [key for key in replaced if key not in kept]
-        victims = self.device.victims(load_bytes + arena, kept, first)
+        others_bytes = self.arena_bytes - before
+        victims = None
+        for arena, freed in self._arenas_to_try(slot, before, arena_bytes):
+            needed_bytes = load_bytes + arena + others_bytes - sum(self.arenas[other] for other in freed)
+            victims = self.device.victims(needed_bytes, kept, first)
+            if victims is not None:
+                break
         if victims is None:
-            arena = arena_bytes
-            victims = self.device.victims(load_bytes + arena, kept, first)
-        if victims is None:
-            kept_bytes = sum(nbytes for key, nbytes in self.device.sizes.items() if key in kept)
-            return Shortage(load_bytes + arena + kept_bytes - self.device.capacity_bytes)
+            return self._shortage(objects, loads, needed_bytes, kept)
         host_hits = tuple(key for key in loads if key in self.host.values)
         host_loads, host_victims = self._make_host_room(loads, kept, first)
         self.device.exchange(victims, loads)
         self.host.exchange(host_victims, host_loads)
-        self.arena_bytes = arena
-        return Reservation(tuple(hits), loads, victims, arena, before, host_hits, host_loads, host_victims)
+        arenas_freed = {other: self.arenas.pop(other) for other in freed}
+        if slot is not None:
+            self._set_arena(slot, arena)
+        return Reservation(
+            tuple(hits), loads, victims, slot, arena, before, arenas_freed, host_hits, host_loads, host_victims
+        )
+
+    def _arenas_to_try(self, slot: int | None, before: int, arena_bytes: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Sizes of the slot's arena, with the slots whose arenas are given up for it: who takes least comes first."""
+        if before > arena_bytes:
+            yield before, ()
+        yield arena_bytes, ()
+        idle = [other for other in self.arenas if other != slot and other not in self._running]
+        idle.sort(key=lambda other: (-self.arenas[other], other))
+        for count in range(1, len(idle) + 1):
+            yield arena_bytes, tuple(idle[:count])
+
+    def _shortage(
+        self, objects: Mapping[bytes, int], loads: Mapping[bytes, int], needed_bytes: int, kept: Collection[bytes]
+    ) -> Shortage:
+        """What is missing beside what is kept, and beside what is held, if everything else left."""
+        sizes, capacity_bytes = self.device.sizes, self.device.capacity_bytes
+        running_bytes = sum(self.arenas.get(other, 0) for other in self._running)
+        alone = needed_bytes - running_bytes + sum(sizes[key] for key in self._held | (objects.keys() - loads.keys()))
+        present = needed_bytes + sum(nbytes for key, nbytes in sizes.items() if key in kept)
+        return Shortage(present - capacity_bytes, max(0, alone - capacity_bytes))
 
     def _make_host_room(
         self, loads: Mapping[bytes, int], kept: Collection[bytes], first: Collection[bytes]
@@ -238,16 +326,26 @@ class ObjectCache(Generic[D, H]):
                 victims = enough
         return taken, victims
 
-    def _commit_host(self, reservation: Reservation, values: Mapping[bytes, H], constants: Collection[bytes]) -> None:
-        host = self.host
-        for key in reservation.host_victims:
-            host.forget(key)
-        for key, nbytes in reservation.host_loads.items():
-            if key in values:
-                host.add(key, nbytes, values[key])
-            else:
-                host.reserved_bytes -= nbytes
-        host.used([key for key in reservation.loads if key in host.values], constants)
+    def _used(self, keys: Collection[bytes], loaded: Collection[bytes], constants: Collection[bytes]) -> None:
+        """A request that used these has succeeded; host memory hears only of what came through it."""
+        if loaded or self._new:
+            through = [key for key in keys if key in self.host.values and (key in loaded or key in self._host_new)]
+            if through:
+                self.host.used(through, constants)
+            self._new.difference_update(keys)
+            self._host_new.difference_update(keys)
+        self.device.used(keys, constants)
+
+    def _set_arena(self, slot: int, nbytes: int) -> None:
+        self.arenas.pop(slot, None)
+        if nbytes:
+            self.arenas[slot] = nbytes
+
+    def _end(self, reservation: Reservation) -> None:
+        for key in (*reservation.hits, *reservation.loads):
+            self._unpin(key)
+        if reservation.slot is not None:
+            self._running.remove(reservation.slot)
 
     def _unpin(self, key: bytes) -> None:
         self._pins[key] -= 1

@@ -169,14 +169,27 @@ class Device:
         """
         status, address = driver.cuMemAlloc(nbytes)
         if status:
-            error = _error("cuMemAlloc", int(status), self._info.name)
-            if isinstance(error, OutOfDeviceMemory):
-                error.needed_bytes, error.free_bytes = nbytes, self.free_bytes()
-            raise error
+            raise self.refusal("cuMemAlloc", int(status), nbytes)
         return int(address)
+
+    def refusal(self, name: str, status: int, nbytes: int) -> KaasError:
+        """The error of a call that gave no memory."""
+        error = _error(name, status, self._info.name)
+        if isinstance(error, OutOfDeviceMemory):
+            error.needed_bytes, error.free_bytes = nbytes, self.free_bytes()
+        return error
 
     def free(self, address: int) -> None:
         call(driver.cuMemFree, address)
+
+    def pool(self) -> MemoryPool:
+        """Memory to allocate and free without the device standing still, as it does for `allocate` and `free`."""
+        properties = driver.CUmemPoolProps()
+        properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.handleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = int(self._handle)
+        return MemoryPool(call(driver.cuMemPoolCreate, properties), self)
 
     def allocate_host(self, nbytes: int) -> HostMemory:
         """Page-locked host memory, from which copies travel at full speed and beside kernels.
@@ -214,7 +227,7 @@ class Device:
 
     def stream(self) -> Stream:
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return Stream(call(driver.cuStreamCreate, flags), Watch(), Watch())
+        return Stream(call(driver.cuStreamCreate, flags), Watch())
 
     def graph(self) -> Graph:
         return Graph(call(driver.cuGraphCreate, 0))
@@ -236,6 +249,57 @@ class Device:
             self._attribute(a.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK),
             self._attribute(a.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
         )
+
+
+class MemoryPool:
+    """Device memory in stream order (cuMemAllocFromPoolAsync): what was freed stays here for what comes.
+
+    It has a stream of its own, on which nothing else runs. Free what nobody uses any more, allocate, and `settle`: then
+    every stream may use the memory.
+    """
+
+    def __init__(self, handle: Any, device: Device) -> None:
+        self._handle = handle
+        self._device = device
+        self._stream = call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        attributes = driver.CUmemPool_attribute
+        self._reserved, self._used = (
+            attributes.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+            attributes.CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+        )
+        keep_all = driver.cuuint64_t((1 << 64) - 1)
+        call(driver.cuMemPoolSetAttribute, handle, attributes.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep_all)
+
+    def allocate(self, nbytes: int) -> int:
+        """
+        Raises:
+            OutOfDeviceMemory
+        """
+        status, address = driver.cuMemAllocFromPoolAsync(nbytes, self._handle, self._stream)
+        if status:
+            raise self._device.refusal("cuMemAllocFromPoolAsync", int(status), nbytes)
+        return int(address)
+
+    def free(self, address: int) -> None:
+        check("cuMemFreeAsync", driver.cuMemFreeAsync(address, self._stream)[0])
+
+    def settle(self) -> None:
+        """Waits for the memory calls themselves: no kernel and no copy stands before them."""
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(self._stream)[0])
+
+    def used_bytes(self) -> int:
+        """What was allocated and not freed."""
+        return int(call(driver.cuMemPoolGetAttribute, self._handle, self._used))
+
+    def idle_bytes(self) -> int:
+        """What the pool holds and nobody uses: to `Device.free_bytes` it is taken."""
+        return int(call(driver.cuMemPoolGetAttribute, self._handle, self._reserved)) - self.used_bytes()
+
+    def close(self) -> None:
+        """Gives all back; everything must have been freed."""
+        self.settle()
+        call(driver.cuMemPoolDestroy, self._handle)
+        call(driver.cuStreamDestroy, self._stream)
 
 
 class HostMemory:
@@ -347,8 +411,16 @@ class Watch:
     def stop(self, stream: Stream) -> None:
         check("cuEventRecord", driver.cuEventRecord(self._ended, stream.handle)[0])
 
+    def hold_back(self, stream: Stream) -> None:
+        """What this stream is given from now on waits until the part has ended."""
+        check("cuStreamWaitEvent", driver.cuStreamWaitEvent(stream.handle, self._ended, 0)[0])
+
+    def synchronize(self) -> None:
+        """Waits until the part has ended."""
+        check("cuEventSynchronize", driver.cuEventSynchronize(self._ended)[0])
+
     def seconds(self) -> float:
-        """Device time between the two, once the stream has been synchronized."""
+        """Device time between the two, once the part has ended."""
         status, milliseconds = driver.cuEventElapsedTime(self._began, self._ended)
         check("cuEventElapsedTime", status)
         return float(milliseconds) / 1e3
@@ -362,13 +434,12 @@ class Stream:
     """Work in order. Nothing to copy is no call: it may have no address.
 
     Fields:
-        kernels, copies: watches for a request's kernels and for the objects that it brings to the device.
+        kernels: a watch for a request's kernels.
     """
 
-    def __init__(self, handle: Any, kernels: Watch, copies: Watch) -> None:
+    def __init__(self, handle: Any, kernels: Watch) -> None:
         self.handle = handle
         self.kernels = kernels
-        self.copies = copies
 
     def copy_in(self, address: int, source: Any, nbytes: int) -> None:
         """Host to device. source: any buffer of bytes, or the address of page-locked ones; the caller keeps it until
@@ -394,7 +465,6 @@ class Stream:
 
     def close(self) -> None:
         self.kernels.close()
-        self.copies.close()
         call(driver.cuStreamDestroy, self.handle)
 
 

@@ -2,157 +2,73 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Any
 
-import numpy as np
-
-from kaas.errors import DeviceLost, OutOfDeviceMemory, WrongScalar
-from kaas.executor.cache import ObjectCache, Shortage
-from kaas.executor.device import Device, Stream
-from kaas.executor.inputs import CachedObject, HostObject, Inputs, Source, check_scalars, gather, gather_whole
-from kaas.executor.kernels import Kernels
+from kaas.errors import DeviceLost, WrongScalar
+from kaas.executor.admission import Admission, Admitted, Wanted
+from kaas.executor.cache import ObjectCache
+from kaas.executor.device import Device
+from kaas.executor.gate import Gate
+from kaas.executor.inputs import CachedObject, HostObject, Source, check_scalars, gather, gather_whole, stage
 from kaas.executor.memory import Lease, Memory
-from kaas.executor.plan import Plan, make_plan, too_large
+from kaas.executor.plan import Plan
 from kaas.executor.ranges import WHOLE_OBJECT_BYTES
 from kaas.executor.replay import Replay, Values
+from kaas.executor.run import Request, Result, RunStats
 from kaas.executor.slot import Slot
-from kaas.executor.tiers import TierUse, granules
+from kaas.executor.slots import Slots
+from kaas.executor.tiers import TierUse
+from kaas.executor.transport import Transport
 from kaas.graph import KTask
 from kaas.request import check_names, iterations_of
 
 __all__ = ["Executor", "Request", "Result", "RunStats", "Source"]
 
-MAX_PLANS = 256
-"""Plans kept; beyond it the one not used for the longest time is given up, with its graph."""
 HOST_CACHE_BYTES = 4 << 30
 """Page-locked host memory that an executor takes at most for its cache, unless it is told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One invocation. scalars: as `kaas.request.encode_scalars` makes them; client: whose memory it leaves behind."""
-
-    task: KTask
-    inputs: Mapping[str, Source]
-    scalars: Mapping[str, bytes]
-    client: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RunStats:
-    """What one request did.
-
-    Fields:
-        stages: seconds by stage: plan, fetch, copy_in, kernels (of the device), copy_out, total.
-        tiers: of "device", "host" and "store", those where something happened.
-        loaded, evicted: keys of objects of which something came to the device, and of which nothing is left there.
-        device_s: seconds that the kernels took.
-    """
-
-    stages: dict[str, float]
-    tiers: dict[str, TierUse]
-    loaded: tuple[bytes, ...]
-    evicted: tuple[bytes, ...]
-    device_s: float
-
-    @property
-    def hits(self) -> int:
-        """Objects that were on the device."""
-        return self.tiers["device"].objects if "device" in self.tiers else 0
-
-    @property
-    def misses(self) -> int:
-        """Objects that were not."""
-        return self.tiers["device"].misses if "device" in self.tiers else 0
-
-    @property
-    def hit_bytes(self) -> int:
-        return self.tiers["device"].nbytes if "device" in self.tiers else 0
-
-    @property
-    def miss_bytes(self) -> int:
-        return sum(use.nbytes for tier, use in self.tiers.items() if tier != "device")
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """outputs: fresh arrays, in the order in which the kTask lists them."""
-
-    outputs: dict[str, np.ndarray[Any, Any]]
-    stats: RunStats
-
-
-class _Turn:
-    """One caller at a time, in the device's context, for as long as the device works."""
-
-    __slots__ = ("_device", "_lock", "lost")
-
-    def __init__(self, device: Device) -> None:
-        self.lost: DeviceLost | None = None
-        self._device = device
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        try:
-            if self.lost is not None:
-                raise DeviceLost(self.lost.message, **self.lost.fields)
-            self._device.enter()
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if isinstance(error, DeviceLost):
-                self.lost = error
-            else:
-                self._device.leave()
-        finally:
-            self._lock.release()
-
-
 class Executor:
-    """Owns a device: its memory, its one slot and its plans. One request runs at a time; others wait their turn."""
+    """Owns a device: its memory, its slots and their plans. As many requests run at a time as there are slots; others
+    wait their turn. All methods may be called from any thread."""
 
     def __init__(
         self,
         device: Device,
         *,
+        slots: int = 1,
         cache_bytes: int | None = None,
         host_cache_bytes: int | None = None,
         whole_object_bytes: int = WHOLE_OBJECT_BYTES,
     ) -> None:
         """
         Args:
-            cache_bytes: device memory for objects and arena together; None: all that the device can spare.
+            slots: requests that run at a time.
+            cache_bytes: device memory for objects and arenas together; None: all that the device can spare.
             host_cache_bytes: page-locked host memory for objects; None: as much, up to HOST_CACHE_BYTES. 0: no host
                 tier.
             whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that views read.
         """
         self.device = device
         self._closed = False
-        self._turn = _Turn(device)
-        self._replays: dict[str, Replay] = {}
-        self._kernels = Kernels(device)
+        self._gate = Gate()
+        self._entered = _Entered(device, self._gate)
         with device.current():
             usable = device.usable_bytes()
-            self._slot = Slot(device.stream())
-        capacity = min(cache_bytes or usable, usable)
-        host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
-        self._memory = Memory(device, capacity, host_capacity, whole_object_bytes)
+            capacity = min(cache_bytes or usable, usable)
+            host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
+            self._memory = Memory(device, slots, capacity, host_capacity, whole_object_bytes)
+            self._transport = Transport(device.stream(), self._gate)
+            self._slots = Slots([Slot(n, device, arena) for n, arena in enumerate(self._memory.arenas)], self._gate)
+        self._admission = Admission(self._memory, self._gate, device.info().name)
 
     @property
     def lost(self) -> DeviceLost | None:
         """The error after which this process can do nothing more with its device, once there is one."""
-        return self._turn.lost
+        return self._gate.lost
 
     @property
     def cache(self) -> ObjectCache[CachedObject, HostObject]:
@@ -161,17 +77,23 @@ class Executor:
 
     @property
     def libraries(self) -> int:
-        """How many code images are loaded."""
-        return len(self._kernels)
+        """How many code images are loaded, in all slots together."""
+        return sum(len(slot.kernels) for slot in self._slots)
 
     def prepare(self, task: KTask) -> Plan:
-        """Checks a kTask against its code and this device, and readies it for its first request.
+        """Checks a kTask against its code and this device, and readies every slot for its first request.
 
         Raises:
             What `make_plan` raises; DeviceLost.
         """
-        with self._turn:
-            return self._replay(task).plan
+        with self._entered:
+            for one in self._slots:
+                slot = self._slots.take(one.number)
+                try:
+                    plan = slot.replay(task, self._memory.cache.device.capacity_bytes).plan
+                finally:
+                    self._slots.give(slot)
+            return plan
 
     def load(self, sources: Sequence[Source], *, pin: bool = False) -> RunStats:
         """Brings objects to the device ahead of their use: all of them, or none.
@@ -182,138 +104,192 @@ class Executor:
         Raises:
             InputFailed, NotContiguous, RequestTooLarge, OutOfDeviceMemory, DeviceLost
         """
-        with self._turn:
+        with self._entered:
             return self._load(sources, pin)
 
     def unpin(self, keys: Iterable[bytes] | None = None) -> None:
         """These objects, or all that are pinned, may leave the device again, as all others."""
-        with self._turn:
+        with self._gate.lock:
+            self._gate.check()
             self._memory.let_go(keys)
+            self._gate.notify()
 
     def flush(self, keys: Iterable[bytes] | None = None) -> tuple[bytes, ...]:
         """Forgets these objects, or all, but for pinned ones; gives the keys of those that were on the device."""
-        with self._turn:
-            return self._memory.flush(keys)
+        with self._entered, self._gate.lock:
+            self._gate.check()
+            left = self._memory.flush(keys)
+            self._gate.notify()
+            return left
 
-    def run(self, request: Request) -> Result:
+    def run(self, request: Request, slot: int | None = None) -> Result:
         """Runs a request to its end. Either all its outputs come back, or one error; then what it pinned is free, what
-        it loaded is gone, and the next request finds the arena in order.
+        it loaded is gone unless others use it, and the next request finds the arena in order.
+
+        Args:
+            slot: in which of the slots; None: in one that is free. Waits for it.
 
         Raises:
             What `prepare` raises; MissingInput, UnexpectedInput, WrongSize, WrongDtype, NotContiguous, InputFailed,
             MissingScalar, WrongScalar; RequestTooLarge, OutOfDeviceMemory; DeviceLost, after which `lost` is set.
         """
-        with self._turn:
-            return self._run(request)
+        with self._entered:
+            taken = self._slots.take(slot, request.task.key)
+            try:
+                return self._run(taken, request)
+            finally:
+                self._slots.give(taken)
 
     def close(self) -> None:
-        """Gives everything back. Of a lost device there is nothing to give back: its process has to end."""
-        if self._turn.lost is not None or self._closed:
+        """Gives everything back, once what runs has ended. Of a lost device there is nothing to give back: its process
+        has to end."""
+        if self._gate.lost is not None or self._closed:
             return
         self._closed = True
-        with self._turn:
-            while self._replays:
-                self._replays.popitem()[1].close()
-            self._memory.close()
-            self._slot.close()
-            self._kernels.close()
+        with self._entered:
+            for slot in self._slots:
+                self._slots.take(slot.number).close()
+            with self._gate.lock:
+                while self._memory.leases:
+                    self._gate.wait()
+                self._memory.close()
+            self._transport.close()
         self.device.close()
 
-    def _run(self, request: Request) -> Result:
+    # --- the way of a request
+
+    def _run(self, slot: Slot, request: Request) -> Result:
         started = perf_counter()
-        replay = self._replay(request.task)
+        replay = slot.replay(request.task, self._memory.cache.device.capacity_bytes)
         plan = replay.plan
         scalars, iterations = _check(plan, request)
         planned = perf_counter()
 
-        inputs = gather(plan, request.inputs, self._memory.find, self._memory.ranges)
-        lease = self._take(f"kTask {plan.task.label!r}", inputs, replay.layout(inputs.resident).nbytes)
-        fetched = perf_counter()
+        admitted = self._admit(_wanted(slot, replay, request, self._memory))
+        inputs, lease = admitted.inputs, admitted.lease
         try:
-            self._slot.enter(request.client, self._memory)
-            placement = replay.place(inputs.resident, self._memory.arena)
-            addresses = self._slot.copy_in(plan, placement, inputs, lease)
+            slot.enter(request.client)
+            placement = replay.place(inputs.resident, slot.arena.address)
+            addresses = slot.copy_in(plan, placement, inputs, lease)
             instance = replay.bind(Values(placement, addresses, scalars))
             copied = perf_counter()
 
-            self._slot.launch(instance, iterations)
-            outputs = self._slot.copy_out(plan, addresses)
+            slot.launch(instance, iterations)
+            outputs = slot.copy_out(plan, addresses)
         except DeviceLost:
             raise
         except BaseException:
-            self._slot.stream.synchronize()
-            self._memory.give_back(lease)
+            slot.stream.synchronize()
+            self._give_back(lease)
             raise
-        loaded, evicted = self._memory.commit(lease, inputs)
+        kernels_s = slot.stream.kernels.seconds()
+        tiers, arriving_s = _tiers(admitted)
+        self._commit(admitted)
         ended = perf_counter()
 
-        kernels_s = self._slot.stream.kernels.seconds()
+        waited_s = ended - copied - kernels_s
         stages = {
             "plan": planned - started,
-            "fetch": fetched - planned,
-            "copy_in": copied - fetched,
+            "fetch": admitted.fetch_s,
+            "memory": admitted.memory_s,
+            "copy_in": copied - planned - admitted.fetch_s - admitted.memory_s + min(waited_s, arriving_s),
             "kernels": kernels_s,
-            "copy_out": max(0.0, ended - copied - kernels_s),
+            "copy_out": max(0.0, waited_s - arriving_s),
             "total": ended - started,
         }
-        stats = RunStats(stages, _tiers(lease, self._slot.stream), loaded, evicted, kernels_s)
-        return Result(outputs, stats)
+        return Result(outputs, RunStats(stages, tiers, _loaded(lease, self._memory), lease.left, kernels_s))
 
     def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
-        stream = self._slot.stream
-        inputs = gather_whole(sources, self._memory.find, self._memory.ranges)
-        lease = self._take("prefetch", inputs, 0)
+        memory = self._memory
+        look_up = partial(gather_whole, sources, find=memory.find, ranges=memory.ranges)
+        admitted = self._admit(Wanted("prefetch", look_up, lambda _: 0, None))
+        lease = admitted.lease
         try:
-            self._slot.copy_objects(lease)
-            stream.synchronize()
+            for arrival in (*lease.arrivals.values(), *lease.awaited):
+                arrival.watch.synchronize()
         except DeviceLost:
             raise
         except BaseException:
-            stream.synchronize()
-            self._memory.give_back(lease)
+            self._give_back(lease)
             raise
-        if pin:
-            self._memory.hold(inputs.objects)
-        loaded, evicted = self._memory.commit(lease, inputs)
-        return RunStats({}, _tiers(lease, stream), loaded, evicted, 0.0)
+        tiers, _ = _tiers(admitted)
+        self._commit(admitted, pin)
+        return RunStats({}, tiers, _loaded(lease, memory), lease.left, 0.0)
 
-    def _replay(self, task: KTask) -> Replay:
-        """The plan of a kTask in our slot, made at its first request."""
-        replay = self._replays.pop(task.key, None)
-        if replay is None:
-            info = self.device.info()
-            plan = make_plan(
-                task, self._kernels, self.device.limits, self._memory.cache.device.capacity_bytes, info.name
-            )
-            replay = Replay(plan, self.device)
-            if len(self._replays) >= MAX_PLANS:
-                self._replays.pop(next(iter(self._replays))).close()
-                in_use = (replay, *self._replays.values())
-                self._kernels.keep({library.hash for one in in_use for library in one.plan.task.libraries})
-        self._replays[task.key] = replay  # the last one is the one used last
-        return replay
+    def _admit(self, wanted: Wanted) -> Admitted:
+        """A place for a request, with all that it needs on the device, or on its way."""
+        while True:
+            admitted = self._admission.admit(wanted)
+            try:
+                complete = self._transport.bring(admitted.lease)
+            except DeviceLost:
+                raise
+            except BaseException:
+                self._give_back(admitted.lease)
+                raise
+            if complete:
+                return admitted
+            self._give_back(admitted.lease)  # another request failed to bring what this one found: once more
 
-    def _take(self, what: str, inputs: Inputs, arena_bytes: int) -> Lease:
-        lease = self._memory.take(inputs, arena_bytes)
-        if not isinstance(lease, Shortage):
-            return lease
-        needed_bytes = arena_bytes + sum(map(granules, inputs.objects.values()))
-        capacity_bytes, device = self._memory.cache.device.capacity_bytes, self.device.info().name
-        if needed_bytes > capacity_bytes:
-            raise too_large(what, needed_bytes, capacity_bytes, device)
-        raise OutOfDeviceMemory(
-            f"{what}: {device} lacks {lease.missing_bytes} bytes beside what is pinned",
-            device=device,
-            needed_bytes=needed_bytes,
-            free_bytes=needed_bytes - lease.missing_bytes,
-        )
+    def _commit(self, admitted: Admitted, pin: bool = False) -> None:
+        with self._gate.lock:
+            self._memory.commit(admitted.lease, admitted.inputs)
+            if pin:
+                self._memory.hold(admitted.inputs.objects)
+            self._gate.notify()
+
+    def _give_back(self, lease: Lease) -> None:
+        if lease.loaded:
+            self._transport.synchronize()
+        with self._gate.lock:
+            self._memory.give_back(lease)
+            self._gate.notify()
 
 
-def _tiers(lease: Lease, stream: Stream) -> dict[str, TierUse]:
-    """What was done in each tier, once the stream has been synchronized."""
-    if lease.loaded:
-        lease.tiers["device"] = lease.tiers["device"]._replace(seconds=stream.copies.seconds())
-    return lease.tiers
+class _Entered:
+    """The device's context, for the calling thread, and the end of everything once the device is lost."""
+
+    __slots__ = ("_device", "_gate")
+
+    def __init__(self, device: Device, gate: Gate) -> None:
+        self._device = device
+        self._gate = gate
+
+    def __enter__(self) -> None:
+        self._gate.check()
+        self._device.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, DeviceLost):
+            self._gate.lose(error)
+        else:
+            self._device.leave()
+
+
+def _wanted(slot: Slot, replay: Replay, request: Request, memory: Memory) -> Wanted:
+    plan = replay.plan
+    staged = stage(plan, request.inputs)
+    look_up = partial(gather, plan, request.inputs, staged, find=memory.find, ranges=memory.ranges)
+    return Wanted(
+        f"kTask {plan.task.label!r}", look_up, lambda inputs: replay.layout(inputs.resident).nbytes, slot.number
+    )
+
+
+def _loaded(lease: Lease, memory: Memory) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(map(memory.object_of, lease.loaded))) if lease.loaded else ()
+
+
+def _tiers(admitted: Admitted) -> tuple[dict[str, TierUse], float]:
+    """What was done in each tier, and the seconds that copies to the device took, once they have ended."""
+    lease = admitted.lease
+    tiers = lease.tiers
+    if not lease.loaded:
+        return tiers, 0.0
+    arriving_s = sum(arrival.watch.seconds() for arrival in lease.arrivals.values())
+    seconds = {"device": arriving_s, "host": lease.hosting_s, "store": admitted.store_s}
+    return {tier: use._replace(seconds=seconds[tier]) for tier, use in tiers.items()}, arriving_s
 
 
 def _check(plan: Plan, request: Request) -> tuple[list[bytes], int]:

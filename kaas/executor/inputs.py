@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
+from functools import partial
 from typing import Any
 
 from kaas.arguments import Buffer
@@ -73,43 +73,65 @@ class Inputs:
     """What a request brings.
 
     Fields:
+        missing: how to fetch what no tier has and nobody has fetched yet. While there is any, the rest is incomplete.
         objects: bytes of every object with a key, by key. arriving: those that no tier has.
         parts: those that are a part of a larger object. replaced: keys of cached parts that these include.
-        constants: those that a function binds. fetching_s: seconds spent on what arrives.
+        constants: those that a function binds.
         staged: (buffer's index, bytes) of what is passed by value.
         shared, copied: (buffer's index, key, offset) of objects that are read where they are cached, or that some
             kernel writes, so that the request works on a copy.
         resident: bit i: the buffer with index i lies in the arena.
     """
 
+    missing: dict[bytes, Callable[[], Arriving]] = field(default_factory=dict)
     objects: dict[bytes, int] = field(default_factory=dict)
     arriving: dict[bytes, Arriving] = field(default_factory=dict)
     parts: dict[bytes, Part] = field(default_factory=dict)
     replaced: list[bytes] = field(default_factory=list)
     constants: set[bytes] = field(default_factory=set)
-    fetching_s: float = 0.0
-    staged: list[tuple[int, memoryview]] = field(default_factory=list)
+    staged: Sequence[tuple[int, memoryview]] = ()
     shared: list[tuple[int, bytes, int]] = field(default_factory=list)
     copied: list[tuple[int, bytes, int]] = field(default_factory=list)
     resident: int = 0
 
 
-def gather(plan: Plan, sources: Mapping[str, Source], find: Find, ranges: Ranges) -> Inputs:
-    """Resolves the sources; fetches what neither came along nor is found in a tier of the cache.
+def stage(plan: Plan, sources: Mapping[str, Source]) -> list[tuple[int, memoryview]]:
+    """The inputs that are passed by value: (buffer's index, bytes) of each.
 
     Raises:
         InputFailed, WrongSize, WrongDtype, NotContiguous
     """
-    inputs = Inputs()
+    staged: list[tuple[int, memoryview]] = []
+    for index in plan.inputs:
+        buffer = plan.buffers[index]
+        source = sources[buffer.name]
+        if source.key is None:
+            value = _value(plan.task.label, buffer, source)
+            view = value if source.offset_bytes is None else View(value, source.offset_bytes)
+            staged.append((index, input_bytes(buffer, view)))
+    return staged
+
+
+def gather(
+    plan: Plan,
+    sources: Mapping[str, Source],
+    staged: Sequence[tuple[int, memoryview]],
+    fetched: Mapping[bytes, Arriving],
+    find: Find,
+    ranges: Ranges,
+) -> Inputs:
+    """Looks up what a request reads: in the tiers of the cache, else among what has been fetched for it.
+
+    Raises:
+        WrongSize, WrongDtype
+    """
+    inputs = Inputs(staged=staged)
     views: dict[bytes, list[int]] = {}
     for index in plan.inputs:
         buffer = plan.buffers[index]
         source = sources[buffer.name]
         key = source.key
         if key is None:
-            value = _value(plan.task.label, buffer, source)
-            view = value if source.offset_bytes is None else View(value, source.offset_bytes)
-            inputs.staged.append((index, input_bytes(buffer, view)))
             inputs.resident |= 1 << index
             continue
         found = find(key) or inputs.arriving.get(key)
@@ -117,34 +139,52 @@ def gather(plan: Plan, sources: Mapping[str, Source], find: Find, ranges: Ranges
             if source.offset_bytes is not None:
                 views.setdefault(key, []).append(index)
                 continue
-            found = inputs.arriving[key] = _fetch(plan.task.label, buffer, source, inputs)
-            inputs.replaced.extend(part.entry for part in ranges.parts(key))
+            found = _arrive(plan.task.label, buffer, key, source, inputs, fetched, ranges)
+            if found is None:
+                continue
         check_fit(buffer, found.nbytes, found.dtype, source.offset_bytes)
         inputs.objects[key] = found.nbytes
         _use(plan, inputs, index, key, source, source.offset_bytes or 0)
     for key, indices in views.items():
-        _gather_views(plan, inputs, key, {index: sources[plan.buffers[index].name] for index in indices}, find, ranges)
+        by_index = {index: sources[plan.buffers[index].name] for index in indices}
+        _gather_views(plan, inputs, key, by_index, fetched, find, ranges)
     return inputs
 
 
-def gather_whole(sources: Iterable[Source], find: Find, ranges: Ranges) -> Inputs:
-    """As above, for objects that nobody reads yet: each of them whole.
-
-    Raises:
-        InputFailed, NotContiguous
-    """
+def gather_whole(sources: Iterable[Source], fetched: Mapping[bytes, Arriving], find: Find, ranges: Ranges) -> Inputs:
+    """As above, for objects that nobody reads yet: each of them whole."""
     inputs = Inputs()
     for source in sources:
         key = source.key
         assert key is not None, "only objects are cached"
         found = find(key) or inputs.arriving.get(key)
         if found is None:
-            found = inputs.arriving[key] = _fetch("prefetch", _UNREAD, source, inputs)
-            inputs.replaced.extend(part.entry for part in ranges.parts(key))
+            found = _arrive("prefetch", _UNREAD, key, source, inputs, fetched, ranges)
+            if found is None:
+                continue
         inputs.objects[key] = found.nbytes
         if source.constant:
             inputs.constants.add(key)
     return inputs
+
+
+def _arrive(
+    label: str,
+    buffer: Buffer,
+    key: bytes,
+    source: Source,
+    inputs: Inputs,
+    fetched: Mapping[bytes, Arriving],
+    ranges: Ranges,
+) -> Arriving | None:
+    """An object that no tier has, whole; None if it has to be fetched."""
+    arriving = fetched.get(key)
+    if arriving is None:
+        inputs.missing.setdefault(key, partial(_fetch, label, buffer, source))
+        return None
+    inputs.arriving[key] = arriving
+    inputs.replaced.extend(part.entry for part in ranges.parts(key))
+    return arriving
 
 
 def _use(plan: Plan, inputs: Inputs, index: int, key: bytes, source: Source, offset_bytes: int) -> None:
@@ -158,7 +198,13 @@ def _use(plan: Plan, inputs: Inputs, index: int, key: bytes, source: Source, off
 
 
 def _gather_views(
-    plan: Plan, inputs: Inputs, key: bytes, sources: Mapping[int, Source], find: Find, ranges: Ranges
+    plan: Plan,
+    inputs: Inputs,
+    key: bytes,
+    sources: Mapping[int, Source],
+    fetched: Mapping[bytes, Arriving],
+    find: Find,
+    ranges: Ranges,
 ) -> None:
     """All views of one object that no tier has whole: they share it or, of a large one, the parts that they cover."""
     spans = {
@@ -167,7 +213,11 @@ def _gather_views(
     }
     new: tuple[Part, ...] = ()
     if key not in inputs.arriving and not all(ranges.covering(key, *span) for span in spans.values()):
-        new = _fetch_views(plan, inputs, key, sources, spans, ranges)
+        if key not in fetched:
+            first = next(iter(sources))
+            inputs.missing.setdefault(key, partial(_fetch, plan.task.label, plan.buffers[first], sources[first]))
+            return
+        new = _take_views(plan, inputs, key, fetched[key], sources, spans, ranges)
     for index, source in sources.items():
         start, end = spans[index]
         whole = inputs.arriving.get(key)
@@ -186,17 +236,16 @@ def _gather_views(
         _use(plan, inputs, index, entry, source, start - covering.start)
 
 
-def _fetch_views(
+def _take_views(
     plan: Plan,
     inputs: Inputs,
     key: bytes,
+    whole: Arriving,
     sources: Mapping[int, Source],
     spans: Mapping[int, tuple[int, int]],
     ranges: Ranges,
 ) -> tuple[Part, ...]:
-    """Fetches an object for views of it, and takes it whole or in parts, which it gives."""
-    first = next(iter(sources))
-    whole = _fetch(plan.task.label, plan.buffers[first], sources[first], inputs)
+    """Takes an object that was fetched for views of it whole, or in parts, which it gives."""
     for index, source in sources.items():
         check_fit(plan.buffers[index], whole.nbytes, whole.dtype, source.offset_bytes)
     if whole.nbytes <= ranges.whole_bytes:
@@ -238,10 +287,12 @@ def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
     return found
 
 
-def _fetch(label: str, buffer: Buffer, source: Source, inputs: Inputs) -> Arriving:
-    began = perf_counter()
+def _fetch(label: str, buffer: Buffer, source: Source) -> Arriving:
+    """
+    Raises:
+        InputFailed, NotContiguous
+    """
     data, dtype = raw_bytes(buffer, _value(label, buffer, source))
-    inputs.fetching_s += perf_counter() - began
     return Arriving(data, len(data), dtype)
 
 

@@ -1,20 +1,28 @@
-"""Carries out what the cache decides: frees and allocates memory of both tiers for the objects and the arena."""
+"""Carries out what the cache decides: frees and allocates memory of both tiers for the objects and the arenas."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from kaas.errors import OutOfDeviceMemory
+from kaas.executor.arrivals import Arrival, Arrivals
+from kaas.executor.buffers import HostBuffers
 from kaas.executor.cache import ObjectCache, Reservation, Shortage
 from kaas.executor.device import Device, HostMemory
 from kaas.executor.inputs import CachedObject, HostObject, Inputs
 from kaas.executor.ranges import Ranges
 from kaas.executor.tiers import TierUse
+
+
+@dataclass(slots=True)
+class Arena:
+    """A slot's arena. address: 0 while it has no bytes; fresh: nobody cleared it since it was allocated."""
+
+    address: int = 0
+    nbytes: int = 0
+    fresh: bool = False
 
 
 @dataclass(slots=True)
@@ -24,8 +32,10 @@ class Lease:
     Fields:
         objects: where they lie on the device. loaded: those that are new there; sources: what to copy them from.
         host_loaded: those that are new in host memory. evicted, host_evicted: victims that have gone.
+        left: objects of which nothing is on the device any more.
+        arrivals: of loaded. awaited: of objects that other requests have loaded and that may still be on their way.
         hosting_s: seconds it took to copy what arrived to host memory.
-        tiers: what `RunStats` tells of the tiers, but for the seconds of copies that have only been submitted.
+        tiers: what `RunStats` tells of the tiers, but for the seconds of copies.
     """
 
     reservation: Reservation
@@ -35,25 +45,37 @@ class Lease:
     host_loaded: dict[bytes, HostObject] = field(default_factory=dict)
     evicted: list[bytes] = field(default_factory=list)
     host_evicted: list[bytes] = field(default_factory=list)
+    left: tuple[bytes, ...] = ()
+    arrivals: dict[bytes, Arrival] = field(default_factory=dict)
+    awaited: list[Arrival] = field(default_factory=list)
     hosting_s: float = 0.0
     tiers: dict[str, TierUse] = field(default_factory=dict)
 
 
 class Memory:
-    """A device's memory with the host memory before it: cached objects, and the arena of its slot. Use it inside
-    `device.current()`.
+    """A device's memory with the host memory before it: cached objects, and the arenas of the slots. Use it inside
+    `device.current()`, and by one thread at a time.
 
     Fields:
-        arena: address of the arena, 0 while it has no bytes. arena_is_fresh: nobody cleared it since it was allocated.
+        arenas: by slot. leases: how many are out.
     """
 
-    def __init__(self, device: Device, capacity_bytes: int, host_capacity_bytes: int, whole_object_bytes: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        slots: int,
+        capacity_bytes: int,
+        host_capacity_bytes: int,
+        whole_object_bytes: int,
+    ) -> None:
         self.cache: ObjectCache[CachedObject, HostObject] = ObjectCache(capacity_bytes, host_capacity_bytes)
         self.ranges = Ranges(whole_object_bytes)
-        self.arena = 0
-        self.arena_is_fresh = False
-        self._arena_bytes = 0
+        self.arenas = [Arena() for _ in range(slots)]
+        self.leases = 0
         self._device = device
+        self._pool = device.pool()
+        self._buffers = HostBuffers(device)
+        self._arrivals = Arrivals()
 
     def find(self, key: bytes) -> CachedObject | HostObject | None:
         """An object, in the fastest memory that has it."""
@@ -64,51 +86,48 @@ class Memory:
         part = self.ranges.part(entry)
         return entry if part is None else part.key
 
-    def take(self, inputs: Inputs, arena_bytes: int) -> Lease | Shortage:
+    def broken(self, entries: Iterable[bytes]) -> bool:
+        """Whether one of these never came, and has not been forgotten yet, since others hoped for it too."""
+        arrivals = self._arrivals.among(entries)
+        return bool(arrivals) and any(arrival.failed for arrival in arrivals)
+
+    def take(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> Lease | Shortage:
         """Room for a request: everything it needs, or a shortage, and then nothing has changed.
 
         Raises:
             OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected.
         """
-        lease = self._try(inputs, arena_bytes)
-        if not isinstance(lease, OutOfDeviceMemory):
-            return lease
-        # Other users of the device, or code with large globals: plan with what the driver really has.
-        tier = self.cache.device
-        tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + self._device.free_bytes())
-        lease = self._try(inputs, arena_bytes)
+        lease = self._try(inputs, slot, arena_bytes)
         if isinstance(lease, OutOfDeviceMemory):
-            raise lease
+            # Other users of the device, or code with large globals: plan with what the driver really has.
+            tier = self.cache.device
+            free_bytes = self._device.free_bytes() + self._pool.idle_bytes()
+            tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + free_bytes)
+            lease = self._try(inputs, slot, arena_bytes)
+            if isinstance(lease, OutOfDeviceMemory):
+                raise lease
+        if isinstance(lease, Lease):
+            self.leases += 1
         return lease
 
-    def commit(self, lease: Lease, inputs: Inputs) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-        """The request succeeded: what it loaded is cached, and nothing of it is pinned any more.
-
-        Returns:
-            The objects of which something came to the device, and those of which nothing is there any more.
-        """
-        self.cache.commit(lease.reservation, lease.loaded, lease.host_loaded, constants=inputs.constants)
-        self.cache.release(lease.reservation)
-        for part in inputs.parts.values():
-            self.ranges.add(part)
-        if not lease.reservation.loads and not lease.reservation.victims:
-            return (), ()
-        return tuple(dict.fromkeys(map(self.object_of, lease.loaded))), self._gone(lease)
+    def commit(self, lease: Lease, inputs: Inputs) -> None:
+        """The request succeeded: what it used may leave."""
+        self.leases -= 1
+        if lease.arrivals:
+            self._arrivals.ended(lease.arrivals)
+        self.cache.release(lease.reservation, constants=inputs.constants)
 
     def give_back(self, lease: Lease) -> None:
-        """The request failed: what it loaded goes, and nothing of it is pinned any more."""
-        for loaded in lease.loaded.values():
-            self._device.free(loaded.address)
-        for hosted in lease.host_loaded.values():
-            hosted.memory.close()
-        self.cache.abort(
-            lease.reservation, freed=lease.evicted, host_freed=lease.host_evicted, arena_bytes=self._arena_bytes
-        )
-        self._gone(lease)
+        """The request failed: what it alone has loaded goes. Nothing of it runs any more."""
+        self.leases -= 1
+        self._arrivals.ended(lease.arrivals)
+        cached, hosted = self.cache.fail(lease.reservation)
+        self._arrivals.forget(cached)
+        self._free(cached, hosted)
 
     def hold(self, keys: Iterable[bytes]) -> None:
         """Objects that are on the device stay there, until `let_go`."""
-        self.cache.hold(entry for key in keys for entry in self._entries(key))
+        self.cache.hold([entry for key in keys for entry in self._entries(key)])
 
     def let_go(self, keys: Iterable[bytes] | None) -> None:
         """These objects (None: all that are held) may leave again."""
@@ -122,105 +141,154 @@ class Memory:
         else:
             entries = {entry: None for key in keys for entry in self._entries(key)}.keys()
         cached, hosted = self.cache.flush(entries)
-        for there in cached.values():
-            self._device.free(there.address)
-        for on_host in hosted.values():
-            on_host.memory.close()
         left = tuple(dict.fromkeys(map(self.object_of, cached)))
-        for entry in (*cached, *hosted):
-            if self.find(entry) is None:
-                self.ranges.remove(entry)
+        self._free(cached, hosted)
+        if keys is None:
+            self._buffers.trim(0)
         return left
+
+    def close(self) -> None:
+        """Once no lease is out."""
+        for cached in self.cache.device.values.values():
+            self._pool.free(cached.address)
+        for hosted in self.cache.host.values.values():
+            hosted.memory.close()
+        for arena in self.arenas:
+            self._resize(arena, 0)
+        self._buffers.trim(0)
+        self._arrivals.close()
+        self._pool.close()
 
     def _entries(self, key: bytes) -> Iterator[bytes]:
         """Keys under which an object, or parts of it, may be cached."""
         yield key
         yield from [part.entry for part in self.ranges.parts(key)]
 
-    def close(self) -> None:
-        for cached in self.cache.device.values.values():
-            self._device.free(cached.address)
-        for hosted in self.cache.host.values.values():
-            hosted.memory.close()
-        self._resize(0)
+    def _free(self, cached: dict[bytes, CachedObject], hosted: dict[bytes, HostObject]) -> None:
+        """Frees what the cache has dropped, and forgets parts that no tier has any more."""
+        for there in cached.values():
+            self._pool.free(there.address)
+        for on_host in hosted.values():
+            self._buffers.give(on_host.memory)
+        if cached:
+            self._pool.settle()
+        self._forget_parts((*cached, *hosted))
+
+    def _forget_parts(self, entries: Iterable[bytes]) -> None:
+        for entry in entries:
+            if self.find(entry) is None:
+                self.ranges.remove(entry)
+
+    # --- carrying out
+
+    def _try(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> Lease | Shortage | OutOfDeviceMemory:
+        reservation = self.cache.reserve(inputs.objects, slot, arena_bytes, inputs.replaced)
+        if isinstance(reservation, Shortage):
+            return reservation
+        there = self.cache.device.values
+        lease = Lease(reservation, {key: there[key] for key in reservation.hits})
+        lease.awaited = self._arrivals.among(reservation.hits)
+        if not reservation.changes:
+            self.cache.commit(reservation, {})
+            lease.tiers = _hits(inputs)
+            return lease
+        try:
+            self._make_room(lease)
+            self._allocate(lease, inputs)
+        except OutOfDeviceMemory as error:
+            self._undo(lease)
+            return error
+        except BaseException:
+            self._undo(lease)
+            raise
+        self._settle(lease, inputs)
+        return lease
+
+    def _make_room(self, lease: Lease) -> None:
+        there, on_host, reservation = self.cache.device.values, self.cache.host.values, lease.reservation
+        for key in reservation.victims:
+            self._pool.free(there[key].address)
+            lease.evicted.append(key)
+        for key in reservation.host_victims:
+            self._buffers.give(on_host[key].memory)
+            lease.host_evicted.append(key)
+        for slot in reservation.arenas_freed:
+            self._resize(self.arenas[slot], 0)
+        own = self.arenas[reservation.slot] if reservation.slot is not None else None
+        resized = own is not None and own.nbytes != reservation.arena_bytes
+        if own is not None and resized:
+            self._resize(own, 0)
+        if reservation.victims or reservation.arenas_freed or resized:
+            self._pool.settle()
+        if own is not None and resized:
+            self._resize(own, reservation.arena_bytes)
+
+    def _allocate(self, lease: Lease, inputs: Inputs) -> None:
+        reservation, on_host = lease.reservation, self.cache.host.values
+        for key, nbytes in reservation.loads.items():
+            comes = inputs.arriving.get(key) or on_host[key]
+            lease.loaded[key] = CachedObject(self._pool.allocate(nbytes), comes.nbytes, comes.dtype)
+        self._pool.settle()
+        for key in reservation.host_hits:
+            lease.sources[key] = on_host[key].memory.address
+        for key, arriving in inputs.arriving.items():
+            hosted = self._host(lease, reservation.host_loads[key]) if key in reservation.host_loads else None
+            if hosted is not None:
+                lease.host_loaded[key] = HostObject(hosted, arriving.nbytes, arriving.dtype)
+            lease.sources[key] = arriving.data
+
+    def _host(self, lease: Lease, nbytes: int) -> HostMemory | None:
+        """Page-locked memory; None, with the tier's budget corrected, if the driver has no more of it."""
+        tier = self.cache.host
+        missing = lease.reservation.host_loads.keys() - lease.host_loaded.keys()
+        missing_bytes = sum(lease.reservation.host_loads[key] for key in missing)
+        used_bytes = tier.reserved_bytes - missing_bytes
+        buffer = self._buffers.take(nbytes, max(0, tier.capacity_bytes - tier.reserved_bytes))
+        if buffer is None:
+            tier.capacity_bytes = used_bytes
+        return buffer
+
+    def _settle(self, lease: Lease, inputs: Inputs) -> None:
+        """All is allocated: others may find it from now on, although the objects are still to come."""
+        lease.tiers = self._uses(lease, inputs)
+        self.cache.commit(lease.reservation, lease.loaded, lease.host_loaded)
+        if lease.loaded:
+            lease.objects.update(lease.loaded)
+            lease.arrivals = self._arrivals.expect(lease.loaded)
+            for part in inputs.parts.values():
+                self.ranges.add(part)
+        if lease.evicted or lease.host_evicted:
+            lease.left = self._gone(lease)
+
+    def _undo(self, lease: Lease) -> None:
+        """The driver refused: what was allocated goes, what was freed stays so."""
+        reservation = lease.reservation
+        for loaded in lease.loaded.values():
+            self._pool.free(loaded.address)
+        for hosted in lease.host_loaded.values():
+            self._buffers.give(hosted.memory)
+        self._pool.settle()
+        self.cache.abort(
+            reservation,
+            freed=lease.evicted,
+            host_freed=lease.host_evicted,
+            arenas={slot: self.arenas[slot].nbytes for slot in reservation.arenas_before},
+        )
+        self._forget_parts((*lease.evicted, *lease.host_evicted))
 
     def _gone(self, lease: Lease) -> tuple[bytes, ...]:
         """Forgets parts that no tier has any more; gives the objects of which nothing is on the device any more."""
         there = self.cache.device.values
         keys = dict.fromkeys(self.object_of(entry) for entry in lease.evicted)
-        for entry in (*lease.evicted, *lease.host_evicted):
-            if self.find(entry) is None:
-                self.ranges.remove(entry)
+        self._forget_parts((*lease.evicted, *lease.host_evicted))
         return tuple(
             key for key in keys if key not in there and not any(p.entry in there for p in self.ranges.parts(key))
         )
 
-    # --- carrying out
-
-    def _try(self, inputs: Inputs, arena_bytes: int) -> Lease | Shortage | OutOfDeviceMemory:
-        reservation = self.cache.reserve(inputs.objects, arena_bytes, inputs.replaced)
-        if isinstance(reservation, Shortage):
-            return reservation
-        there = self.cache.device.values
-        lease = Lease(reservation, {key: there[key] for key in reservation.hits})
-        try:
-            self._make_room(lease)
-            if reservation.loads:
-                self._load(lease, inputs)
-            lease.tiers = self._uses(lease, inputs)
-        except OutOfDeviceMemory as error:
-            self.give_back(lease)
-            return error
-        except BaseException:
-            self.give_back(lease)
-            raise
-        return lease
-
-    def _make_room(self, lease: Lease) -> None:
-        there, on_host = self.cache.device.values, self.cache.host.values
-        for key in lease.reservation.victims:
-            self._device.free(there[key].address)
-            lease.evicted.append(key)
-        for key in lease.reservation.host_victims:
-            on_host[key].memory.close()
-            lease.host_evicted.append(key)
-        if lease.reservation.arena_bytes != self._arena_bytes:
-            self._resize(lease.reservation.arena_bytes)
-
-    def _load(self, lease: Lease, inputs: Inputs) -> None:
-        reservation, on_host = lease.reservation, self.cache.host.values
-        for key, nbytes in reservation.loads.items():
-            comes = inputs.arriving.get(key) or on_host[key]
-            lease.loaded[key] = CachedObject(self._device.allocate(nbytes), comes.nbytes, comes.dtype)
-        lease.objects.update(lease.loaded)
-        began = perf_counter()
-        for key in reservation.host_hits:
-            lease.sources[key] = on_host[key].memory.address
-        for key, arriving in inputs.arriving.items():
-            hosted = self._host(lease, reservation.host_loads[key]) if key in reservation.host_loads else None
-            if hosted is None:
-                lease.sources[key] = arriving.data
-                continue
-            lease.host_loaded[key] = HostObject(hosted, arriving.nbytes, arriving.dtype)
-            hosted.data[: arriving.nbytes] = np.frombuffer(arriving.data, np.uint8)
-            lease.sources[key] = hosted.address
-        lease.hosting_s = perf_counter() - began
-
-    def _host(self, lease: Lease, nbytes: int) -> HostMemory | None:
-        """Page-locked memory; None, with the tier's budget corrected, if the driver has no more of it."""
-        try:
-            return self._device.allocate_host(nbytes)
-        except OutOfDeviceMemory:
-            tier = self.cache.host
-            missing = lease.reservation.host_loads.keys() - lease.host_loaded.keys()
-            missing_bytes = sum(lease.reservation.host_loads[key] for key in missing)
-            tier.capacity_bytes = tier.reserved_bytes - missing_bytes
-            return None
-
     def _uses(self, lease: Lease, inputs: Inputs) -> dict[str, TierUse]:
         reservation, cache = lease.reservation, self.cache
         if not (reservation.loads or reservation.victims):
-            return {"device": TierUse(len(inputs.objects), sum(inputs.objects.values()))} if inputs.objects else {}
+            return _hits(inputs)
         hit_bytes, host_bytes, store_bytes = (
             sum(inputs.objects[key] for key in keys)
             for keys in (reservation.hits, reservation.host_hits, inputs.arriving)
@@ -242,16 +310,20 @@ class Memory:
                 hosted,
                 len(lease.host_evicted),
                 sum(cache.host.sizes[key] for key in lease.host_evicted),
-                lease.hosting_s,
             ),
-            "store": TierUse(len(inputs.arriving), store_bytes, seconds=inputs.fetching_s),
+            "store": TierUse(len(inputs.arriving), store_bytes),
         }
 
-    def _resize(self, nbytes: int) -> None:
-        if self._arena_bytes:
-            self._device.free(self.arena)
-        self.arena = self._arena_bytes = 0
+    def _resize(self, arena: Arena, nbytes: int) -> None:
+        if arena.nbytes:
+            self._pool.free(arena.address)
+        arena.address = arena.nbytes = 0
         if nbytes:
-            self.arena = self._device.allocate(nbytes)
-            self._arena_bytes = nbytes
-            self.arena_is_fresh = True
+            arena.address = self._pool.allocate(nbytes)
+            arena.nbytes = nbytes
+            arena.fresh = True
+
+
+def _hits(inputs: Inputs) -> dict[str, TierUse]:
+    """What a request did that found everything on the device."""
+    return {"device": TierUse(len(inputs.objects), sum(inputs.objects.values()))} if inputs.objects else {}

@@ -1,4 +1,4 @@
-"""A slot: a stream and what its arena holds. Copies a request's inputs in, launches, and copies its outputs out."""
+"""A slot: a stream, plans and what its arena holds. Copies a request's inputs in, launches, copies its outputs out."""
 
 from __future__ import annotations
 
@@ -7,55 +7,83 @@ from typing import Any
 import numpy as np
 
 from kaas.dtypes import numpy_dtype
-from kaas.executor.device import GraphInstance, Stream
+from kaas.executor.device import Device, GraphInstance
 from kaas.executor.inputs import Inputs
-from kaas.executor.memory import Lease, Memory
-from kaas.executor.plan import Plan
-from kaas.executor.replay import Placement
+from kaas.executor.kernels import Kernels
+from kaas.executor.memory import Arena, Lease
+from kaas.executor.plan import Plan, make_plan
+from kaas.executor.replay import Placement, Replay
+from kaas.graph import KTask
 
 Outputs = dict[str, np.ndarray[Any, Any]]
 
+MAX_PLANS = 256
+"""Plans kept; beyond it the one not used for the longest time is given up, with its graph."""
+
 
 class Slot:
-    """Capacity for one request at a time. Use it inside `device.current()`."""
+    """Capacity for one request at a time. Use it inside `device.current()`.
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
+    It has loaded libraries of its own: requests that run beside each other must not share the globals of their code.
+
+    Fields:
+        number: among the slots of its executor. arena: which only the executor's memory changes.
+    """
+
+    def __init__(self, number: int, device: Device, arena: Arena) -> None:
+        self.number = number
+        self.arena = arena
+        self.stream = device.stream()
+        self.kernels = Kernels(device)
+        self.replays: dict[str, Replay] = {}
+        self._device = device
         self._client: str | None = None
         self._tables: tuple[Placement, list[bytes]] | None = None
 
-    def enter(self, client: str, memory: Memory) -> None:
-        """Clears the arena if requests of other clients may have left something there."""
-        if client != self._client or memory.arena_is_fresh:
-            self.stream.clear(memory.arena, memory.cache.arena_bytes)
-            memory.arena_is_fresh = False
-            self._client = client
+    def replay(self, task: KTask, capacity_bytes: int) -> Replay:
+        """The plan of a kTask in this slot, made at its first request.
+
+        Raises:
+            What `make_plan` raises.
+        """
+        replay = self.replays.pop(task.key, None)
+        if replay is None:
+            device = self._device
+            plan = make_plan(task, self.kernels, device.limits, capacity_bytes, device.info().name)
+            replay = Replay(plan, device)
+            if len(self.replays) >= MAX_PLANS:
+                self.replays.pop(next(iter(self.replays))).close()
+                in_use = (replay, *self.replays.values())
+                self.kernels.keep({library.hash for one in in_use for library in one.plan.task.libraries})
+        self.replays[task.key] = replay  # the last one is the one used last
+        return replay
+
+    def enter(self, client: str) -> None:
+        """Clears what requests of other clients may have left: the arena, once its request has its lease."""
+        arena, another = self.arena, client != self._client
+        if another or arena.fresh:
+            self.stream.clear(arena.address, arena.nbytes)
+            arena.fresh = False
             self._tables = None
+        if another:
+            self._client = client  # globals of loaded code keep what the client before left there
 
     def copy_in(self, plan: Plan, placement: Placement, inputs: Inputs, lease: Lease) -> list[int]:
         """Submits the copies that bring the inputs to where the kernels find them; gives all addresses."""
         stream = self.stream
         objects = lease.objects
-        self.copy_objects(lease)
         addresses = placement.addresses.copy()
         for index, data in inputs.staged:
             stream.copy_in(addresses[index], data, len(data))
-        for index, key, offset_bytes in inputs.shared:
-            addresses[index] = objects[key].address + offset_bytes
-        for index, key, offset_bytes in inputs.copied:
-            stream.copy(addresses[index], objects[key].address + offset_bytes, plan.buffers[index].nbytes)
         for index in plan.zeroed:
             stream.clear(addresses[index], plan.buffers[index].nbytes)
+        for index, key, offset_bytes in inputs.shared:
+            addresses[index] = objects[key].address + offset_bytes
         self._write_tables(plan, placement, addresses)
+        self._wait_for(lease)
+        for index, key, offset_bytes in inputs.copied:
+            stream.copy(addresses[index], objects[key].address + offset_bytes, plan.buffers[index].nbytes)
         return addresses
-
-    def copy_objects(self, lease: Lease) -> None:
-        """Submits the copies of what is new on the device, between two events."""
-        if lease.loaded:
-            self.stream.copies.start(self.stream)
-            for key, loaded in lease.loaded.items():
-                self.stream.copy_in(loaded.address, lease.sources[key], loaded.nbytes)
-            self.stream.copies.stop(self.stream)
 
     def launch(self, instance: GraphInstance, iterations: int) -> None:
         """Submits the graph, once for each iteration, between two events."""
@@ -76,7 +104,18 @@ class Slot:
         return outputs
 
     def close(self) -> None:
+        while self.replays:
+            self.replays.popitem()[1].close()
         self.stream.close()
+        self.kernels.close()
+
+    def _wait_for(self, lease: Lease) -> None:
+        """Makes the stream wait for the objects that are on their way."""
+        for arrival in lease.awaited:
+            arrival.watch.hold_back(self.stream)
+        if lease.arrivals:
+            last = next(reversed(lease.arrivals.values()))  # they come one after the other
+            last.watch.hold_back(self.stream)
 
     def _write_tables(self, plan: Plan, placement: Placement, addresses: list[int]) -> None:
         """Tables stay in the arena from one request to the next, unless another plan's runs in between."""

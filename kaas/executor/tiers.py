@@ -75,7 +75,7 @@ class Tier(Generic[T]):
 
     def returning(self, keys: Iterable[bytes]) -> int:
         """How many of these have been here before."""
-        return sum(key in self._left for key in keys)
+        return sum(key in self._left and key not in self.values for key in keys)
 
     def exchange(self, victims: Iterable[bytes], loads: Mapping[bytes, int]) -> None:
         """Counts the room as if the victims had gone and the loads had come."""
@@ -89,7 +89,6 @@ class Tier(Generic[T]):
         """An object is there, in room that was counted before."""
         self.values[key] = value
         self.sizes[key] = nbytes
-        self._left.pop(key, None)
 
     def drop(self, keys: Iterable[bytes]) -> dict[bytes, T]:
         """Forgets those of these objects that are here, with their room; gives their values."""
@@ -99,6 +98,13 @@ class Tier(Generic[T]):
             self.forget(key)
         return dropped
 
+    def retract(self, keys: Iterable[bytes]) -> dict[bytes, T]:
+        """As `drop`, for objects that nobody has used: as if they had never come."""
+        retracted = {key: self.values.pop(key) for key in keys if key in self.values}
+        for key in retracted:
+            self.reserved_bytes -= self.sizes.pop(key)
+        return retracted
+
     def used(self, keys: Iterable[bytes], constants: Collection[bytes]) -> None:
         self._eviction.used(keys, constants)
 
@@ -106,6 +112,7 @@ class Tier(Generic[T]):
         """An object has gone, from room that is counted elsewhere."""
         del self.values[key], self.sizes[key]
         self._eviction.removed(key)
+        self._left.pop(key, None)
         if len(self._left) >= REMEMBERED:
             del self._left[next(iter(self._left))]
         self._left[key] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kaas.executor.cache import Reservation, Shortage
@@ -12,7 +12,8 @@ from kaas.executor.tiers import granules
 
 @dataclass
 class Entry:
-    """An object of one tier. rank: 0 used once, 1 more often, 2 a constant; order breaks ties."""
+    """An object of one tier. rank: 0 used once, 1 more often, 2 a constant, -1 by no request that succeeded; order
+    breaks ties."""
 
     key: bytes
     nbytes: int
@@ -50,17 +51,19 @@ class TierModel:
     def remove(self, keys: Iterable[bytes]) -> None:
         self.entries = [entry for entry in self.entries if entry.key not in set(keys)]
 
-    def use(self, keys: Iterable[bytes], sizes: Mapping[bytes, int], constants: Collection[bytes]) -> None:
+    def add(self, keys: Iterable[bytes], sizes: Mapping[bytes, int]) -> None:
+        self.entries += [Entry(key, sizes[key], -1, 0, 0) for key in keys]
+
+    def new(self) -> set[bytes]:
+        return {entry.key for entry in self.entries if entry.rank == -1}
+
+    def use(self, keys: Iterable[bytes], constants: Collection[bytes]) -> None:
         self.requests += 1
         for key in keys:
             self.uses += 1
-            old = next((entry for entry in self.entries if entry.key == key), None)
-            if old is None:
-                rank = 2 if key in constants else 0
-                self.entries.append(Entry(key, sizes[key], rank, self.requests, self.uses))
-            else:
-                old.rank = 2 if key in constants or old.rank == 2 else 1
-                old.last, old.order = self.requests, self.uses
+            used = next(entry for entry in self.entries if entry.key == key)
+            used.rank = 2 if key in constants or used.rank == 2 else min(used.rank + 1, 1)
+            used.last, used.order = self.requests, self.uses
 
 
 class CacheModel:
@@ -69,29 +72,32 @@ class CacheModel:
     def __init__(self, capacity_bytes: int, host_bytes: int) -> None:
         self.device = TierModel(capacity_bytes)
         self.host = TierModel(host_bytes)
-        self.arena_bytes = 0
+        self.arenas: dict[int, int] = {}
+        self.running: set[int] = set()
         self.pins: list[bytes] = []
         self.held: set[bytes] = set()
 
     def reserve(
-        self, objects: Mapping[bytes, int], arena_bytes: int, replaced: Collection[bytes]
+        self, objects: Mapping[bytes, int], slot: int | None, arena_bytes: int, replaced: Collection[bytes]
     ) -> Reservation | Shortage:
         there, on_host = self.device.sizes(), self.host.sizes()
         hits = tuple(key for key in objects if key in there)
         loads = {key: granules(nbytes) for key, nbytes in objects.items() if key not in there}
-        if not loads and arena_bytes <= self.arena_bytes:
-            self.pins += objects
-            return Reservation(hits, {}, (), self.arena_bytes, self.arena_bytes)
+        before = 0 if slot is None else self.arenas.get(slot, 0)
+        if not loads and arena_bytes <= before:
+            self._begin(objects, slot)
+            return Reservation(hits, {}, (), slot, before, before)
         kept = {*self.pins, *objects}
         first = [key for key in replaced if key not in kept]
         needed = granules(arena_bytes) if arena_bytes else 0
-        for arena in (max(needed, self.arena_bytes), needed):
-            victims = self.device.victims(sum(loads.values()) + arena, kept, first)
+        others = {other: nbytes for other, nbytes in self.arenas.items() if other != slot}
+        for arena, freed in self._choices(others, needed, before):
+            left = {other: nbytes for other, nbytes in others.items() if other not in freed}
+            victims = self.device.victims(sum(loads.values()) + arena + sum(left.values()), kept, first)
             if victims is not None:
                 break
         else:
-            kept_bytes = sum(nbytes for key, nbytes in there.items() if key in kept)
-            return Shortage(sum(loads.values()) + needed + kept_bytes - self.device.capacity_bytes)
+            return self._shortage(objects, needed, sum(left.values()))
         host_loads: dict[bytes, int] = {}
         host_victims = tuple(key for key in first if key in on_host)
         for key in (key for key in loads if key not in on_host):
@@ -99,24 +105,76 @@ class CacheModel:
             if enough is not None:
                 host_loads[key], host_victims = loads[key], enough
         host_hits = tuple(key for key in loads if key in on_host)
-        before, self.arena_bytes = self.arena_bytes, arena
-        self.pins += objects
-        return Reservation(hits, loads, victims, arena, before, host_hits, host_loads, host_victims)
+        self.arenas = left if slot is None or not arena else left | {slot: arena}
+        self._begin(objects, slot)
+        return Reservation(hits, loads, victims, slot, arena, before, freed, host_hits, host_loads, host_victims)
 
-    def commit(self, reservation: Reservation, hosted: Iterable[bytes], constants: Collection[bytes]) -> None:
+    def commit(self, reservation: Reservation, hosted: Iterable[bytes]) -> None:
         self.device.remove(reservation.victims)
         self.host.remove(reservation.host_victims)
-        if reservation.loads or reservation.victims:
-            on_host = [key for key in reservation.loads if key in self.host.sizes() or key in hosted]
-            self.host.use(on_host, reservation.host_loads, constants)
-        self.device.use((*reservation.hits, *reservation.loads), reservation.loads, constants)
+        self.device.add(reservation.loads, reservation.loads)
+        self.host.add(hosted, reservation.host_loads)
 
     def abort(self, reservation: Reservation, freed: Iterable[bytes], host_freed: Iterable[bytes]) -> None:
         self.device.remove(freed)
         self.host.remove(host_freed)
-        self.arena_bytes = reservation.arena_bytes_before
-        self.release(reservation)
+        self.arenas |= reservation.arenas_freed
+        if reservation.slot is not None:
+            self.arenas[reservation.slot] = reservation.arena_bytes_before
+        self.arenas = {slot: nbytes for slot, nbytes in self.arenas.items() if nbytes}
+        self._end(reservation)
 
-    def release(self, reservation: Reservation) -> None:
+    def release(self, reservation: Reservation, constants: Collection[bytes]) -> None:
+        self.use((*reservation.hits, *reservation.loads), reservation.loads, constants)
+        self._end(reservation)
+
+    def fail(self, reservation: Reservation) -> tuple[set[bytes], set[bytes]]:
+        """What goes from each tier."""
+        self._end(reservation)
+        leaving = self.device.new() - set(self.pins)
+        host_leaving = self.host.new() & leaving
+        self.device.remove(leaving)
+        self.host.remove(host_leaving)
+        return leaving, host_leaving
+
+    def hold(self, keys: Collection[bytes]) -> None:
+        self.held |= set(keys)
+        self.pins += keys
+        new = [key for key in keys if key in self.device.new()]
+        if new:
+            self.use(new, (), ())
+
+    def use(self, keys: Collection[bytes], loaded: Collection[bytes], constants: Collection[bytes]) -> None:
+        through = [key for key in keys if key in self.host.new() or (key in loaded and key in self.host.sizes())]
+        if through:
+            self.host.use(through, constants)
+        self.device.use(keys, constants)
+
+    def _choices(self, others: Mapping[int, int], needed: int, before: int) -> Iterator[tuple[int, dict[int, int]]]:
+        yield max(needed, before), {}
+        yield needed, {}
+        freed: dict[int, int] = {}
+        for nbytes, slot in sorted((-nbytes, slot) for slot, nbytes in others.items() if slot not in self.running):
+            freed = freed | {slot: -nbytes}
+            yield needed, freed
+
+    def _shortage(self, objects: Mapping[bytes, int], arena_bytes: int, running_bytes: int) -> Shortage:
+        there = self.device.sizes()
+        mine_bytes = arena_bytes + sum(map(granules, objects.values()))
+        pinned_bytes, held_bytes = (
+            sum(there[key] for key in set(keys) - objects.keys()) for keys in (self.pins, self.held)
+        )
+        capacity = self.device.capacity_bytes
+        return Shortage(
+            mine_bytes + running_bytes + pinned_bytes - capacity, max(0, mine_bytes + held_bytes - capacity)
+        )
+
+    def _begin(self, objects: Iterable[bytes], slot: int | None) -> None:
+        self.pins += objects
+        if slot is not None:
+            self.running.add(slot)
+
+    def _end(self, reservation: Reservation) -> None:
         for key in (*reservation.hits, *reservation.loads):
             self.pins.remove(key)
+        self.running.discard(-1 if reservation.slot is None else reservation.slot)

@@ -16,11 +16,11 @@ def load(
     cache: ObjectCache[str, str], objects: dict[bytes, int], arena_bytes: int = 0, constants: bytes = b""
 ) -> Reservation:
     """A request that succeeded: its objects are cached."""
-    reservation = cache.reserve(objects, arena_bytes)
+    reservation = cache.reserve(objects, 0, arena_bytes)
     assert isinstance(reservation, Reservation)
     values, host_values = ({key: key.decode() for key in keys} for keys in (reservation.loads, reservation.host_loads))
-    cache.commit(reservation, values, host_values, constants={bytes([key]) for key in constants})
-    cache.release(reservation)
+    cache.commit(reservation, values, host_values)
+    cache.release(reservation, constants={bytes([key]) for key in constants})
     return reservation
 
 
@@ -43,14 +43,15 @@ def test_used_once_goes_first_and_constants_last() -> None:
 
 def test_pinned_objects_stay() -> None:
     cache: ObjectCache[str, str] = ObjectCache(3 * KIB)
-    running = cache.reserve({b"a": KIB}, 0)
+    running = cache.reserve({b"a": KIB}, 1, 0)
     assert isinstance(running, Reservation)
     cache.commit(running, {b"a": "a"})
     load(cache, {b"b": KIB})
-    assert cache.reserve({b"c": 2 * KIB, b"d": KIB}, 0) == Shortage(KIB)
+    assert cache.reserve({b"c": 2 * KIB, b"d": KIB}, 0, 0) == Shortage(KIB)
     assert load(cache, {b"c": 2 * KIB}).victims == (b"b",)
     cache.release(running)
-    assert load(cache, {b"e": 2 * KIB}).victims == (b"a", b"c")
+    assert load(cache, {b"e": 2 * KIB}).victims == (b"c",)
+    assert load(cache, {b"f": 3 * KIB}).victims == (b"a", b"e")
 
 
 def test_an_arena_takes_room_from_objects_and_gives_it_back() -> None:
@@ -69,7 +70,7 @@ def test_abort_puts_everything_back() -> None:
     for key in (b"a", b"b"):
         load(cache, {key: KIB}, arena_bytes=KIB)
     before = (cache.sizes, cache.used_bytes, cache.arena_bytes)
-    reservation = cache.reserve({b"b": KIB, b"c": KIB}, KIB)
+    reservation = cache.reserve({b"b": KIB, b"c": KIB}, 0, KIB)
     assert isinstance(reservation, Reservation)
     assert reservation.victims == (b"a",)
     cache.abort(reservation)
@@ -82,7 +83,7 @@ def test_abort_knows_what_was_freed() -> None:
     cache: ObjectCache[str, str] = ObjectCache(2 * KIB)
     load(cache, {b"a": KIB})
     load(cache, {b"b": KIB})
-    reservation = cache.reserve({b"c": 2 * KIB}, 0)
+    reservation = cache.reserve({b"c": 2 * KIB}, 0, 0)
     assert isinstance(reservation, Reservation)
     cache.abort(reservation, freed=[b"a"])
     assert cache.sizes == {b"b": KIB}
@@ -91,13 +92,79 @@ def test_abort_knows_what_was_freed() -> None:
 
 def test_one_open_reservation() -> None:
     cache: ObjectCache[str, str] = ObjectCache(KIB)
-    reservation = cache.reserve({}, 0)
+    reservation = cache.reserve({}, 0, 0)
     assert isinstance(reservation, Reservation)
     with pytest.raises(ValueError, match="still open"):
-        cache.reserve({}, 0)
+        cache.reserve({}, 0, 0)
     cache.abort(reservation)
     with pytest.raises(ValueError, match="not open"):
         cache.commit(reservation, {})
+
+
+# --- requests that overlap
+
+
+def begin(
+    cache: ObjectCache[str, str], objects: dict[bytes, int], slot: int | None, arena_bytes: int = 0
+) -> Reservation:
+    """A request that runs: what it loads is on its way."""
+    reservation = cache.reserve(objects, slot, arena_bytes)
+    assert isinstance(reservation, Reservation)
+    values, host_values = ({key: key.decode() for key in keys} for keys in (reservation.loads, reservation.host_loads))
+    cache.commit(reservation, values, host_values)
+    return reservation
+
+
+def test_what_is_on_its_way_is_a_hit_and_stays_while_anybody_uses_it() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(8 * KIB, 8 * KIB)
+    first, second = begin(cache, {b"a": KIB, b"b": KIB}, 0), begin(cache, {b"a": KIB}, 1)
+    assert (second.hits, second.loads) == ((b"a",), {})
+    assert cache.fail(first) == ({b"b": "b"}, {b"b": "b"})
+    third = begin(cache, {b"a": KIB}, 0)
+    assert cache.fail(second) == ({}, {})
+    cache.release(third)
+    assert cache.sizes == cache.host.sizes == {b"a": KIB}
+    assert cache.fail(begin(cache, {b"a": KIB}, 0)) == ({}, {}), "it is there since the third succeeded"
+    assert load(cache, {b"c": 8 * KIB}).host_victims == (b"a",)
+
+
+def test_what_never_served_leaves_no_trace() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(KIB, 4 * KIB)
+    load(cache, {b"a": KIB})
+    load(cache, {b"b": KIB})
+    cache.fail(begin(cache, {b"c": KIB}, 0))
+    assert cache.fail(begin(cache, {b"a": KIB}, 0)) == ({b"a": "a"}, {}), "host memory had it before"
+    assert cache.device.returning([b"a", b"b", b"c"]) == 2
+
+
+def test_what_is_held_stays_though_its_loader_fails() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(2 * KIB)
+    first = begin(cache, {b"a": KIB}, 0)
+    cache.hold([b"a"])
+    assert cache.fail(first) == ({}, {})
+    cache.let_go([b"a"])
+    assert load(cache, {b"b": 2 * KIB}).victims == (b"a",)
+
+
+def test_arenas_of_slots_in_which_nothing_runs_give_way_the_largest_first() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(8 * KIB)
+    for slot, arena_bytes in enumerate((KIB, 2 * KIB, 3 * KIB)):
+        reservation = begin(cache, {}, slot, arena_bytes)
+        if slot != 1:
+            cache.release(reservation)
+    assert cache.arenas == {0: KIB, 1: 2 * KIB, 2: 3 * KIB}
+    taken = begin(cache, {b"a": 5 * KIB}, None)
+    assert (taken.arenas_freed, cache.arenas) == ({2: 3 * KIB}, {0: KIB, 1: 2 * KIB})
+    assert cache.reserve({b"b": 2 * KIB}, None, 0) == Shortage(KIB)
+    assert cache.reserve({b"b": 9 * KIB}, None, 0) == Shortage(8 * KIB, lasting_bytes=KIB)
+    assert cache.arenas == {0: KIB, 1: 2 * KIB}
+
+
+def test_a_slot_runs_one_request() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(KIB)
+    begin(cache, {}, 1)
+    with pytest.raises(ValueError, match="runs in slot 1"):
+        cache.reserve({}, 1, 0)
 
 
 # --- the host tier
@@ -116,7 +183,7 @@ def test_what_is_replaced_leaves_in_any_case() -> None:
     cache: ObjectCache[str, str] = ObjectCache(8 * KIB, 8 * KIB)
     load(cache, {b"a": KIB, b"b": KIB, b"c": KIB})
     cache.hold([b"c"])
-    reservation = cache.reserve({b"abc": 3 * KIB}, 0, [b"b", b"a", b"c", b"d"])
+    reservation = cache.reserve({b"abc": 3 * KIB}, 0, 0, [b"b", b"a", b"c", b"d"])
     assert isinstance(reservation, Reservation)
     assert reservation.victims == reservation.host_victims == (b"b", b"a")
 
@@ -139,7 +206,7 @@ def test_what_host_memory_cannot_take_goes_past_it() -> None:
 
 def test_pinned_objects_stay_in_host_memory() -> None:
     cache: ObjectCache[str, str] = ObjectCache(8 * KIB, KIB)
-    running = cache.reserve({b"a": KIB}, 0)
+    running = cache.reserve({b"a": KIB}, 1, 0)
     assert isinstance(running, Reservation)
     cache.commit(running, {b"a": "a"}, {b"a": "a"})
     assert load(cache, {b"b": KIB}).host_loads == {}
@@ -149,7 +216,7 @@ def test_pinned_objects_stay_in_host_memory() -> None:
 
 def test_host_memory_that_could_not_be_had() -> None:
     cache: ObjectCache[str, str] = ObjectCache(8 * KIB, 2 * KIB)
-    reservation = cache.reserve({b"a": KIB, b"b": KIB}, 0)
+    reservation = cache.reserve({b"a": KIB, b"b": KIB}, 0, 0)
     assert isinstance(reservation, Reservation)
     cache.commit(reservation, {b"a": "a", b"b": "b"}, {b"b": "b"})
     assert (cache.host.sizes, cache.host.reserved_bytes) == ({b"b": KIB}, KIB)
@@ -170,47 +237,59 @@ SIZES = {bytes([key]): 700 * (key + 1) for key in range(10)}
 CAPACITY_BYTES, HOST_BYTES = 16 * KIB, 12 * KIB
 
 
-class CacheMachine(RuleBasedStateMachine):
-    """Random requests that overlap: reserved, committed or aborted, and released in any order; the slow model of the
-    same says what each reservation must be."""
+Running = tuple[Reservation, set[bytes]]
+"""A committed reservation, and which of its objects are constants."""
 
-    running: Bundle[Reservation | None] = Bundle("running")
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random requests that overlap in three slots and beside them: reserved, committed or aborted, and ended well or
+    badly in any order; the slow model of the same says what each reservation must be."""
+
+    running: Bundle[Running | None] = Bundle("running")
 
     def __init__(self) -> None:
         super().__init__()
         self.cache: ObjectCache[int, int] = ObjectCache(CAPACITY_BYTES, HOST_BYTES)
         self.model = CacheModel(CAPACITY_BYTES, HOST_BYTES)
-        self.held: list[Reservation] = []
+        self.out: list[Reservation] = []
 
     @rule(
         target=running,
         keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=4),
+        slot=st.sampled_from([0, 0, 1, 2, None]),
         arena_bytes=st.sampled_from([0, 1, 600, 4 * KIB, 15 * KIB]),
         constants=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
         unhosted=st.booleans(),
         replaced=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
     )
     def run(
-        self, keys: set[bytes], arena_bytes: int, constants: set[bytes], unhosted: bool, replaced: set[bytes]
-    ) -> Reservation | None:
-        reservation = self._reserve(keys, arena_bytes, sorted(replaced))
+        self,
+        keys: set[bytes],
+        slot: int | None,
+        arena_bytes: int,
+        constants: set[bytes],
+        unhosted: bool,
+        replaced: set[bytes],
+    ) -> Running | None:
+        reservation = self._reserve(keys, slot, arena_bytes, sorted(replaced))
         if reservation is None:
             return None
         hosted = list(reservation.host_loads)[unhosted:]
         values, host_values = ({key: key[0] for key in loads} for loads in (reservation.loads, hosted))
-        self.cache.commit(reservation, values, host_values, constants=constants & keys)
-        self.model.commit(reservation, hosted, constants & keys)
-        self.held.append(reservation)
+        self.cache.commit(reservation, values, host_values)
+        self.model.commit(reservation, hosted)
+        self.out.append(reservation)
         assert all(self.cache.device.values[key] == key[0] for key in keys)
-        return reservation
+        return reservation, constants & keys
 
     @rule(
         keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=4),
+        slot=st.sampled_from([0, 1, 2, None]),
         arena_bytes=st.sampled_from([0, 600, 15 * KIB]),
         data=st.data(),
     )
-    def fail(self, keys: set[bytes], arena_bytes: int, data: st.DataObject) -> None:
-        reservation = self._reserve(keys, arena_bytes)
+    def refuse(self, keys: set[bytes], slot: int | None, arena_bytes: int, data: st.DataObject) -> None:
+        reservation = self._reserve(keys, slot, arena_bytes)
         if reservation is None:
             return
         freed, host_freed = (
@@ -220,12 +299,20 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.abort(reservation, freed=freed, host_freed=host_freed)
         self.model.abort(reservation, freed, host_freed)
 
-    @rule(reservation=consumes(running))
-    def end(self, reservation: Reservation | None) -> None:
-        if reservation is not None:
-            self.cache.release(reservation)
-            self.model.release(reservation)
-            self.held.remove(reservation)
+    @rule(ended=consumes(running))
+    def succeed(self, ended: Running | None) -> None:
+        if ended is not None:
+            reservation, constants = ended
+            self.cache.release(reservation, constants=constants)
+            self.model.release(reservation, constants)
+            self.out.remove(reservation)
+
+    @rule(ended=consumes(running))
+    def fail(self, ended: Running | None) -> None:
+        if ended is not None:
+            left, left_host = self.cache.fail(ended[0])
+            assert (set(left), set(left_host)) == self.model.fail(ended[0])
+            self.out.remove(ended[0])
 
     @rule(keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=3))
     def flush(self, keys: set[bytes]) -> None:
@@ -240,10 +327,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=2))
     def hold(self, keys: set[bytes]) -> None:
-        keys &= self.cache.sizes.keys() - self.model.held
-        self.cache.hold(keys)
-        self.model.held |= keys
-        self.model.pins += keys
+        new = sorted(keys & (self.cache.sizes.keys() - self.model.held))
+        self.cache.hold(new)
+        self.model.hold(new)
 
     @rule(keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=3))
     def let_go(self, keys: set[bytes]) -> None:
@@ -261,7 +347,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def pins_are_there(self) -> None:
-        running = {key for reservation in self.held for key in (*reservation.hits, *reservation.loads)}
+        running = {key for reservation in self.out for key in (*reservation.hits, *reservation.loads)}
         pinned = running | self.model.held
         assert self.cache.pinned == pinned
         assert pinned <= self.cache.sizes.keys()
@@ -270,20 +356,29 @@ class CacheMachine(RuleBasedStateMachine):
     def as_the_model(self) -> None:
         assert self.cache.sizes == self.model.device.sizes()
         assert self.cache.host.sizes == self.model.host.sizes()
-        assert self.cache.arena_bytes == self.model.arena_bytes
+        assert self.cache.arenas == self.model.arenas
 
-    def _reserve(self, keys: set[bytes], arena_bytes: int, replaced: list[bytes] | None = None) -> Reservation | None:
+    def _reserve(
+        self, keys: set[bytes], slot: int | None, arena_bytes: int, replaced: list[bytes] | None = None
+    ) -> Reservation | None:
+        if slot in self.model.running:
+            return None
+        arena_bytes = 0 if slot is None else arena_bytes
         objects = {key: SIZES[key] for key in sorted(keys)}
-        expected = self.model.reserve(objects, arena_bytes, replaced or [])
-        before = (self.cache.sizes, self.cache.host.sizes, self.cache.used_bytes, self.cache.pinned)
-        reservation = self.cache.reserve(objects, arena_bytes, replaced or [])
+        expected = self.model.reserve(objects, slot, arena_bytes, replaced or [])
+        before = self._all()
+        reservation = self.cache.reserve(objects, slot, arena_bytes, replaced or [])
         assert reservation == expected
         if isinstance(reservation, Reservation):
             gone = {*reservation.victims, *reservation.host_victims}
-            assert not gone & (before[3] | objects.keys())
+            assert not gone & (before[-1] | objects.keys())
             return reservation
-        assert (self.cache.sizes, self.cache.host.sizes, self.cache.used_bytes, self.cache.pinned) == before
+        assert self._all() == before
         return None
+
+    def _all(self) -> tuple[dict[bytes, int], dict[bytes, int], int, dict[int, int], frozenset[bytes]]:
+        cache = self.cache
+        return cache.sizes, dict(cache.host.sizes), cache.used_bytes, dict(cache.arenas), cache.pinned
 
 
 TestCacheMachine = CacheMachine.TestCase

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kaas
-from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.device import open_device
+from kaas.executor.executor import Executor, Request, Result, Source
 from kaas.request import encode_scalars
+from kaas.softgpu import set_strict
 from tests.executor.interpreter import PACKED, interpret
 
 INT = 4
@@ -107,6 +112,24 @@ def sources(inputs: dict[str, np.ndarray[Any, Any]], cached: set[str], joined: b
     return given
 
 
+@st.composite
+def requests(draw: Draw, task: kaas.KTask, numbers: np.random.Generator) -> tuple[Request, dict[str, Any]]:
+    """A request, and the outputs that it must have."""
+    inputs = {b.name: numbers.integers(-1000, 1000, b.shape, np.int32) for b in task.inputs}
+    values = {"factor": draw(st.integers(-99, 99)), "rounds": draw(st.integers(1, 4))}
+    scalars = {name: values[name] for name in task.scalars}
+    cached = draw(st.sets(st.sampled_from(sorted(inputs)))) if inputs else set()
+    given_inputs = sources(inputs, cached, draw(st.booleans()))
+    client = draw(st.sampled_from(["one", "two"]))
+    return Request(task, given_inputs, encode_scalars(task, scalars), client), interpret(task, inputs, scalars)
+
+
+def check(result: Result, expected: dict[str, Any], when: str) -> None:
+    assert list(result.outputs) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(result.outputs[name], array, err_msg=f"{name}, {when}")
+
+
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -115,17 +138,40 @@ def test_like_the_interpreter(executor: Executor, library: kaas.Library, data: s
     task = data.draw(tasks(library))
     numbers = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     for _ in range(3):  # the first makes the plan, the others replay it with other objects and scalars
-        inputs = {b.name: numbers.integers(-1000, 1000, b.shape, np.int32) for b in task.inputs}
-        values = {"factor": data.draw(st.integers(-99, 99)), "rounds": data.draw(st.integers(1, 4))}
-        scalars = {name: values[name] for name in task.scalars}
-        cached = data.draw(st.sets(st.sampled_from(sorted(inputs)))) if inputs else set()
-        given_inputs = sources(inputs, cached, data.draw(st.booleans()))
-        client = data.draw(st.sampled_from(["one", "two"]))
-        result = executor.run(Request(task, given_inputs, encode_scalars(task, scalars), client))
-        again = executor.run(Request(task, given_inputs, encode_scalars(task, scalars), client))
-        expected = interpret(task, inputs, scalars)
-        assert list(result.outputs) == [b.name for b in task.outputs]
-        for name, array in expected.items():
-            np.testing.assert_array_equal(result.outputs[name], array, err_msg=name)
-            np.testing.assert_array_equal(again.outputs[name], array, err_msg=f"{name}, the second time")
+        request, expected = data.draw(requests(task, numbers))
+        check(executor.run(request), expected, "the first time")
+        again = executor.run(request)
+        check(again, expected, "the second time")
         assert again.stats.misses == 0
+
+
+@pytest.fixture(scope="module")
+def crowded(softgpu: tuple[int, ...]) -> Iterator[Executor]:  # noqa: ARG001
+    """Three slots that have to share memory for little more than one of the largest requests."""
+    made = Executor(
+        open_device("software", 1), slots=3, cache_bytes=12 << 10, host_cache_bytes=4 << 10, whole_object_bytes=128
+    )
+    yield made
+    made.close()
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(data=st.data(), strict=st.one_of(st.none(), st.integers(0, 2**32)))
+def test_side_by_side(crowded: Executor, library: kaas.Library, data: st.DataObject, strict: int | None) -> None:
+    numbers = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    kinds = [data.draw(tasks(library)) for _ in range(3)]
+    drawn = [data.draw(requests(task, numbers)) for task in kinds + kinds[:1]]
+    order = data.draw(st.permutations(drawn * 2))
+    set_strict(strict)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for result, (_, expected) in zip(threads.map(crowded.run, [r for r, _ in order]), order, strict=True):
+                check(result, expected, "side by side")
+    finally:
+        set_strict(None)
+    cache, memory = crowded.cache, crowded._memory
+    assert (cache.pinned, memory.leases) == (frozenset(), 0)
+    assert memory._pool.used_bytes() == cache.used_bytes <= 12 << 10
+    assert cache.host.reserved_bytes + memory._buffers.idle_bytes <= 4 << 10

@@ -54,7 +54,7 @@ def test_one_kernel(executor: Executor, library: kaas.Library) -> None:
     array = result.outputs["c"]
     assert (array.shape, array.dtype, array.flags.writeable, array.flags.owndata or array.base is not None) == (
         (N,), np.dtype(np.int32), True, True)  # fmt: skip
-    assert set(result.stats.stages) == {"plan", "fetch", "copy_in", "kernels", "copy_out", "total"}
+    assert set(result.stats.stages) == {"plan", "fetch", "memory", "copy_in", "kernels", "copy_out", "total"}
     assert result.stats.device_s > 0
     assert result.stats.stages["total"] >= result.stats.device_s
 
@@ -209,7 +209,7 @@ def test_many_shapes_of_requests_need_two_instances_at_most(executor: Executor, 
     for k in range(8):
         run(executor, task, {"a": Source(ints(k), key=b"instance-%d" % k), "b": ints(k)})
         run(executor, task, {"a": ints(k), "b": Source(ints(k), key=b"instance-%d" % k)})
-    assert len(executor._replays[task.key]._instances) == 2
+    assert len(next(iter(executor._slots)).replays[task.key]._instances) == 2
 
 
 @pytest.mark.parametrize("client", ["second", ""])
@@ -225,7 +225,7 @@ def test_a_client_finds_nothing_of_another(executor: Executor, library: kaas.Lib
 def test_plans_are_bounded_and_libraries_leave_with_their_last_plan(
     make_executor: Callable[[int], Executor], library: kaas.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kaas.executor.executor.MAX_PLANS", 2)
+    monkeypatch.setattr("kaas.executor.slot.MAX_PLANS", 2)
     executor = make_executor(1 << 20)
     text = library.images[0].data.decode()
     for number in range(4):

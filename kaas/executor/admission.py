@@ -1,0 +1,133 @@
+"""Lets requests in: fetches what no tier has and reserves room, for those first that have waited longest for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import NamedTuple
+
+from kaas.errors import KaasError, OutOfDeviceMemory
+from kaas.executor.cache import Shortage
+from kaas.executor.fetches import Fetches
+from kaas.executor.gate import Gate
+from kaas.executor.inputs import Arriving, Inputs
+from kaas.executor.memory import Lease, Memory
+from kaas.executor.plan import too_large
+from kaas.executor.tiers import granules
+
+Gather = Callable[[Mapping[bytes, Arriving]], Inputs]
+"""Looks up what a request reads, given what has been fetched for it; under the lock."""
+
+
+class Wanted(NamedTuple):
+    """What a request, which errors call `what`, asks for. arena_bytes: as its inputs come; slot: of the arena."""
+
+    what: str
+    gather: Gather
+    arena_bytes: Callable[[Inputs], int]
+    slot: int | None
+
+
+class Admitted(NamedTuple):
+    """What it gets.
+
+    Fields:
+        fetch_s: seconds spent looking up and fetching; store_s: those of fetching alone.
+        memory_s: waiting for room, allocating and freeing.
+    """
+
+    inputs: Inputs
+    lease: Lease
+    fetch_s: float
+    store_s: float
+    memory_s: float
+
+
+class Admission:
+    """Who finds no room beside what runs now waits, and those who come later wait behind him: even those who would
+    find room, since their objects could otherwise stay pinned in turn, for ever.
+    """
+
+    def __init__(self, memory: Memory, gate: Gate, device: str) -> None:
+        self._device = device
+        self._memory = memory
+        self._gate = gate
+        self._fetches = Fetches(gate)
+        self._queue: list[object] = []
+
+    def admit(self, wanted: Wanted) -> Admitted:
+        """Fetches, and waits until everything fits at once.
+
+        Raises:
+            What gathering and fetching raise; RequestTooLarge, OutOfDeviceMemory: it cannot fit even if nothing else
+            runs; DeviceLost.
+        """
+        fetched: dict[bytes, Arriving] = {}
+        own: list[bytes] = []
+        began = perf_counter()
+        store_s = memory_s = 0.0
+        try:
+            while True:
+                with self._gate.lock:
+                    inputs, lease, seconds = self._enter(wanted, fetched)
+                    memory_s += seconds
+                    if lease is not None:
+                        if own:
+                            self._fetches.forget(own)
+                        break
+                # What has been fetched is kept, so that this happens at most once for each object.
+                fetching = perf_counter()
+                fetched.update(self._fetches.fetch(inputs.missing, own))
+                store_s += perf_counter() - fetching
+        except BaseException:
+            with self._gate.lock:
+                self._fetches.forget(own)
+            raise
+        return Admitted(inputs, lease, perf_counter() - began - memory_s, store_s, memory_s)
+
+    def _enter(self, wanted: Wanted, fetched: Mapping[bytes, Arriving]) -> tuple[Inputs, Lease | None, float]:
+        """Inputs with all that they need or, while some are missing, without."""
+        self._gate.check()
+        began = perf_counter()
+        gathering_s = 0.0
+        place = object()
+        try:
+            while True:
+                if not self._queue or self._queue[0] is place:
+                    gathering = perf_counter()
+                    inputs = wanted.gather(fetched)
+                    gathering_s += perf_counter() - gathering
+                    lease = None if inputs.missing else self._reserve(wanted, inputs)
+                    if inputs.missing or lease is not None:
+                        return inputs, lease, perf_counter() - began - gathering_s
+                if place not in self._queue:
+                    self._queue.append(place)
+                self._gate.wait()
+        finally:
+            if self._queue and place in self._queue:
+                self._queue.remove(place)
+                self._gate.notify()
+
+    def _reserve(self, wanted: Wanted, inputs: Inputs) -> Lease | None:
+        """None: not now. What an object that never came leaves behind goes as soon as those know who had waited."""
+        if self._memory.broken(inputs.objects):
+            return None
+        arena_bytes = wanted.arena_bytes(inputs)
+        lease = self._memory.take(inputs, wanted.slot, arena_bytes)
+        if not isinstance(lease, Shortage):
+            return lease
+        if lease.lasting_bytes:
+            raise self._refusal(wanted.what, inputs, arena_bytes, lease.lasting_bytes)
+        return None
+
+    def _refusal(self, what: str, inputs: Inputs, arena_bytes: int, missing_bytes: int) -> KaasError:
+        needed_bytes = arena_bytes + sum(map(granules, inputs.objects.values()))
+        capacity_bytes, device = self._memory.cache.device.capacity_bytes, self._device
+        if needed_bytes > capacity_bytes:
+            return too_large(what, needed_bytes, capacity_bytes, device)
+        return OutOfDeviceMemory(
+            f"{what}: {device} lacks {missing_bytes} bytes beside what is pinned",
+            device=device,
+            needed_bytes=needed_bytes,
+            free_bytes=needed_bytes - missing_bytes,
+        )

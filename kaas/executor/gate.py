@@ -1,0 +1,57 @@
+"""What all threads of an executor share: the lock under which it decides, and the error after which nothing works."""
+
+from __future__ import annotations
+
+import threading
+
+from kaas.errors import DeviceLost
+
+
+class Gate:
+    """Whoever cannot go on waits until something has changed. Once the device is lost all that wait, or come, are told.
+
+    Fields:
+        lock: for decisions, which never take long: nobody holds it while a device, a fetch or a copy is under way.
+        lost: the first error that told that the device is.
+    """
+
+    __slots__ = ("_changed", "_waiting", "lock", "lost")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lost: DeviceLost | None = None
+        self._changed = threading.Condition(self.lock)
+        self._waiting = 0
+
+    def check(self) -> None:
+        """
+        Raises:
+            DeviceLost: an error of its own for each who asks, since it gets a traceback.
+        """
+        if self.lost is not None:
+            raise DeviceLost(self.lost.message, **self.lost.fields)
+
+    def wait(self) -> None:
+        """Within the lock: until something has changed.
+
+        Raises:
+            DeviceLost
+        """
+        self._waiting += 1
+        try:
+            self._changed.wait()
+        finally:
+            self._waiting -= 1
+        self.check()
+
+    def notify(self) -> None:
+        """Within the lock: something has changed."""
+        if self._waiting:
+            self._changed.notify_all()
+
+    def lose(self, error: DeviceLost) -> None:
+        """The device is lost."""
+        with self.lock:
+            if self.lost is None:
+                self.lost = error
+            self.notify()

@@ -1,0 +1,68 @@
+"""What an executor is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kaas.executor.inputs import Source
+from kaas.executor.tiers import TierUse
+from kaas.graph import KTask
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One invocation. scalars: as `kaas.request.encode_scalars` makes them; client: whose memory it leaves behind."""
+
+    task: KTask
+    inputs: Mapping[str, Source]
+    scalars: Mapping[str, bytes]
+    client: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """What one request did.
+
+    Fields:
+        stages: seconds by stage: plan, fetch, memory (waiting for room, allocating, freeing), copy_in, kernels (of the
+            device), copy_out, total.
+        tiers: of "device", "host" and "store", those where something happened.
+        loaded, evicted: keys of objects of which something came to the device, and of which nothing is left there.
+        device_s: seconds that the kernels took.
+    """
+
+    stages: dict[str, float]
+    tiers: dict[str, TierUse]
+    loaded: tuple[bytes, ...]
+    evicted: tuple[bytes, ...]
+    device_s: float
+
+    @property
+    def hits(self) -> int:
+        """Objects that were on the device."""
+        return self.tiers["device"].objects if "device" in self.tiers else 0
+
+    @property
+    def misses(self) -> int:
+        """Objects that were not."""
+        return self.tiers["device"].misses if "device" in self.tiers else 0
+
+    @property
+    def hit_bytes(self) -> int:
+        return self.tiers["device"].nbytes if "device" in self.tiers else 0
+
+    @property
+    def miss_bytes(self) -> int:
+        return sum(use.nbytes for tier, use in self.tiers.items() if tier != "device")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """outputs: fresh arrays, in the order in which the kTask lists them."""
+
+    outputs: dict[str, np.ndarray[Any, Any]]
+    stats: RunStats
