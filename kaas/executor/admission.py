@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from kaas.errors import KaasError, OutOfDeviceMemory
+from kaas.executor.arena import Layout
 from kaas.executor.cache import Shortage
 from kaas.executor.fetches import Fetches
 from kaas.executor.gate import Gate
@@ -14,31 +15,36 @@ from kaas.executor.inputs import Arriving, Inputs
 from kaas.executor.memory import Lease, Memory
 from kaas.executor.plan import too_large
 from kaas.executor.tiers import granules
+from kaas.graph import KTask
 
 Gather = Callable[[Mapping[bytes, Arriving]], Inputs]
 """Looks up what a request reads, given what has been fetched for it; under the lock."""
 
 
 class Wanted(NamedTuple):
-    """What a request, which errors call `what`, asks for. arena_bytes: as its inputs come; slot: of the arena."""
+    """What a request asks for, or a prefetch, which has no kTask, no slot and no arena.
 
-    what: str
+    Fields:
+        layout: of the arena, by the inputs that lie there (`Plan.layout`).
+    """
+
     gather: Gather
-    arena_bytes: Callable[[Inputs], int]
-    slot: int | None
+    task: KTask | None = None
+    slot: int | None = None
+    layout: Callable[[int], Layout] | None = None
 
 
 class Admitted(NamedTuple):
     """What it gets.
 
     Fields:
-        fetch_s: seconds spent looking up and fetching; store_s: those of fetching alone.
+        at_s: when, by `perf_counter`. store_s: seconds spent fetching.
         memory_s: waiting for room, allocating and freeing.
     """
 
     inputs: Inputs
     lease: Lease
-    fetch_s: float
+    at_s: float
     store_s: float
     memory_s: float
 
@@ -64,7 +70,6 @@ class Admission:
         """
         fetched: dict[bytes, Arriving] = {}
         own: list[bytes] = []
-        began = perf_counter()
         store_s = memory_s = 0.0
         try:
             while True:
@@ -83,7 +88,7 @@ class Admission:
             with self._gate.lock:
                 self._fetches.forget(own)
             raise
-        return Admitted(inputs, lease, perf_counter() - began - memory_s, store_s, memory_s)
+        return Admitted(inputs, lease, perf_counter(), store_s, memory_s)
 
     def _enter(self, wanted: Wanted, fetched: Mapping[bytes, Arriving]) -> tuple[Inputs, Lease | None, float]:
         """Inputs with all that they need or, while some are missing, without."""
@@ -112,15 +117,16 @@ class Admission:
         """None: not now. What an object that never came leaves behind goes as soon as those know who had waited."""
         if self._memory.broken(inputs.objects):
             return None
-        arena_bytes = wanted.arena_bytes(inputs)
+        arena_bytes = wanted.layout(inputs.resident).nbytes if wanted.layout is not None else 0
         lease = self._memory.take(inputs, wanted.slot, arena_bytes)
         if not isinstance(lease, Shortage):
             return lease
         if lease.lasting_bytes:
-            raise self._refusal(wanted.what, inputs, arena_bytes, lease.lasting_bytes)
+            raise self._refusal(wanted.task, inputs, arena_bytes, lease.lasting_bytes)
         return None
 
-    def _refusal(self, what: str, inputs: Inputs, arena_bytes: int, missing_bytes: int) -> KaasError:
+    def _refusal(self, task: KTask | None, inputs: Inputs, arena_bytes: int, missing_bytes: int) -> KaasError:
+        what = "prefetch" if task is None else f"kTask {task.label!r}"
         needed_bytes = arena_bytes + sum(map(granules, inputs.objects.values()))
         capacity_bytes, device = self._memory.cache.device.capacity_bytes, self._device
         if needed_bytes > capacity_bytes:

@@ -12,8 +12,9 @@ up is then a copy away, not a fetch. An object that the host tier cannot take go
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kaas.executor.eviction import Eviction
 from kaas.executor.tiers import Tier, granules
@@ -21,10 +22,11 @@ from kaas.executor.tiers import Tier, granules
 D = TypeVar("D")
 H = TypeVar("H")
 
+_NOTHING: Mapping[Any, int] = MappingProxyType({})
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Room for one request.
+
+class Reservation(NamedTuple):
+    """Room for one request. A tuple, since every request makes one.
 
     Fields:
         hits: objects of the request that are on the device.
@@ -44,9 +46,9 @@ class Reservation:
     slot: int | None
     arena_bytes: int
     arena_bytes_before: int
-    arenas_freed: Mapping[int, int] = field(default_factory=dict)
+    arenas_freed: Mapping[int, int] = _NOTHING
     host_hits: tuple[bytes, ...] = ()
-    host_loads: Mapping[bytes, int] = field(default_factory=dict)
+    host_loads: Mapping[bytes, int] = _NOTHING
     host_victims: tuple[bytes, ...] = ()
 
     @property

@@ -183,18 +183,18 @@ class Executor:
             self._give_back(lease)
             raise
         kernels_s = slot.stream.kernels.seconds()
-        tiers, arriving_s = _tiers(admitted)
+        tiers, travel_s = _tiers(admitted)
         self._commit(admitted)
         ended = perf_counter()
 
         waited_s = ended - copied - kernels_s
         stages = {
             "plan": planned - started,
-            "fetch": admitted.fetch_s,
+            "fetch": admitted.at_s - planned - admitted.memory_s,
             "memory": admitted.memory_s,
-            "copy_in": copied - planned - admitted.fetch_s - admitted.memory_s + min(waited_s, arriving_s),
+            "copy_in": copied - admitted.at_s + min(waited_s, travel_s),
             "kernels": kernels_s,
-            "copy_out": max(0.0, waited_s - arriving_s),
+            "copy_out": max(0.0, waited_s - travel_s),
             "total": ended - started,
         }
         return Result(outputs, RunStats(stages, tiers, _loaded(lease, self._memory), lease.left, kernels_s))
@@ -202,7 +202,7 @@ class Executor:
     def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
         memory = self._memory
         look_up = partial(gather_whole, sources, find=memory.find, ranges=memory.ranges)
-        admitted = self._admit(Wanted("prefetch", look_up, lambda _: 0, None))
+        admitted = self._admit(Wanted(look_up))
         lease = admitted.lease
         try:
             for arrival in (*lease.arrivals.values(), *lease.awaited):
@@ -272,9 +272,7 @@ def _wanted(slot: Slot, replay: Replay, request: Request, memory: Memory) -> Wan
     plan = replay.plan
     staged = stage(plan, request.inputs)
     look_up = partial(gather, plan, request.inputs, staged, find=memory.find, ranges=memory.ranges)
-    return Wanted(
-        f"kTask {plan.task.label!r}", look_up, lambda inputs: replay.layout(inputs.resident).nbytes, slot.number
-    )
+    return Wanted(look_up, plan.task, slot.number, replay.layout)
 
 
 def _loaded(lease: Lease, memory: Memory) -> tuple[bytes, ...]:

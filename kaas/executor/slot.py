@@ -11,6 +11,7 @@ from kaas.executor.device import Device, GraphInstance
 from kaas.executor.inputs import Inputs
 from kaas.executor.kernels import Kernels
 from kaas.executor.memory import Arena, Lease
+from kaas.executor.outlet import Outlet
 from kaas.executor.plan import Plan, make_plan
 from kaas.executor.replay import Placement, Replay
 from kaas.graph import KTask
@@ -37,6 +38,7 @@ class Slot:
         self.kernels = Kernels(device)
         self.replays: dict[str, Replay] = {}
         self._device = device
+        self._outlet = Outlet(device, self.stream)
         self._client: str | None = None
         self._tables: tuple[Placement, list[bytes]] | None = None
 
@@ -94,18 +96,19 @@ class Slot:
     def copy_out(self, plan: Plan, addresses: list[int]) -> Outputs:
         """Waits for everything and gives the outputs."""
         outputs: Outputs = {}
+        targets: list[tuple[int, np.ndarray[Any, Any]]] = []
         for index in plan.outputs:
             buffer = plan.buffers[index]
-            # Bytes, since bfloat16 and float8 arrays have no buffer protocol.
             data = np.empty(buffer.nbytes, np.uint8)
-            self.stream.copy_out(data, addresses[index], buffer.nbytes)
+            targets.append((addresses[index], data))
             outputs[buffer.name] = data.view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
-        self.stream.synchronize()
+        self._outlet.copy(targets)
         return outputs
 
     def close(self) -> None:
         while self.replays:
             self.replays.popitem()[1].close()
+        self._outlet.close()
         self.stream.close()
         self.kernels.close()
 

@@ -1,0 +1,105 @@
+"""Outputs on their way to the host: in pieces, through page-locked memory that is used again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas import softgpu
+from kaas.errors import DeviceError, OutOfDeviceMemory
+from kaas.executor import outlet
+from kaas.executor.device import Device, Stream
+from kaas.executor.executor import Executor, Request, Source
+from tests.executor.conftest import MakeExecutor
+
+CHUNK_BYTES = 1024
+SIZES = (0, 4, 1024, 1028, 2048, 3000 * 4, 5 * 1024)
+"""Bytes of the outputs: nothing, one piece or less, many, with and without a rest."""
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlet, "CHUNK_BYTES", CHUNK_BYTES)
+
+
+def doubled(library: kaas.Library) -> tuple[kaas.KTask, dict[str, Source], dict[str, Any]]:
+    """A kTask that doubles arrays of all these sizes, with its inputs and outputs."""
+    kernels, sources, expected = [], {}, {}
+    for number, nbytes in enumerate(SIZES):
+        n = nbytes // 4
+        x, y = kaas.Buffer(f"x{number}", n, "int32"), kaas.Buffer(f"y{number}", n, "int32")
+        args: list[Any] = [kaas.In(x), kaas.Out(y), kaas.i32(2), kaas.i32(n)]
+        kernels.append(kaas.Kernel(library, "scale", -(-n // 128) or 1, 128, args))
+        sources[x.name] = Source(np.arange(number, number + n, dtype=np.int32))
+        expected[y.name] = 2 * np.arange(number, number + n, dtype=np.int32)
+    return kaas.KTask(kernels, list(expected)), sources, expected
+
+
+def check(executor: Executor, library: kaas.Library) -> None:
+    task, sources, expected = doubled(library)
+    result = executor.run(Request(task, sources, {}))
+    assert list(result.outputs) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(result.outputs[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_outputs_of_all_sizes(make_executor: MakeExecutor, library: kaas.Library, seed: int | None) -> None:
+    executor = make_executor(1 << 20)
+    softgpu.set_strict(seed)
+    try:
+        for _ in range(3):
+            check(executor, library)
+    finally:
+        softgpu.set_strict(None)
+
+
+def test_pieces_take_the_same_two_chunks(
+    make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(1 << 20)
+    sizes: list[int] = []
+    allocate = Device.allocate_host
+
+    def counted(device: Device, nbytes: int) -> Any:
+        sizes.append(nbytes)
+        return allocate(device, nbytes)
+
+    monkeypatch.setattr(Device, "allocate_host", counted)
+    for _ in range(3):
+        check(executor, library)
+    assert sizes == [CHUNK_BYTES] * 2
+
+
+def test_without_lockable_memory(
+    make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(1 << 20)
+
+    def refuse(*_: Any) -> None:
+        raise OutOfDeviceMemory("no more", call="cuMemHostAlloc", code=2, code_name="CUDA_ERROR_OUT_OF_MEMORY")
+
+    monkeypatch.setattr(Device, "allocate_host", refuse)
+    check(executor, library)
+
+
+def test_what_a_failure_left_on_its_way_reaches_nobody(
+    make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(1 << 20)
+    copy_out, copies = Stream.copy_out, 0
+
+    def refuse(stream: Stream, *args: Any) -> None:
+        nonlocal copies
+        copies += 1
+        if copies == 8:  # in the middle of the large ones
+            raise DeviceError("not today", call="cuMemcpyDtoHAsync", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
+        copy_out(stream, *args)
+
+    monkeypatch.setattr(Stream, "copy_out", refuse)
+    with pytest.raises(DeviceError, match="not today"):
+        check(executor, library)
+    check(executor, library)
