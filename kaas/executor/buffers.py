@@ -9,41 +9,50 @@ from kaas.executor.device import Device, HostMemory
 class HostBuffers:
     """Buffers that nobody uses, by size, for those who want one of just that size.
 
+    To unlock pages, as to lock them, takes a driver long, and it may wait for the device: what has to leave is only set
+    aside here, to be closed where nobody waits for it.
+
     Fields:
-        idle_bytes: what they take together.
+        idle_bytes: of the buffers that may be taken. leaving: those that may not any more.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._idle: dict[int, list[HostMemory]] = {}
         self.idle_bytes = 0
+        self.leaving: list[HostMemory] = []
 
     def take(self, nbytes: int, idle_bytes: int) -> HostMemory | None:
         """A buffer; None if the driver locks no more memory. idle_bytes: so much may lie here unused afterwards."""
         same = self._idle.get(nbytes)
         if same:
-            buffer = same.pop()
-            if not same:
-                del self._idle[nbytes]
             self.idle_bytes -= nbytes
-            return buffer
+            return self._pop(nbytes)
         self.trim(idle_bytes)
-        for _ in range(2):
-            try:
-                return self._device.allocate_host(nbytes)
-            except OutOfDeviceMemory:
-                self.trim(0)
-        return None
+        try:
+            return self._device.allocate_host(nbytes)
+        except OutOfDeviceMemory:
+            return None
 
     def give(self, buffer: HostMemory) -> None:
         self._idle.setdefault(buffer.nbytes, []).append(buffer)
         self.idle_bytes += buffer.nbytes
 
     def trim(self, keep_bytes: int) -> None:
-        """Gives memory back to the driver, those sizes first that were not given for the longest time."""
+        """Sets aside what is too much, sizes first of which there have been buffers for the longest time."""
         while self.idle_bytes > keep_bytes:
-            size = next(iter(self._idle))
-            self._idle[size].pop().close()
-            self.idle_bytes -= size
-            if not self._idle[size]:
-                del self._idle[size]
+            buffer = self._pop(next(iter(self._idle)))
+            self.idle_bytes -= buffer.nbytes
+            self.leaving.append(buffer)
+
+    def take_leaving(self) -> list[HostMemory]:
+        """What has been set aside, for the caller to close."""
+        leaving, self.leaving = self.leaving, []
+        return leaving
+
+    def _pop(self, nbytes: int) -> HostMemory:
+        same = self._idle[nbytes]
+        buffer = same.pop()
+        if not same:
+            del self._idle[nbytes]
+        return buffer

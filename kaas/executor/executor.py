@@ -105,7 +105,9 @@ class Executor:
             InputFailed, NotContiguous, RequestTooLarge, OutOfDeviceMemory, DeviceLost
         """
         with self._entered:
-            return self._load(sources, pin)
+            stats = self._load(sources, pin)
+            self._tidy()
+            return stats
 
     def unpin(self, keys: Iterable[bytes] | None = None) -> None:
         """These objects, or all that are pinned, may leave the device again, as all others."""
@@ -116,10 +118,12 @@ class Executor:
 
     def flush(self, keys: Iterable[bytes] | None = None) -> tuple[bytes, ...]:
         """Forgets these objects, or all, but for pinned ones; gives the keys of those that were on the device."""
-        with self._entered, self._gate.lock:
-            self._gate.check()
-            left = self._memory.flush(keys)
-            self._gate.notify()
+        with self._entered:
+            with self._gate.lock:
+                self._gate.check()
+                left = self._memory.flush(keys)
+                self._gate.notify()
+            self._tidy()
             return left
 
     def run(self, request: Request, slot: int | None = None) -> Result:
@@ -136,9 +140,11 @@ class Executor:
         with self._entered:
             taken = self._slots.take(slot, request.task.key)
             try:
-                return self._run(taken, request)
+                result = self._run(taken, request)
             finally:
                 self._slots.give(taken)
+            self._tidy()
+            return result
 
     def close(self) -> None:
         """Gives everything back, once what runs has ended. Of a lost device there is nothing to give back: its process
@@ -237,6 +243,14 @@ class Executor:
             if pin:
                 self._memory.hold(admitted.inputs.objects)
             self._gate.notify()
+
+    def _tidy(self) -> None:
+        """Closes page-locked memory that has to leave, which may take long."""
+        if self._memory.buffers.leaving:
+            with self._gate.lock:
+                leaving = self._memory.buffers.take_leaving()
+            for buffer in leaving:
+                buffer.close()
 
     def _give_back(self, lease: Lease) -> None:
         if lease.loaded:

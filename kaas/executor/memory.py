@@ -57,7 +57,7 @@ class Memory:
     `device.current()`, and by one thread at a time.
 
     Fields:
-        arenas: by slot. leases: how many are out.
+        arenas: by slot. buffers: of the host tier. leases: how many are out.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Memory:
         self.leases = 0
         self._device = device
         self._pool = device.pool()
-        self._buffers = HostBuffers(device)
+        self.buffers = HostBuffers(device)
         self._arrivals = Arrivals()
 
     def find(self, key: bytes) -> CachedObject | HostObject | None:
@@ -95,7 +95,8 @@ class Memory:
         """Room for a request: everything it needs, or a shortage, and then nothing has changed.
 
         Raises:
-            OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected.
+            OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected, and
+                nobody else holds any of it.
         """
         lease = self._try(inputs, slot, arena_bytes)
         if isinstance(lease, OutOfDeviceMemory):
@@ -105,7 +106,9 @@ class Memory:
             tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + free_bytes)
             lease = self._try(inputs, slot, arena_bytes)
             if isinstance(lease, OutOfDeviceMemory):
-                raise lease
+                if not self.leases:
+                    raise lease
+                return Shortage(lease.needed_bytes)
         if isinstance(lease, Lease):
             self.leases += 1
         return lease
@@ -144,7 +147,7 @@ class Memory:
         left = tuple(dict.fromkeys(map(self.object_of, cached)))
         self._free(cached, hosted)
         if keys is None:
-            self._buffers.trim(0)
+            self.buffers.trim(0)
         return left
 
     def close(self) -> None:
@@ -155,7 +158,9 @@ class Memory:
             hosted.memory.close()
         for arena in self.arenas:
             self._resize(arena, 0)
-        self._buffers.trim(0)
+        self.buffers.trim(0)
+        for buffer in self.buffers.take_leaving():
+            buffer.close()
         self._arrivals.close()
         self._pool.close()
 
@@ -169,7 +174,7 @@ class Memory:
         for there in cached.values():
             self._pool.free(there.address)
         for on_host in hosted.values():
-            self._buffers.give(on_host.memory)
+            self.buffers.give(on_host.memory)
         if cached:
             self._pool.settle()
         self._forget_parts((*cached, *hosted))
@@ -210,7 +215,7 @@ class Memory:
             self._pool.free(there[key].address)
             lease.evicted.append(key)
         for key in reservation.host_victims:
-            self._buffers.give(on_host[key].memory)
+            self.buffers.give(on_host[key].memory)
             lease.host_evicted.append(key)
         for slot in reservation.arenas_freed:
             self._resize(self.arenas[slot], 0)
@@ -243,9 +248,10 @@ class Memory:
         missing = lease.reservation.host_loads.keys() - lease.host_loaded.keys()
         missing_bytes = sum(lease.reservation.host_loads[key] for key in missing)
         used_bytes = tier.reserved_bytes - missing_bytes
-        buffer = self._buffers.take(nbytes, max(0, tier.capacity_bytes - tier.reserved_bytes))
+        buffer = self.buffers.take(nbytes, max(0, tier.capacity_bytes - tier.reserved_bytes))
         if buffer is None:
-            tier.capacity_bytes = used_bytes
+            tier.capacity_bytes = used_bytes + self.buffers.idle_bytes
+            self.buffers.trim(0)
         return buffer
 
     def _settle(self, lease: Lease, inputs: Inputs) -> None:
@@ -266,7 +272,7 @@ class Memory:
         for loaded in lease.loaded.values():
             self._pool.free(loaded.address)
         for hosted in lease.host_loaded.values():
-            self._buffers.give(hosted.memory)
+            self.buffers.give(hosted.memory)
         self._pool.settle()
         self.cache.abort(
             reservation,

@@ -174,4 +174,4 @@ def test_side_by_side(crowded: Executor, library: kaas.Library, data: st.DataObj
     cache, memory = crowded.cache, crowded._memory
     assert (cache.pinned, memory.leases) == (frozenset(), 0)
     assert memory._pool.used_bytes() == cache.used_bytes <= 12 << 10
-    assert cache.host.reserved_bytes + memory._buffers.idle_bytes <= 4 << 10
+    assert cache.host.reserved_bytes + memory.buffers.idle_bytes <= 4 << 10

@@ -13,7 +13,7 @@ import pytest
 import kaas
 from kaas import softgpu
 from kaas.errors import DeviceError, DeviceLost, InputFailed, OutOfDeviceMemory
-from kaas.executor.device import Stream
+from kaas.executor.device import HostMemory, Stream
 from kaas.executor.executor import Executor, Request, Result, Source
 from kaas.executor.gate import Gate
 from kaas.executor.slot import Slot
@@ -496,7 +496,7 @@ def test_clients_in_two_slots_never_see_each_others_bytes(
         softgpu.set_strict(None)
 
 
-@pytest.mark.parametrize("at", ["copy_in", "launch", "copy_out", "host", "device"])
+@pytest.mark.parametrize("at", ["copy_in", "launch", "copy_out", "host"])
 def test_a_failure_leaves_the_other_slot_alone(
     make_executor: MakeExecutor,
     task: kaas.KTask,
@@ -511,25 +511,78 @@ def test_a_failure_leaves_the_other_slot_alone(
     first = threads.submit(executor.run, request(task, 8, 9), 0)
     stop.reached()
     before = state(executor)
-    error: Exception = DeviceError("not today", call="cuCall", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
 
     def refuse(*_: Any) -> None:
-        raise error
+        raise DeviceError("not today", call="cuCall", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
 
     with monkeypatch.context() as patched:
-        if at == "device":
-            softgpu.inject(softgpu.Fault("out_of_memory", rate=1.0), 1)
-            error = OutOfDeviceMemory("")
-        elif at == "host":
+        if at == "host":
             patched.setattr("kaas.executor.buffers.HostBuffers.take", refuse)
         else:
             patched.setattr(Slot, at, refuse)
-        try:
-            with pytest.raises(type(error)):
-                executor.run(request(task, 1, 3), 1)
-        finally:
-            softgpu.forgive()
+        with pytest.raises(DeviceError, match="not today"):
+            executor.run(request(task, 1, 3), 1)
     assert state(executor) == before
     check(threads.submit(executor.run, request(task, 3, 1), 1), 4)
     stop.go_on()
     check(first, 17)
+
+
+def test_a_driver_without_memory_is_asked_again_when_others_have_ended(
+    make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, stop: Stop, waits: Waits
+) -> None:
+    executor = make_executor(64 * KIB, slots=2)
+    first = threads.submit(executor.run, request(task, 1, 2), 0)
+    stop.reached()
+    before = state(executor)
+    softgpu.inject(softgpu.Fault("out_of_memory", rate=1.0), 1)
+    try:
+        second = threads.submit(executor.run, request(task, 3, 4), 1)
+        waits.one_more()
+        assert state(executor) == before
+        softgpu.forgive()
+        stop.go_on()
+        check(first, 3)
+        check(second, 7)
+        before = state(executor)
+        softgpu.inject(softgpu.Fault("out_of_memory", rate=1.0), 1)
+        with pytest.raises(OutOfDeviceMemory):  # nobody runs who could give any back
+            executor.run(request(task, 5, 6))
+    finally:
+        softgpu.forgive()
+    assert state(executor) == before
+
+
+def test_page_locked_memory_of_other_sizes_makes_room(make_executor: MakeExecutor) -> None:
+    executor = make_executor(64 * KIB, 8 * KIB)
+    buffers = executor._memory.buffers
+    for n in (1, 7, 3, 5, 1, 2, 8, 4, 1):
+        executor.load([Source(array(n, n * N), key=b"%d" % n)])
+        executor.flush([b"%d" % n])
+        host = executor.cache.host
+        assert (host.reserved_bytes, buffers.leaving) == (0, [])
+        assert buffers.idle_bytes <= 8 * KIB
+        assert n * KIB in buffers._idle, "it is kept for the next of its size"
+    executor.flush()
+    assert (buffers.idle_bytes, buffers.leaving) == (0, [])
+
+
+def test_pages_are_unlocked_while_nobody_waits_for_it(
+    make_executor: MakeExecutor, threads: ThreadPoolExecutor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(64 * KIB, 2 * KIB, slots=2)
+    unlocking, go_on = threading.Event(), threading.Event()
+    close = HostMemory.close
+
+    def slow(memory: HostMemory) -> None:
+        unlocking.set()
+        assert go_on.wait(PATIENCE_S)
+        close(memory)
+
+    executor.load([Source(array(9, 2 * N), key=b"large")])
+    monkeypatch.setattr(HostMemory, "close", slow)
+    first = threads.submit(executor.load, [source(1)])
+    assert unlocking.wait(PATIENCE_S)
+    check(threads.submit(executor.run, request(task, 1, 2)), 3)
+    go_on.set()
+    first.result(PATIENCE_S)
