@@ -528,12 +528,13 @@ class GraphInstance:
         self._nodes = nodes
 
     def set_parameters(self, indices: Iterable[int], blocks: Sequence[ParameterBlock]) -> None:
-        """Gives the launches with these indices the parameters that their blocks hold now."""
+        """Gives the launches with these indices the parameters that their blocks hold now; in a graph that repeats the
+        launches of the blocks, all their repetitions."""
         for index in indices:
-            status = driver.cuGraphExecKernelNodeSetParams(self.handle, self._nodes[index], blocks[index].node_params)[
-                0
-            ]
-            check("cuGraphExecKernelNodeSetParams", status)
+            params = blocks[index].node_params
+            for node in self._nodes[index :: len(blocks)]:
+                status = driver.cuGraphExecKernelNodeSetParams(self.handle, node, params)[0]
+                check("cuGraphExecKernelNodeSetParams", status)
 
     def launch(self, stream: Stream, times: int = 1) -> None:
         for _ in range(times):

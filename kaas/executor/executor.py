@@ -171,10 +171,10 @@ class Executor:
             slot.enter(request.client)
             placement = replay.place(inputs.resident, slot.arena.address)
             addresses = slot.copy_in(plan, placement, inputs, lease)
-            instance = replay.bind(Values(placement, addresses, scalars))
+            launches = replay.bind(Values(placement, addresses, scalars), iterations)
             copied = perf_counter()
 
-            slot.launch(instance, iterations)
+            slot.launch(launches)
             outputs = slot.copy_out(plan, addresses)
         except DeviceLost:
             raise
