@@ -481,7 +481,7 @@ class Launch:
 class ParameterBlock:
     """Host memory for one launch's parameters, in the form in which the driver takes them over again and again."""
 
-    __slots__ = ("_pointers", "memory", "node_params")
+    __slots__ = ("_launch", "_pointers", "memory", "node_params")
 
     def __init__(self, launch: Launch, initial: bytes) -> None:
         self.memory = bytearray(initial or b"\0")
@@ -496,6 +496,16 @@ class ParameterBlock:
         params.kernelParams = ctypes.addressof(self._pointers)
         params.extra = 0
         self.node_params = params
+        self._launch = launch
+
+    def launch(self, stream: Stream) -> None:
+        """Launches it alone, without a graph."""
+        what = self._launch
+        function, pointers = what.function.handle, ctypes.addressof(self._pointers)
+        status = driver.cuLaunchKernel(
+            function, *what.grid, *what.block, what.shared_bytes, stream.handle, pointers, 0
+        )[0]
+        check("cuLaunchKernel", status)
 
 
 class Graph:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kaas.executor.arena import Layout
-from kaas.executor.device import Device, Graph, GraphInstance
+from kaas.executor.device import Device, Graph, GraphInstance, Stream, Watch
 from kaas.executor.plan import Plan
+from kaas.executor.profile import KernelTime, launch_timed
 
 T = TypeVar("T")
 
@@ -28,6 +29,9 @@ MAX_CHAIN_KERNELS = 128
 """What a chain has at most: its launch is then dear beside its kernels no longer, however little these do."""
 
 _MAX_LAYOUTS = 16
+
+_WATCHES = 32
+"""Launches that a profiled request has under way at once."""
 
 _write_address = struct.Struct("<Q").pack_into
 
@@ -63,6 +67,7 @@ class Replay:
     def __init__(self, plan: Plan, device: Device) -> None:
         self.plan = plan
         self._device = device
+        self._watches: list[Watch] = []
         self._chains = {1: _Chain(plan, device.graph(), 1)}
         self._layouts: dict[int, Layout] = {}
         self._placements: dict[int, Placement] = {}
@@ -90,11 +95,25 @@ class Replay:
     def bind(self, values: Values, iterations: int = 1) -> Launches:
         """What runs the kernels so many times with these values."""
         if iterations == 1:
-            return [(self._chains[1].bind(values), 1)]
+            return [(self._chains[1].bind(values).graph, 1)]
         parts = split(iterations, len(self.plan.launches))
-        return [(self._chain(length).bind(values), times) for length, times in parts]
+        return [(self._chain(length).bind(values).graph, times) for length, times in parts]
+
+    def profile(self, values: Values, stream: Stream, iterations: int = 1) -> tuple[KernelTime, ...]:
+        """Runs the kernels so many times with these values, without the graph, and says how long each took."""
+        if not self._watches:
+            self._watches = [Watch() for _ in range(_WATCHES)]
+        blocks = self._chains[1].bind(values).blocks
+        kernels = self.plan.task.kernels
+        times = launch_timed(blocks, iterations, stream, self._watches)
+        return tuple(
+            KernelTime(kernel.symbol, index, seconds, iterations)
+            for index, (kernel, seconds) in enumerate(zip(kernels, times, strict=True))
+        )
 
     def close(self) -> None:
+        while self._watches:
+            self._watches.pop().close()
         while self._chains:
             self._chains.popitem()[1].close()
 
@@ -127,13 +146,13 @@ class _Chain:
         self._instances: list[_Instance] = []
         _build(plan, graph, length)
 
-    def bind(self, values: Values) -> GraphInstance:
+    def bind(self, values: Values) -> _Instance:
         """An instance whose launches have these values: the one that differs least from them, re-pointed."""
         best: tuple[_Instance, _Changes] | None = None
         for instance in self._instances:
             changes = instance.changes(values)
             if not changes.patches:
-                return instance.graph
+                return instance
             if best is None or changes.patches < best[1].patches:
                 best = instance, changes
         if len(self._instances) < MAX_INSTANCES:
@@ -143,7 +162,7 @@ class _Chain:
         assert best is not None
         instance, changes = best
         instance.point(values, changes)
-        return instance.graph
+        return instance
 
     def close(self) -> None:
         for instance in self._instances:
@@ -181,13 +200,13 @@ class _Instance:
     """A graph instance, with the parameters of its launches in host memory, where they are changed in place; those of
     all iterations are the same."""
 
-    __slots__ = ("_blocks", "_memories", "_plan", "_values", "graph")
+    __slots__ = ("_memories", "_plan", "_values", "blocks", "graph")
 
     def __init__(self, plan: Plan, graph: GraphInstance) -> None:
         self.graph = graph
         self._plan = plan
-        self._blocks = plan.parameter_blocks()
-        self._memories = [block.memory for block in self._blocks]
+        self.blocks = plan.parameter_blocks()
+        self._memories = [block.memory for block in self.blocks]
         self._values: Values | None = None
 
     def changes(self, values: Values) -> _Changes:
@@ -222,7 +241,7 @@ class _Instance:
             for launch, at, _ in self._plan.scalar_patches[index]:
                 memories[launch][at : at + len(data)] = data
                 launches.add(launch)
-        self.graph.set_parameters(launches, self._blocks)
+        self.graph.set_parameters(launches, self.blocks)
         self._values = values
 
 

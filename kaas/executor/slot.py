@@ -12,7 +12,8 @@ from kaas.executor.inputs import Inputs
 from kaas.executor.kernels import Kernels
 from kaas.executor.memory import Arena, Lease
 from kaas.executor.plan import Plan, make_plan
-from kaas.executor.replay import Launches, Placement, Replay
+from kaas.executor.profile import KernelTime
+from kaas.executor.replay import Launches, Placement, Replay, Values
 from kaas.graph import KTask
 
 Outputs = dict[str, np.ndarray[Any, Any]]
@@ -91,6 +92,13 @@ class Slot:
         for instance, times in launches:
             instance.launch(self.stream, times)
         self.stream.kernels.stop(self.stream)
+
+    def profile(self, replay: Replay, values: Values, iterations: int) -> tuple[KernelTime, ...]:
+        """Runs the kernels one by one, all between two events, and each between two of its own."""
+        self.stream.kernels.start(self.stream)
+        times = replay.profile(values, self.stream, iterations)
+        self.stream.kernels.stop(self.stream)
+        return times
 
     def copy_out(self, plan: Plan, addresses: list[int]) -> Outputs:
         """Waits for everything and gives the outputs."""

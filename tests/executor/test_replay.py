@@ -122,14 +122,17 @@ if sys.argv[2] == "cancel":
 else:
     softgpu.inject(softgpu.Fault(sys.argv[2], at=100_000))
 try:
-    executor.run(Request(kaas.KTask([empty], [b], iterations=1 << 40), {}, {}))
+    executor.run(Request(kaas.KTask([empty], [b], iterations=1 << 40), {}, {}, profile=sys.argv[3] == "profile"))
 except DeviceLost as error:
     print(error is executor.lost)
 """
 
 
-@pytest.mark.parametrize("how", ["cancel", "launch_failure", "device_lost"])
-def test_endlessly_many_iterations_end_with_their_device(how: str) -> None:
-    command = [sys.executable, "-c", ENDING, str(KERNELS / "simple.ptx"), how]
+@pytest.mark.parametrize(
+    ("how", "run"),
+    [("cancel", "graph"), ("launch_failure", "graph"), ("device_lost", "graph"), ("launch_failure", "profile")],
+)
+def test_endlessly_many_iterations_end_with_their_device(how: str, run: str) -> None:
+    command = [sys.executable, "-c", ENDING, str(KERNELS / "simple.ptx"), how, run]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
