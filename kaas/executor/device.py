@@ -521,8 +521,13 @@ class Graph:
         node = call(driver.cuGraphAddKernelNode, self._handle, dependencies, len(dependencies), block.node_params)
         self._nodes.append(node)
 
-    def instantiate(self) -> GraphInstance:
-        return GraphInstance(call(driver.cuGraphInstantiate, self._handle, 0), self._nodes)
+    def instantiate(self, launches: int) -> GraphInstance:
+        """
+        Args:
+            launches: how many of the launches differ; they come again and again in the graph, always in this order.
+        """
+        repeated = [self._nodes[index::launches] for index in range(launches)]
+        return GraphInstance(call(driver.cuGraphInstantiate, self._handle, 0), repeated)
 
     def close(self) -> None:
         call(driver.cuGraphDestroy, self._handle)
@@ -533,16 +538,15 @@ class GraphInstance:
 
     __slots__ = ("_nodes", "handle")
 
-    def __init__(self, handle: Any, nodes: Sequence[Any]) -> None:
+    def __init__(self, handle: Any, nodes: Sequence[Sequence[Any]]) -> None:
         self.handle = handle
         self._nodes = nodes
 
     def set_parameters(self, indices: Iterable[int], blocks: Sequence[ParameterBlock]) -> None:
-        """Gives the launches with these indices the parameters that their blocks hold now; in a graph that repeats the
-        launches of the blocks, all their repetitions."""
+        """Gives the launches with these indices, wherever they come, the parameters that their blocks hold now."""
         for index in indices:
             params = blocks[index].node_params
-            for node in self._nodes[index :: len(blocks)]:
+            for node in self._nodes[index]:
                 status = driver.cuGraphExecKernelNodeSetParams(self.handle, node, params)[0]
                 check("cuGraphExecKernelNodeSetParams", status)
 

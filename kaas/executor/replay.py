@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kaas.executor.arena import Layout
 from kaas.executor.device import Device, Graph, GraphInstance, Stream, Watch
@@ -52,9 +52,11 @@ class Placement:
     addresses: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Values:
-    """What a request gives a plan's launches: addresses as in its Placement, but with none left open, and scalars."""
+class Values(NamedTuple):
+    """What a request gives a plan's launches: addresses as in its Placement, but with none left open, and scalars.
+
+    A tuple, since warm requests make one each.
+    """
 
     placement: Placement
     addresses: list[int]
@@ -151,12 +153,12 @@ class _Chain:
         best: tuple[_Instance, _Changes] | None = None
         for instance in self._instances:
             changes = instance.changes(values)
-            if not changes.patches:
+            if changes is _NO_CHANGES:
                 return instance
             if best is None or changes.patches < best[1].patches:
                 best = instance, changes
         if len(self._instances) < MAX_INSTANCES:
-            instance = _Instance(self._plan, self._graph.instantiate())
+            instance = _Instance(self._plan, self._graph.instantiate(len(self._plan.launches)))
             self._instances.append(instance)
             best = instance, instance.changes(values)
         assert best is not None
@@ -187,13 +189,15 @@ def _build(plan: Plan, graph: Graph, length: int) -> None:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Changes:
+class _Changes(NamedTuple):
     """What would have to change in an instance: indices of addresses and of scalars, and in how many places."""
 
     addresses: Sequence[int]
     scalars: Sequence[int]
     patches: int
+
+
+_NO_CHANGES = _Changes((), (), 0)
 
 
 class _Instance:
@@ -211,6 +215,8 @@ class _Instance:
 
     def changes(self, values: Values) -> _Changes:
         plan, old = self._plan, self._values
+        if old is not None and old.addresses == values.addresses and old.scalars == values.scalars:
+            return _NO_CHANGES
         if old is None:
             addresses: Sequence[int] = range(len(values.addresses))
             scalars: Sequence[int] = range(len(values.scalars))
