@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +17,9 @@ from kaas import draw
 from kaas.dtypes import is_integer_kind
 from kaas.errors import InvalidRequest, KaasError
 from kaas.graph import KTask
+
+if TYPE_CHECKING:
+    from kaas.executor.profile import KernelTime
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
@@ -83,13 +87,15 @@ def run(
     scalars: Annotated[list[str] | None, typer.Option("--scalar", help="name=value")] = None,
     output: Annotated[Path | None, typer.Option(file_okay=False, help="folder for the outputs, as name.npy")] = None,
     local: Annotated[bool, typer.Option("--local/--ray", help="in this process, or through a pool on Ray")] = True,
+    profile: Annotated[bool, typer.Option("--profile", help="kernel by kernel, without the graph; local only")] = False,
 ) -> None:
-    """Run a kTask and print how long its stages took."""
-
+    """Run a kTask and print how long its stages, or its kernels, took."""
+    if profile and not local:
+        raise InvalidRequest("--profile runs in this process: it does not go with --ray")
     task = _load(task_file)
     arrays = {name: _read(Path(path)) for name, path in _pairs(inputs, "--input").items()}
     values = {name: _scalar(task, name, text) for name, text in _pairs(scalars, "--scalar").items()}
-    outputs, stages = (_run_here if local else _run_on_ray)(task, arrays, values)
+    outputs, stages, kernels = _run_here(task, arrays, values, profile) if local else _run_on_ray(task, arrays, values)
     for name, array in outputs.items():
         console.print(f"{escape(name)}: {array.dtype}{escape(str(list(array.shape)))}")
         if output is not None:
@@ -98,16 +104,19 @@ def run(
     for stage, seconds in stages.items():
         table.add_row(stage, f"{seconds * 1e3:.3f}")
     console.print(table)
+    if kernels:
+        console.print(_kernel_table(kernels))
 
 
-Outcome = tuple[Mapping[str, Any], Mapping[str, float]]
+Outcome = tuple[Mapping[str, Any], Mapping[str, float], tuple["KernelTime", ...]]
+"""Outputs, seconds of each stage, what each kernel took."""
 
 
-def _run_here(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any]) -> Outcome:
+def _run_here(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any], profile: bool) -> Outcome:
     from kaas.executor import local
 
-    result = local.run(task, arrays, scalars=scalars)
-    return result.outputs, result.stats.stages
+    result = local.run(task, arrays, scalars=scalars, profile=profile)
+    return result.outputs, result.stats.stages, result.stats.kernels
 
 
 def _run_on_ray(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any]) -> Outcome:
@@ -123,7 +132,22 @@ def _run_on_ray(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, An
     finally:
         if opened:
             api.shutdown()
-    return outputs, stages
+    return outputs, stages, ()
+
+
+def _kernel_table(kernels: Sequence[KernelTime]) -> Table:
+    """What all launches of each symbol took together, the dearest first."""
+    launches: defaultdict[str, int] = defaultdict(int)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for kernel in kernels:
+        launches[kernel.symbol] += kernel.launches
+        seconds[kernel.symbol] += kernel.seconds
+    total_s = sum(seconds.values()) or 1.0
+    table = Table("kernel", "launches", "milliseconds", "share", title="one by one, without the graph")
+    for symbol in sorted(seconds, key=seconds.__getitem__, reverse=True):
+        took_s = seconds[symbol]
+        table.add_row(escape(symbol), str(launches[symbol]), f"{took_s * 1e3:.3f}", f"{took_s / total_s:.1%}")
+    return table
 
 
 def _load(path: Path) -> KTask:

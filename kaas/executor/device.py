@@ -481,7 +481,7 @@ class Launch:
 class ParameterBlock:
     """Host memory for one launch's parameters, in the form in which the driver takes them over again and again."""
 
-    __slots__ = ("_pointers", "memory", "node_params")
+    __slots__ = ("_launch", "_pointers", "memory", "node_params")
 
     def __init__(self, launch: Launch, initial: bytes) -> None:
         self.memory = bytearray(initial or b"\0")
@@ -496,6 +496,16 @@ class ParameterBlock:
         params.kernelParams = ctypes.addressof(self._pointers)
         params.extra = 0
         self.node_params = params
+        self._launch = launch
+
+    def launch(self, stream: Stream) -> None:
+        """Launches it alone, without a graph."""
+        what = self._launch
+        function, pointers = what.function.handle, ctypes.addressof(self._pointers)
+        status = driver.cuLaunchKernel(
+            function, *what.grid, *what.block, what.shared_bytes, stream.handle, pointers, 0
+        )[0]
+        check("cuLaunchKernel", status)
 
 
 class Graph:
@@ -511,8 +521,13 @@ class Graph:
         node = call(driver.cuGraphAddKernelNode, self._handle, dependencies, len(dependencies), block.node_params)
         self._nodes.append(node)
 
-    def instantiate(self) -> GraphInstance:
-        return GraphInstance(call(driver.cuGraphInstantiate, self._handle, 0), self._nodes)
+    def instantiate(self, launches: int) -> GraphInstance:
+        """
+        Args:
+            launches: how many of the launches differ; they come again and again in the graph, always in this order.
+        """
+        repeated = [self._nodes[index::launches] for index in range(launches)]
+        return GraphInstance(call(driver.cuGraphInstantiate, self._handle, 0), repeated)
 
     def close(self) -> None:
         call(driver.cuGraphDestroy, self._handle)
@@ -523,17 +538,17 @@ class GraphInstance:
 
     __slots__ = ("_nodes", "handle")
 
-    def __init__(self, handle: Any, nodes: Sequence[Any]) -> None:
+    def __init__(self, handle: Any, nodes: Sequence[Sequence[Any]]) -> None:
         self.handle = handle
         self._nodes = nodes
 
     def set_parameters(self, indices: Iterable[int], blocks: Sequence[ParameterBlock]) -> None:
-        """Gives the launches with these indices the parameters that their blocks hold now."""
+        """Gives the launches with these indices, wherever they come, the parameters that their blocks hold now."""
         for index in indices:
-            status = driver.cuGraphExecKernelNodeSetParams(self.handle, self._nodes[index], blocks[index].node_params)[
-                0
-            ]
-            check("cuGraphExecKernelNodeSetParams", status)
+            params = blocks[index].node_params
+            for node in self._nodes[index]:
+                status = driver.cuGraphExecKernelNodeSetParams(self.handle, node, params)[0]
+                check("cuGraphExecKernelNodeSetParams", status)
 
     def launch(self, stream: Stream, times: int = 1) -> None:
         for _ in range(times):

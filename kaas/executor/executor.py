@@ -15,6 +15,7 @@ from kaas.executor.gate import Gate
 from kaas.executor.inputs import CachedObject, HostObject, Source, check_scalars, gather, gather_whole, stage
 from kaas.executor.memory import Lease, Memory
 from kaas.executor.plan import Plan
+from kaas.executor.profile import KernelTime
 from kaas.executor.ranges import WHOLE_OBJECT_BYTES
 from kaas.executor.replay import Replay, Values
 from kaas.executor.run import Request, Result, RunStats
@@ -177,10 +178,15 @@ class Executor:
             slot.enter(request.client)
             placement = replay.place(inputs.resident, slot.arena.address)
             addresses = slot.copy_in(plan, placement, inputs, lease)
-            instance = replay.bind(Values(placement, addresses, scalars))
+            values = Values(placement, addresses, scalars)
+            launches = None if request.profile else replay.bind(values, iterations)
             copied = perf_counter()
 
-            slot.launch(instance, iterations)
+            kernels: tuple[KernelTime, ...] = ()
+            if launches is None:
+                kernels = slot.profile(replay, values, iterations)
+            else:
+                slot.launch(launches)
             outputs = slot.copy_out(plan, addresses)
         except DeviceLost:
             raise
@@ -203,7 +209,8 @@ class Executor:
             "copy_out": max(0.0, waited_s - travel_s),
             "total": ended - started,
         }
-        return Result(outputs, RunStats(stages, tiers, _loaded(lease, self._memory), lease.left, kernels_s))
+        stats = RunStats(stages, tiers, _loaded(lease, self._memory), lease.left, kernels_s, kernels)
+        return Result(outputs, stats)
 
     def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
         memory = self._memory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kaas import softgpu
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from kaas.executor.executor import Executor, Result
     from kaas.executor.plan import Plan
+    from kaas.executor.profile import KernelTime
 
 _lock = threading.Lock()
 _executors: dict[tuple[str, int, int | None], Executor] = {}
@@ -28,6 +29,7 @@ def run_local(
     *,
     scalars: Mapping[str, Any] | None = None,
     device: Device | int | None = None,
+    profile: Callable[[tuple[KernelTime, ...]], object] | None = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Runs a kTask in this process and returns its outputs, in the order in which it lists them.
 
@@ -36,11 +38,16 @@ def run_local(
         scalars: by name.
         device: None is the first GPU or, where there is none, a software GPU; an int is the number of a device of that
             kind; a kaas.Device says which kind, and how much memory of it to use.
+        profile: the kernels run one by one, without the graph, and this is called with what each of them took: symbol,
+            index, seconds, launches. `profile=print` will do.
 
     Raises:
         KaasError: every kind that the kTask, the request or the device gives reason for.
     """
-    return run(task, inputs, scalars=scalars, device=device).outputs
+    result = run(task, inputs, scalars=scalars, device=device, profile=profile is not None)
+    if profile is not None:
+        profile(result.stats.kernels)
+    return result.outputs
 
 
 def run(
@@ -49,8 +56,9 @@ def run(
     *,
     scalars: Mapping[str, Any] | None = None,
     device: Device | int | None = None,
+    profile: bool = False,
 ) -> Result:
-    """As run_local; the result also has the stage times."""
+    """As run_local; the result also has the times of the stages and, with profile, those of the kernels."""
     from kaas.executor.executor import Request
 
     if not isinstance(task, KTask):
@@ -59,7 +67,7 @@ def run(
     check_names(task, given)
     encoded = encode_scalars(task, scalars)
     sources = {name: _source(value) for name, value in given.items()}
-    return executor_for(device).run(Request(task, sources, encoded))
+    return executor_for(device).run(Request(task, sources, encoded, profile=profile))
 
 
 def check(task: KTask, device: Device | int | None = None) -> Plan:

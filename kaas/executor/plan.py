@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kaas.arguments import POINTER_BYTES, Access, Buffer, Literal, Pointers, Scalar, Struct, argument_bytes
 from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
 from kaas.executor.arena import Layout, Order, Tenant, lay_out
-from kaas.executor.device import Function, Launch, Limits
+from kaas.executor.device import Function, Launch, Limits, ParameterBlock
 from kaas.executor.kernels import Kernels
 from kaas.graph import KTask
 from kaas.kernel import Kernel
@@ -66,6 +66,10 @@ class Plan:
         """The arena of a request. Bit i of resident: the input that is buffer i lies there, not in the cache."""
         cached = {index for index in self.inputs if not resident >> index & 1}
         return lay_out((tenant for tenant in self.tenants if tenant.index not in cached), self.order)
+
+    def parameter_blocks(self) -> list[ParameterBlock]:
+        """The parameters of each launch, in host memory of their own, with what is to be filled in not yet there."""
+        return [ParameterBlock(*each) for each in zip(self.launches, self.parameters, strict=True)]
 
     @property
     def private_mask(self) -> int:

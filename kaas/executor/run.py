@@ -9,18 +9,26 @@ from typing import Any
 import numpy as np
 
 from kaas.executor.inputs import Source
+from kaas.executor.profile import KernelTime
 from kaas.executor.tiers import TierUse
 from kaas.graph import KTask
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One invocation. scalars: as `kaas.request.encode_scalars` makes them; client: whose memory it leaves behind."""
+    """One invocation.
+
+    Fields:
+        scalars: as `kaas.request.encode_scalars` makes them.
+        client: whose memory it leaves behind.
+        profile: whether to run without the graph and tell how long each kernel took.
+    """
 
     task: KTask
     inputs: Mapping[str, Source]
     scalars: Mapping[str, bytes]
     client: str = ""
+    profile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,7 @@ class RunStats:
         tiers: of "device", "host" and "store", those where something happened.
         loaded, evicted: keys of objects of which something came to the device, and of which nothing is left there.
         device_s: seconds that the kernels took.
+        kernels: what each kernel took, in the kTask's order, if the request asked for it.
     """
 
     stages: dict[str, float]
@@ -40,6 +49,12 @@ class RunStats:
     loaded: tuple[bytes, ...]
     evicted: tuple[bytes, ...]
     device_s: float
+    kernels: tuple[KernelTime, ...] = ()
+
+    @property
+    def graph(self) -> bool:
+        """Whether the kernels ran as a graph: they do unless each is timed."""
+        return not self.kernels
 
     @property
     def hits(self) -> int:

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from kaas.dtypes import numpy_dtype
-from kaas.executor.device import Device, GraphInstance
+from kaas.executor.device import Device
 from kaas.executor.inputs import Inputs
 from kaas.executor.kernels import Kernels
 from kaas.executor.memory import Arena, Lease
 from kaas.executor.outlet import Outlet
 from kaas.executor.plan import Plan, make_plan
-from kaas.executor.replay import Placement, Replay
+from kaas.executor.profile import KernelTime
+from kaas.executor.replay import Launches, Placement, Replay, Values
 from kaas.graph import KTask
 
 Outputs = dict[str, np.ndarray[Any, Any]]
@@ -87,11 +88,19 @@ class Slot:
             stream.copy(addresses[index], objects[key].address + offset_bytes, plan.buffers[index].nbytes)
         return addresses
 
-    def launch(self, instance: GraphInstance, iterations: int) -> None:
-        """Submits the graph, once for each iteration, between two events."""
+    def launch(self, launches: Launches) -> None:
+        """Submits the kernels between two events."""
         self.stream.kernels.start(self.stream)
-        instance.launch(self.stream, iterations)
+        for instance, times in launches:
+            instance.launch(self.stream, times)
         self.stream.kernels.stop(self.stream)
+
+    def profile(self, replay: Replay, values: Values, iterations: int) -> tuple[KernelTime, ...]:
+        """Runs the kernels one by one, all between two events, and each between two of its own."""
+        self.stream.kernels.start(self.stream)
+        times = replay.profile(values, self.stream, iterations)
+        self.stream.kernels.stop(self.stream)
+        return times
 
     def copy_out(self, plan: Plan, addresses: list[int]) -> Outputs:
         """Waits for everything and gives the outputs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,12 +73,21 @@ def test_run_here(task_file: Path, x_file: Path, tmp_path: Path, raw: bool) -> N
     np.testing.assert_allclose(np.load(tmp_path / "o" / "y.npy"), numbers() * np.float32(3))
 
 
+@pytest.mark.usefixtures("softgpu")
+def test_run_tells_what_kernels_take(task_file: Path, x_file: Path) -> None:
+    result = runner.invoke(app, ["run", str(task_file), "--input", f"x={x_file}", "--scalar", "factor=3", "--profile"])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"scale +│ 1 +│ \d+\.\d{3} +│ 100\.0%", result.stdout), result.stdout
+    assert "without the graph" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
         (["--input", "x"], errors.InvalidRequest),
         (["--input", "x=nowhere.npy"], errors.InvalidRequest),
         (["--scalar", "factor=two"], errors.InvalidRequest),
+        (["--profile", "--ray"], errors.InvalidRequest),
     ],
 )
 def test_run_refuses(task_file: Path, extra: list[str], expected: type[kaas.KaasError]) -> None:

@@ -13,6 +13,7 @@ import kaas
 from kaas.config import Device
 from kaas.errors import DeviceUnavailable, MissingInput, RequestTooLarge, UnknownSymbol, WrongScalar
 from kaas.executor.local import check, executor_for, run, run_local
+from kaas.executor.profile import KernelTime
 from tests.executor.conftest import KERNELS
 
 A, B = kaas.Buffer("a", 64, "int32"), kaas.Buffer("b", 64, "int32")
@@ -38,6 +39,13 @@ def test_runs_here(scale: kaas.KTask, device: Device | int | None) -> None:
 def test_stage_times(scale: kaas.KTask) -> None:
     stages = run(scale, {"a": np.zeros(64, np.int32)}, scalars={"factor": 1}).stats.stages
     assert stages["total"] > stages["kernels"] > 0
+
+
+def test_kernel_times(scale: kaas.KTask) -> None:
+    a, told = np.arange(64, dtype=np.int32), list[KernelTime]()
+    outputs = run_local(scale, {"a": a}, scalars={"factor": 3}, profile=told.extend)
+    np.testing.assert_array_equal(outputs["b"], 3 * a)
+    assert [(time.symbol, time.index, time.launches, time.seconds > 0) for time in told] == [("scale", 0, 1, True)]
 
 
 def test_what_is_wrong_is_said(scale: kaas.KTask) -> None:
