@@ -31,7 +31,7 @@ class Device:
     def __post_init__(self) -> None:
         if self.kind not in DEVICE_KINDS:
             raise InvalidConfig(f"a device is one of {', '.join(DEVICE_KINDS)}, not {self.kind!r}", field="kind")
-        _require_positive("memory_bytes", self.memory_bytes, int)
+        _require_positive_or_none("memory_bytes", self.memory_bytes, int)
 
     def sized(self) -> Device:
         """This device with the size that a software one has unless told."""
@@ -49,6 +49,8 @@ class Config:
         policy: a name of `kaas.pool.policies.POLICIES`, or a callable that makes a policy from the devices.
         run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the executor is replaced.
         start_limit_s: longest time in seconds that an executor may take to start.
+        slots: requests that may run at a time on each device; with more than one, the copies of one overlap the kernels
+            of another, and kernels that leave room on the device run beside each other.
         cache_bytes: device memory that cached objects may take on each device; None leaves it to the executor.
         host_cache_bytes: page-locked host memory that they may take beside it, so that what a device gave up comes back
             fast; 0 for none, None leaves it to the executor (as much as on the device, up to 4 GiB).
@@ -59,6 +61,7 @@ class Config:
     policy: str | Callable[..., Any] = "fcfs"
     run_limit_s: float = 60.0
     start_limit_s: float = 60.0
+    slots: int = 1
     cache_bytes: int | None = None
     host_cache_bytes: int | None = None
     whole_object_bytes: int = 64 << 20
@@ -70,10 +73,11 @@ class Config:
             raise InvalidConfig(f"a policy is a name or a callable, not {self.policy!r}", field="policy")
         _require_positive("run_limit_s", self.run_limit_s, int | float)
         _require_positive("start_limit_s", self.start_limit_s, int | float)
-        _require_positive("cache_bytes", self.cache_bytes, int)
+        _require_positive("slots", self.slots, int)
+        _require_positive_or_none("cache_bytes", self.cache_bytes, int)
         _require_positive("whole_object_bytes", self.whole_object_bytes, int)
         if self.host_cache_bytes != 0 or isinstance(self.host_cache_bytes, bool):
-            _require_positive("host_cache_bytes", self.host_cache_bytes, int)
+            _require_positive_or_none("host_cache_bytes", self.host_cache_bytes, int)
 
     def resolved(self, gpus: int) -> Config:
         """This configuration with its devices named, given how many GPUs the cluster has."""
@@ -104,5 +108,10 @@ def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def _require_positive(name: str, value: Any, kind: Any) -> None:
-    if value is not None and (not isinstance(value, kind) or isinstance(value, bool) or not value > 0):
+    if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
         raise InvalidConfig(f"{name} is a positive number, not {value!r}", field=name)
+
+
+def _require_positive_or_none(name: str, value: Any, kind: Any) -> None:
+    if value is not None:
+        _require_positive(name, value, kind)

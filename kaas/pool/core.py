@@ -143,7 +143,7 @@ class Pool:
         except WorkerLost as lost:
             raise DeviceUnavailable(f"worker {worker.id} on device {worker.device.index}: {lost}") from lost
         if isinstance(reply.error, DeviceLost):
-            self._gone(worker, reply.error.message)
+            self._gone(worker, reply.error.message, reply.error)
         if reply.error is not None:
             raise reply.error
         self._tell_residency(worker, reply.record)
@@ -322,15 +322,17 @@ class Pool:
     async def _run(self, request: Request, worker: Worker, slot: int) -> None:
         limit = self._loop.call_later(self._config.run_limit_s, self._overrun, request, worker)
         try:
-            reply = await self._transport.run(worker.id, request.call)
+            reply = await self._transport.run(worker.id, slot, request.call)
         except WorkerLost as lost:
             self._gone(worker, str(lost))
             return
         finally:
             limit.cancel()
         if isinstance(reply.error, DeviceLost):
-            request.fault = reply.error
-            self._gone(worker, reply.error.message)
+            # Nothing on a device tells whose kernel it was: the fault is a request's own only if that ran alone.
+            if worker.id in self._workers and len(worker.running) == 1:
+                request.fault = reply.error
+            self._gone(worker, reply.error.message, reply.error)
         elif worker.id in self._workers:
             self._done(request, worker, slot, reply)
 
@@ -349,6 +351,8 @@ class Pool:
             self._gone(worker, "stopped")
 
     def _overrun(self, request: Request, worker: Worker) -> None:
+        if request.worker is not worker:
+            return  # its worker is gone, by the run limit of another slot perhaps, and it waits for its next run
         limit = self._config.run_limit_s
         message = f"{request.call.label!r} ran longer than the pool's run limit of {limit} s"
         waited = self._loop.time() - request.arrived_s
@@ -386,7 +390,7 @@ class Pool:
         if not worker.running:
             self._loop.call_soon(self._gone, worker, "stopped")
 
-    def _gone(self, worker: Worker, reason: str) -> None:
+    def _gone(self, worker: Worker, reason: str, cause: DeviceLost | None = None) -> None:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
         worker.settled.set()
         if self._workers.pop(worker.id, None) is None or self._stopped:
@@ -394,9 +398,9 @@ class Pool:
         self._transport.kill(worker.id)
         self._tell(WorkerGone(self._loop.time(), worker.id, reason))
         for request in worker.running.values():
-            self._retry(request, worker, reason)
+            self._retry(request, worker, reason, cause)
 
-    def _retry(self, request: Request, worker: Worker, reason: str) -> None:
+    def _retry(self, request: Request, worker: Worker, reason: str, cause: DeviceLost | None) -> None:
         if not request.answer.done() and request.attempt <= request.call.retries:
             request.attempt += 1
             request.worker = None
@@ -405,8 +409,11 @@ class Pool:
         self._requests.pop(request.id, None)
         pid = worker.info.pid if worker.info else 0
         name = f"worker {worker.id} (pid {pid}) on device {worker.device.index}"
-        message = f"{request.call.label!r}: {name} ended while running it, attempt {request.attempt}: {reason}"
+        others = len(worker.running) - 1
+        beside = f" beside {others} other request{'s'[: others > 1]}" if others else ""
+        message = f"{request.call.label!r}: {name} ended while running it{beside}, attempt {request.attempt}: {reason}"
         died = ExecutorDied(message, executor=name, attempts=request.attempt, reason=reason)
+        died.__cause__ = cause
         self._answer(request, request.fault or died)
 
 

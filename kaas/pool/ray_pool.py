@@ -16,7 +16,7 @@ from kaas.errors import ConfigMismatch, KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.core import Pool
-from kaas.pool.executor_actor import WATCH, ExecutorActor
+from kaas.pool.executor_actor import UPKEEP, WATCH, ExecutorActor, Introduction
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.outputs import Inline, Stored
 from kaas.pool.readiness import Readiness
@@ -184,7 +184,9 @@ class RayTransport:
     def __init__(self, config: Config, readiness: Readiness) -> None:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
-        self._cache_bytes = config.cache_bytes, config.host_cache_bytes, config.whole_object_bytes
+        self._options = {
+            name: getattr(config, name) for name in ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes")
+        }
         self._readiness = readiness
         self._actors: dict[int, Any] = {}
         self._met: dict[int, set[str]] = {}
@@ -192,9 +194,14 @@ class RayTransport:
 
     async def start(self, worker: int, device: int) -> WorkerInfo:
         wanted = self._devices[device]
-        options = {"num_cpus": 0, "concurrency_groups": {WATCH: 1}, **self._resources(wanted)}
+        options = {
+            "num_cpus": 0,
+            "concurrency_groups": {WATCH: 1, UPKEEP: 1},
+            "max_concurrency": self._options["slots"],  # of what is in no group: runs
+            **self._resources(wanted),
+        }
         decorate: Any = ray.remote  # whose types do not know concurrency groups
-        actor = decorate(**options)(ExecutorActor).remote(wanted.kind, wanted.memory_bytes, *self._cache_bytes)
+        actor = decorate(**options)(ExecutorActor).remote(wanted, self._options)
         self._actors[worker] = actor
         self._met[worker] = set()
         try:
@@ -221,41 +228,42 @@ class RayTransport:
         if actor is not None:
             ray.kill(actor)
 
-    async def run(self, worker: int, call: Call) -> Reply:
+    async def run(self, worker: int, slot: int, call: Call) -> Reply:
         payload: _Payload = call.payload
         actor = self._actors.get(worker)
         if actor is None:
             raise WorkerLost("it ended before the request reached it")
         run = self._run_inline if payload.function.inline else self._run_stored
         try:
-            return await run(worker, actor, payload)
+            return await run(worker, slot, actor, payload)
         except RayActorError as error:
             raise WorkerLost(_one_line(error)) from error
         except RayError as error:
-            self._met.get(worker, set()).discard(payload.function.key)
             return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
 
-    async def _run_inline(self, worker: int, actor: Any, payload: _Payload) -> Reply:
+    async def _run_inline(self, worker: int, slot: int, actor: Any, payload: _Payload) -> Reply:
         function = payload.function
-        if function.key in self._met[worker]:
+        introduction = self._introduction(worker, function)
+        if introduction is not None or slot:
+            ref = actor.run.remote(payload.message, payload.refs, introduction, slot)
+        else:  # the fewer arguments the faster
             ref = actor.run.remote(payload.message, payload.refs) if payload.refs else actor.run.remote(payload.message)
-        else:
-            ref = actor.run.remote(payload.message, payload.refs, self._introduce(worker, function))
         answer = wire.decode_answer(await ref)
         if answer.error is not None:
             return _failed(answer)
+        self._introduced(worker, function, introduction)
         values = (Inline(data, *layout) for data, layout in zip(answer.outputs, function.outputs, strict=True))
         return Reply(tuple(values), record=answer.record)
 
-    async def _run_stored(self, worker: int, actor: Any, payload: _Payload) -> Reply:
+    async def _run_stored(self, worker: int, slot: int, actor: Any, payload: _Payload) -> Reply:
         function, count = payload.function, len(payload.function.outputs)
-        met = function.key in self._met[worker]
-        introduction = None if met else self._introduce(worker, function)
+        introduction = self._introduction(worker, function)
         method = actor.run_stored.options(num_returns=count + 1)
-        *stored, last = method.remote(payload.message, payload.refs, introduction, count)
+        *stored, last = method.remote(payload.message, payload.refs, introduction, slot, count)
         answer = wire.decode_answer(await last)
         if answer.error is not None:
             return _failed(answer)
+        self._introduced(worker, function, introduction)
         incomplete = self._readiness.of(stored)
         if incomplete is not None:
             await incomplete
@@ -265,22 +273,27 @@ class RayTransport:
         actor, function = self._actors.get(worker), order.function
         if actor is None:
             raise WorkerLost("it ended before the order reached it")
-        introduction = None
-        if function is not None and function.key not in self._met[worker]:
-            introduction = self._introduce(worker, function)
+        introduction = None if function is None else self._introduction(worker, function)
         try:
             answer = wire.decode_answer(await actor.upkeep.remote(order.message, order.refs, introduction))
         except RayActorError as error:
             raise WorkerLost(_one_line(error)) from error
         except RayError as error:
-            if function is not None:
-                self._met.get(worker, set()).discard(function.key)
             return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
-        return Reply(record=answer.record) if answer.error is None else _failed(answer)
+        if answer.error is not None:
+            return _failed(answer)
+        self._introduced(worker, function, introduction)
+        return Reply(record=answer.record)
 
-    def _introduce(self, worker: int, function: RegisteredFunction) -> tuple[bytes, list[Any]]:
-        self._met[worker].add(function.key)
+    def _introduction(self, worker: int, function: RegisteredFunction) -> Introduction | None:
+        """What goes with every call until one has succeeded: one that is sent later may be the first to run."""
+        if function.key in self._met[worker]:
+            return None
         return wire.encode(function.spec), [function.task_ref]
+
+    def _introduced(self, worker: int, function: RegisteredFunction | None, introduction: Introduction | None) -> None:
+        if introduction is not None and function is not None and worker in self._met:
+            self._met[worker].add(function.key)
 
 
 def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[Any], list[Any]]:

@@ -43,7 +43,7 @@ class Transport(Protocol):
         """Start a worker. Raises whatever kept it from starting."""
         ...
 
-    async def run(self, worker: int, call: Call) -> Reply:
+    async def run(self, worker: int, slot: int, call: Call) -> Reply:
         """Raises WorkerLost when the worker ends first."""
         ...
 

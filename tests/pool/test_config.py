@@ -23,7 +23,11 @@ from kaas.pool.policies.fcfs import FirstComeFirstServed
         (lambda: Config(policy=3), "policy"),  # type: ignore[arg-type]
         (lambda: Config(run_limit_s=0), "run_limit_s"),
         (lambda: Config(run_limit_s=float("nan")), "run_limit_s"),
+        (lambda: Config(run_limit_s=None), "run_limit_s"),  # type: ignore[arg-type]
         (lambda: Config(start_limit_s=True), "start_limit_s"),
+        (lambda: Config(slots=0), "slots"),
+        (lambda: Config(slots=1.5), "slots"),  # type: ignore[arg-type]
+        (lambda: Config(slots=None), "slots"),  # type: ignore[arg-type]
         (lambda: Config(cache_bytes=-1), "cache_bytes"),
         (lambda: Config(host_cache_bytes=-1), "host_cache_bytes"),
         (lambda: Config(whole_object_bytes=0), "whole_object_bytes"),
@@ -48,6 +52,7 @@ def test_differences_are_named() -> None:
     running = Config(run_limit_s=5).resolved(gpus=0)
     assert Config(run_limit_s=5).differences(running) == ()
     assert Config(cache_bytes=1, devices=(Device(),)).differences(running) == ("devices", "run_limit_s", "cache_bytes")
+    assert Config(run_limit_s=5, slots=2).differences(running) == ("slots",)
     assert Config(policy=FirstComeFirstServed, run_limit_s=5).differences(running) == ("policy",)
 
 

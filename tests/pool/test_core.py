@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ from kaas.pool.transport import Call, Reply, WorkerLost
 from kaas.pool.wire import RunRecord
 
 INFO = WorkerInfo(1, "node", "fake", 1 << 30, (8, 0))
+TWO_SLOTS = replace(INFO, slots=2)
 TIERS = {"device": TierUse(2, 20, compulsory=1), "store": TierUse(1, 10)}
 RECORD = RunRecord({"kernels": 0.25, "total": 0.5}, TIERS, [b"x"], [], 0.25)
 
@@ -49,8 +51,10 @@ RECORD = RunRecord({"kernels": 0.25, "total": 0.5}, TIERS, [b"x"], [], 0.25)
 class FakeWorkers:
     """A transport whose workers do as the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, info: WorkerInfo = INFO) -> None:
+        self.info = info
         self.runs: list[tuple[int, str, asyncio.Future[Reply]]] = []
+        self.slots: list[int] = []
         self.ends: dict[int, asyncio.Future[str]] = {}
         self.killed: list[int] = []
         self.orders: list[tuple[int, Any]] = []
@@ -63,10 +67,11 @@ class FakeWorkers:
             raise self.refuse_to_start
         if self.hang_at_start:
             await asyncio.get_running_loop().create_future()
-        return INFO
+        return self.info
 
-    async def run(self, worker: int, call: Call) -> Reply:
+    async def run(self, worker: int, slot: int, call: Call) -> Reply:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.slots.append(slot)
         self.runs.append((worker, call.label, answer))
         return await answer
 
@@ -243,6 +248,94 @@ def test_lost_device_ends_its_worker_and_counts_as_an_attempt() -> None:
     play(scenario)
 
 
+# --- several slots
+
+
+def test_each_slot_of_a_worker_runs_a_request() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        tasks = [await begin(pool.submit(call(name))) for name in "abc"]
+        assert [label for _, label, _ in workers.runs] == ["a", "b"]
+        assert workers.slots == [0, 1]
+        status = pool.status()
+        assert (status.running, status.queued, status.devices[0].running) == (2, 1, (0, 1))
+        workers.reply("second")
+        assert await tasks[1] == "second"
+        await settle()
+        assert workers.slots == [0, 1, 1]
+        workers.reply("third")
+        workers.runs[0][2].set_result(Reply("first"))
+        assert [await tasks[0], await tasks[2]] == ["first", "third"]
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+LOST = DeviceLost("illegal address", call="cuStreamSynchronize", code=700)
+
+
+@pytest.mark.parametrize("both_are_told", [False, True])
+def test_who_ran_beside_a_fault_runs_again_and_never_gets_it_as_its_own(both_are_told: bool) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        patient = await begin(pool.submit(call("patient", retries=1)))
+        hasty = await begin(pool.submit(call("hasty", retries=0)))
+        workers.reply(Reply(error=LOST))
+        if both_are_told:
+            workers.runs[0][2].set_result(Reply(error=LOST))
+        error = await failure_of(hasty)
+        assert isinstance(error, ExecutorDied)
+        assert error.__cause__ is LOST
+        assert "beside 1 other request, attempt 1: illegal address" in error.message
+        await settle()
+        assert (workers.killed, workers.slots) == ([0], [0, 1, 0])
+        workers.die(1, "killed")
+        error = await failure_of(patient)
+        assert isinstance(error, ExecutorDied)
+        assert (error.attempts, error.reason) == (2, "killed")
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+def test_who_was_alone_in_two_slots_gets_its_own_fault() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        good, bad = await begin(pool.submit(call("good"))), await begin(pool.submit(call("bad", retries=0)))
+        workers.runs[0][2].set_result(Reply("good"))
+        assert await good == "good"
+        workers.reply(Reply(error=LOST))
+        assert await failure_of(bad) is LOST
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+def test_run_limit_of_one_gives_its_neighbour_another_run() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        endless = await begin(pool.submit(call("endless", deadline_s=0.01)))
+        assert isinstance(await failure_of(endless), DeadlineExceeded)
+        neighbour = await begin(pool.submit(call("neighbour")))
+        while len(workers.runs) < 3:
+            await settle()
+        assert workers.runs[-1][:2] == (1, "neighbour")
+        workers.reply("again")
+        assert await neighbour == "again"
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS), run_limit_s=0.03)
+
+
+def test_limit_of_a_run_that_has_ended_with_its_worker_does_not_count() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        loop = asyncio.get_running_loop()
+        endless, neighbour = loop.create_task(pool.submit(call())), loop.create_task(pool.submit(call()))
+        await settle()
+        passed = loop.time() + 0.02
+        while loop.time() < passed:  # both limits have passed before the loop looks
+            pass
+        assert isinstance(await failure_of(endless), DeadlineExceeded)
+        await settle()
+        assert workers.runs[-1][0] == 1
+        workers.reply("again")
+        assert await neighbour == "again"
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS), run_limit_s=0.02)
+
+
 def test_cancelled_in_the_queue() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         running = await begin(pool.submit(call("running")))
@@ -403,8 +496,8 @@ def test_stopped_worker_finishes_first() -> None:
 
 def test_fault_in_the_transport_fails_the_waiters() -> None:
     class Faulty(FakeWorkers):
-        async def run(self, worker: int, call: Call) -> Reply:
-            raise TypeError(f"not my day: {worker}, {call}")
+        async def run(self, worker: int, slot: int, call: Call) -> Reply:
+            raise TypeError(f"not my day: {worker}, {slot}, {call}")
 
     async def scenario(pool: Pool, _: FakeWorkers) -> None:
         tasks = [await begin(pool.submit(call())) for _ in range(3)]
