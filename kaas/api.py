@@ -15,6 +15,7 @@ import ray
 
 from kaas.config import Config, Device
 from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, NotInitialized, PolicyError, PoolStopped
+from kaas.executor import software
 from kaas.graph import KTask
 from kaas.pool import policies, wire
 from kaas.pool.packing import Caller, Signature, bind, pack
@@ -136,6 +137,8 @@ def init(
     if devices is not None:
         wanted = replace(config or Config(), devices=devices)  # type: ignore[arg-type]  # Config checks it
     policies.factory((wanted or Config()).policy)
+    for device in (wanted and wanted.devices) or ():
+        software.check(device)
     global _session
     with _lock:
         if _session is not None and not ray.is_initialized():

@@ -50,9 +50,12 @@ class ExecutorActor:
         Raises:
             DeviceUnavailable
         """
+        from kaas.executor import software
         from kaas.executor.device import open_device
         from kaas.executor.executor import Executor
 
+        if self._device.kind == "software":
+            software.load(self._device)
         device = open_device(self._device.kind, memory_bytes=self._device.memory_bytes)
         self._executor = Executor(device, **self._options)
         info = device.info()
