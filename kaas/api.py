@@ -374,6 +374,11 @@ class Function:
     def task(self) -> KTask:
         return self._signature.task
 
+    @property
+    def client(self) -> str | None:
+        """Whom its options name; None: whoever invokes it."""
+        return self._options.client
+
     def options(
         self,
         *,

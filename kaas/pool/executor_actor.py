@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -15,11 +15,11 @@ from kaas.config import Device
 from kaas.errors import KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
-from kaas.pool.packing import unpack, unpack_objects
+from kaas.pool.packing import unpack, unpack_keyed, unpack_objects
 from kaas.pool.status import WorkerInfo
 
 if TYPE_CHECKING:
-    from kaas.executor.executor import Executor, Result
+    from kaas.executor.executor import Executor, Result, RunStats
 
 WATCH = "watch"
 """The concurrency group of `watch`, so that it never stands in the way of a run."""
@@ -92,12 +92,19 @@ class ExecutorActor:
 
     @ray.method(concurrency_group=UPKEEP)
     def upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None = None) -> bytes:
-        """Something to do to the cache; an encoded Answer without outputs."""
-        try:
-            record = self._upkeep(message, refs, introduction)
-        except KaasError as error:
-            return wire.encode(_failure(error))
-        return wire.encode(wire.Answer([], record))
+        """What a program wants of the cache; an encoded Answer without outputs."""
+        return _answer(lambda: self._upkeep(message, refs, introduction))
+
+    @ray.method(concurrency_group=UPKEEP)
+    def follow(self, message: bytes, refs: Sequence[Any]) -> bytes:
+        """What the policy decided about the cache; an encoded Answer without outputs."""
+        return _answer(lambda: self._follow(wire.decode_decided(message), refs))
+
+    def _follow(self, decided: wire.Decided, refs: Sequence[Any]) -> wire.RunRecord:
+        assert self._executor is not None, "start comes first"
+        if decided.loads:
+            return _of_cache(self._executor.load(unpack_keyed(decided.loads, refs, _get)))
+        return wire.RunRecord({}, {}, [], list(self._executor.flush(decided.drops)), 0.0)
 
     def _upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None) -> wire.RunRecord:
         if introduction is not None:
@@ -110,16 +117,14 @@ class ExecutorActor:
         keys = None if everything else [source.key for source in sources if source.key is not None]
         match upkeep.action:
             case "flush":
-                gone = self._executor.flush(keys)
-                return wire.RunRecord({}, {}, [], list(gone), 0.0)
+                return wire.RunRecord({}, {}, [], list(self._executor.flush(keys)), 0.0)
             case "unpin":
                 self._executor.unpin(keys)
                 return wire.RunRecord({}, {}, [], [], 0.0)
             case _:
                 if task is not None:
                     self._executor.prepare(task)
-                stats = self._executor.load(sources, pin=upkeep.action == "pin")
-                return wire.RunRecord({}, stats.tiers, list(stats.loaded), list(stats.evicted), 0.0)
+                return _of_cache(self._executor.load(sources, pin=upkeep.action == "pin"))
 
     def _run(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None, slot: int) -> Result:
         from kaas.executor.executor import Request
@@ -150,6 +155,18 @@ def _get(value: Any) -> Any:
 
 def _failure(error: KaasError) -> wire.Answer:
     return wire.Answer([], error=pickle.dumps(error))
+
+
+def _answer(work: Callable[[], wire.RunRecord]) -> bytes:
+    try:
+        record = work()
+    except KaasError as error:
+        return wire.encode(_failure(error))
+    return wire.encode(wire.Answer([], record))
+
+
+def _of_cache(stats: RunStats) -> wire.RunRecord:
+    return wire.RunRecord({}, stats.tiers, list(stats.loaded), list(stats.evicted), 0.0)
 
 
 def _record(result: Result) -> wire.RunRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from kaas.pool.outputs import Inline, Stored
 from kaas.pool.readiness import Readiness
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status, WorkerInfo
-from kaas.pool.transport import Call, Reply, WorkerLost
+from kaas.pool.transport import Call, Order, Reply, WorkerLost
 
 SOFTWARE_RESOURCE = "kaas_software_gpu"
 """The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
@@ -38,7 +38,7 @@ class _Payload:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _Orders:
     """An Upkeep on its way; function: the one that it is about, if it is about one."""
 
     function: RegisteredFunction | None
@@ -123,12 +123,14 @@ class PoolActor:
             if incomplete is not None:
                 await incomplete
             target = refs[0].binary() if upkeep.objects else (key or "").encode()
-            order = _Order(function, message, refs)
+            label = "" if function is None else function.label
+            order = Order(_Orders(function, message, refs), label, upkeep.client)
             if upkeep.action == "unpin":
-                pool.forget(target or None, upkeep.device)
-            await pool.upkeep(order, upkeep.device)
+                pool.unpin(target or None, upkeep.device)
             if upkeep.action == "pin":
-                pool.keep(target, order, upkeep.device)
+                await pool.pin(target, order, upkeep.device)
+            else:
+                await pool.upkeep(order, upkeep.device)
         finally:
             self._answered()
 
@@ -230,9 +232,7 @@ class RayTransport:
 
     async def run(self, worker: int, slot: int, call: Call) -> Reply:
         payload: _Payload = call.payload
-        actor = self._actors.get(worker)
-        if actor is None:
-            raise WorkerLost("it ended before the request reached it")
+        actor = self._actor(worker)
         run = self._run_inline if payload.function.inline else self._run_stored
         try:
             return await run(worker, slot, actor, payload)
@@ -269,21 +269,34 @@ class RayTransport:
             await incomplete
         return Reply(tuple(Stored(ray.get, ref) for ref in stored), record=answer.record)
 
-    async def upkeep(self, worker: int, order: _Order) -> Reply:
-        actor, function = self._actors.get(worker), order.function
-        if actor is None:
-            raise WorkerLost("it ended before the order reached it")
+    async def upkeep(self, worker: int, order: Order) -> Reply:
+        orders: _Orders = order.payload
+        actor, function = self._actor(worker), orders.function
         introduction = None if function is None else self._introduction(worker, function)
-        try:
-            answer = wire.decode_answer(await actor.upkeep.remote(order.message, order.refs, introduction))
-        except RayActorError as error:
-            raise WorkerLost(_one_line(error)) from error
-        except RayError as error:
-            return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
-        if answer.error is not None:
-            return _failed(answer)
-        self._introduced(worker, function, introduction)
-        return Reply(record=answer.record)
+        reply = await _reply(actor.upkeep.remote(orders.message, orders.refs, introduction))
+        if reply.error is None:
+            self._introduced(worker, function, introduction)
+        return reply
+
+    async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:
+        actor = self._actor(worker)
+        positions: dict[Any, int] = {}
+        loads = []
+        for call, keys in _by_call(named):
+            payload: _Payload = call.payload
+            places = payload.function.places(wire.decode_invocation(payload.message), payload.refs)
+            for key in keys:
+                ref, entry = places[key]
+                loads.append(wire.KeyedObject(key, positions.setdefault(ref, len(positions)), entry))
+        return await _reply(actor.follow.remote(wire.encode(wire.Decided(loads, [])), list(positions)))
+
+    async def evict(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        return await _reply(self._actor(worker).follow.remote(wire.encode(wire.Decided([], list(keys))), []))
+
+    def _actor(self, worker: int) -> Any:
+        if worker not in self._actors:
+            raise WorkerLost("it ended before it was reached")
+        return self._actors[worker]
 
     def _introduction(self, worker: int, function: RegisteredFunction) -> Introduction | None:
         """What goes with every call until one has succeeded: one that is sent later may be the first to run."""
@@ -306,6 +319,28 @@ def cluster_resources() -> dict[str, float]:
     """What all nodes of the cluster declare together, by name."""
     declared: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return declared
+
+
+async def _reply(ref: Any) -> Reply:
+    """What an executor made of something that has no outputs.
+
+    Raises:
+        WorkerLost
+    """
+    try:
+        answer = wire.decode_answer(await ref)
+    except RayActorError as error:
+        raise WorkerLost(_one_line(error)) from error
+    except RayError as error:
+        return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
+    return Reply(record=answer.record) if answer.error is None else _failed(answer)
+
+
+def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
+    calls: dict[int, tuple[Call, list[bytes]]] = {}
+    for key, call in named.items():
+        calls.setdefault(id(call), (call, []))[1].append(key)
+    yield from calls.values()
 
 
 def _failed(answer: wire.Answer) -> Reply:

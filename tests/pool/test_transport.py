@@ -14,9 +14,9 @@ from kaas.config import Config, Device
 from kaas.errors import UnknownSymbol
 from kaas.pool import ray_pool, wire
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.ray_pool import RayTransport, _Order, _Payload
+from kaas.pool.ray_pool import RayTransport, _Orders, _Payload
 from kaas.pool.readiness import Readiness
-from kaas.pool.transport import Call, Reply
+from kaas.pool.transport import Call, Order, Reply
 from tests.api.conftest import scale_task
 
 TASK = scale_task()
@@ -97,7 +97,7 @@ def test_the_slot_goes_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_order_introduces_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(transport: RayTransport, actor: FakeActor) -> None:
         for expected in (INTRODUCTION, None):
-            order = asyncio.get_running_loop().create_task(transport.upkeep(0, _Order(FUNCTION, b"order", [])))
+            order = asyncio.get_running_loop().create_task(transport.upkeep(0, Order(_Orders(FUNCTION, b"order", []))))
             await asyncio.sleep(0)
             assert actor.calls[-1] == (b"order", [], expected)
             actor.answers[-1].set_result(FINE)
