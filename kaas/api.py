@@ -19,7 +19,8 @@ from kaas.executor import software
 from kaas.graph import KTask
 from kaas.pool import policies, wire
 from kaas.pool.packing import Caller, Signature, bind, pack
-from kaas.pool.ray_pool import SOFTWARE_RESOURCE, PoolActor, cluster_resources, existing
+from kaas.pool.ray_pool import PoolActor, existing
+from kaas.pool.ray_transport import SOFTWARE_RESOURCE, cluster_resources
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 

@@ -12,9 +12,9 @@ import pytest
 
 from kaas.config import Config, Device
 from kaas.errors import UnknownSymbol
-from kaas.pool import ray_pool, wire
+from kaas.pool import ray_transport, wire
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.ray_pool import RayTransport, _Orders, _Payload
+from kaas.pool.ray_transport import Orders, Payload, RayTransport
 from kaas.pool.readiness import Readiness
 from kaas.pool.transport import Call, Order, Reply
 from tests.api.conftest import scale_task
@@ -50,12 +50,12 @@ def play(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
         transport._actors[0], transport._met[0] = actor, set()
         await scenario(transport, actor)
 
-    monkeypatch.setattr(ray_pool, "cluster_resources", dict)
+    monkeypatch.setattr(ray_transport, "cluster_resources", dict)
     asyncio.run(asyncio.wait_for(main(), timeout=10))
 
 
 async def begin(transport: RayTransport, slot: int, *refs: Any) -> asyncio.Task[Reply]:
-    run = transport.run(0, slot, Call("f", "alice", None, 0, payload=_Payload(FUNCTION, b"message", list(refs))))
+    run = transport.run(0, slot, Call("f", "alice", None, 0, payload=Payload(FUNCTION, b"message", list(refs))))
     task = asyncio.get_running_loop().create_task(run)
     await asyncio.sleep(0)
     return task
@@ -97,7 +97,7 @@ def test_the_slot_goes_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_order_introduces_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(transport: RayTransport, actor: FakeActor) -> None:
         for expected in (INTRODUCTION, None):
-            order = asyncio.get_running_loop().create_task(transport.upkeep(0, Order(_Orders(FUNCTION, b"order", []))))
+            order = asyncio.get_running_loop().create_task(transport.upkeep(0, Order(Orders(FUNCTION, b"order", []))))
             await asyncio.sleep(0)
             assert actor.calls[-1] == (b"order", [], expected)
             actor.answers[-1].set_result(FINE)
