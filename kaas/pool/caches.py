@@ -39,10 +39,15 @@ class Host(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Pin:
-    """A standing order on one device. worker: who has carried it out; lost: why none can, and then none tries again."""
+    """A standing order on one device.
+
+    Fields:
+        order: None once it is lost, so that nothing holds the object any more. worker: who has carried it out.
+        lost: why nobody can.
+    """
 
     shown: str
-    order: Order
+    order: Order | None
     worker: int | None = None
     lost: str = ""
 
@@ -119,7 +124,7 @@ class Caches:
             if worker is not None and worker.id in done_by:
                 pin.worker = worker.id
             elif worker is not None and worker.settled.is_set():
-                self._host.background(self._repeat(worker, pin))
+                self._host.background(self._repeat(worker, pin, order))
 
     def forget(self, target: bytes | None = None, device: int | None = None) -> None:
         """The reverse of `keep`, for one target or all, on one device or each."""
@@ -130,14 +135,15 @@ class Caches:
     def repeat(self, worker: Worker) -> None:
         """A worker is ready: pins of its device are for it now."""
         for (_, index), pin in self._pins.items():
-            if index == worker.device.index and not pin.lost:
-                self._host.background(self._repeat(worker, pin))
+            if index == worker.device.index and pin.order is not None:
+                self._host.background(self._repeat(worker, pin, pin.order))
 
-    async def _repeat(self, worker: Worker, pin: _Pin) -> None:
+    async def _repeat(self, worker: Worker, pin: _Pin, order: Order) -> None:
         try:
-            await self._order(worker, pin.order)
+            await self._order(worker, order)
         except KaasError as error:
             if worker.id in self._workers:  # else the next one tries
+                pin.order = None
                 pin.lost = f"{type(error).__name__}: {error.message}"
         else:
             pin.worker = worker.id

@@ -19,8 +19,8 @@ BATCH = 64
 class StageStats:
     """Time that requests of one client to one function spent in one stage.
 
-    Stages: "queue" (arrival to dispatch), the executor's "plan", "fetch", "copy_in", "kernels", "copy_out" and "total",
-    and "request" (arrival to answer). Quantiles are within 2.5 %.
+    Stages: "queue" (arrival to dispatch), the executor's "plan", "fetch", "memory" (waiting for room), "copy_in",
+    "kernels", "copy_out" and "total", and "request" (arrival to answer). Quantiles are within 2.5 %.
     """
 
     function: str

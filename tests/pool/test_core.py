@@ -64,6 +64,7 @@ class FakeWorkers:
         self.orders: list[tuple[int, Any]] = []
         self.decided: list[tuple[int, Any]] = []
         self.refuses: KaasError | None = None
+        self.slow: dict[int, asyncio.Future[None]] = {}
         self.refuse_to_start: Exception | None = None
         self.hang_at_start = False
 
@@ -83,6 +84,8 @@ class FakeWorkers:
 
     async def upkeep(self, worker: int, order: Order) -> Reply:
         self.orders.append((worker, order.payload))
+        if worker in self.slow:
+            await self.slow[worker]
         return self.upkept(worker, order.payload)
 
     async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:
@@ -286,6 +289,29 @@ def test_each_slot_of_a_worker_runs_a_request() -> None:
         assert [await tasks[0], await tasks[2]] == ["first", "third"]
 
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+class StopsItsWorker(FirstComeFirstServed):
+    """Once it runs a second request."""
+
+    def handle(self, event: Event) -> list[Decision]:
+        stop: list[Decision] = [StopWorker(0)] if isinstance(event, RequestArrived) and event.request == 1 else []
+        return super().handle(event) + stop
+
+
+def test_a_stopped_worker_finishes_what_runs_in_each_slot() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        tasks = [await begin(pool.submit(call())) for _ in range(2)]
+        workers.reply()
+        await tasks[1]
+        await settle()
+        assert (workers.killed, pool.status().devices[0].state) == ([], "stopping")
+        workers.runs[0][2].set_result(Reply("last"))
+        assert await tasks[0] == "last"
+        await settle()
+        assert workers.killed == [0]
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS), policy=StopsItsWorker)
 
 
 LOST = DeviceLost("illegal address", call="cuStreamSynchronize", code=700)
@@ -666,6 +692,22 @@ def test_a_pin_that_a_new_worker_cannot_hold_is_seen_to_be_lost() -> None:
         assert [state for _, state, _ in pins(pool)[0]] == ["held"]
 
     play(scenario, start_limit_s=0.02)
+
+
+def test_a_pin_whose_worker_is_replaced_meanwhile_is_carried_out_again() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        workers.slow[1] = asyncio.get_running_loop().create_future()
+        pinning = await begin(pool.pin(b"weights", Order("pin")))
+        workers.die(0, "killed")
+        await settle()
+        assert workers.orders == [(0, "pin"), (1, "pin")]
+        workers.slow[1].set_result(None)
+        await pinning
+        await settle()
+        assert workers.orders[2:] == [(2, "pin")]
+        assert [state for device in pins(pool) for _, state, _ in device] == ["held", "held"]
+
+    play(scenario, devices=2)
 
 
 def test_a_pin_that_fails_is_none() -> None:
