@@ -15,10 +15,12 @@ import ray
 
 from kaas.config import Config, Device
 from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, NotInitialized, PolicyError, PoolStopped
+from kaas.executor import software
 from kaas.graph import KTask
 from kaas.pool import policies, wire
 from kaas.pool.packing import Caller, Signature, bind, pack
-from kaas.pool.ray_pool import SOFTWARE_RESOURCE, PoolActor, cluster_resources, existing
+from kaas.pool.ray_pool import PoolActor, existing
+from kaas.pool.ray_transport import SOFTWARE_RESOURCE, cluster_resources
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 
@@ -136,6 +138,8 @@ def init(
     if devices is not None:
         wanted = replace(config or Config(), devices=devices)  # type: ignore[arg-type]  # Config checks it
     policies.factory((wanted or Config()).policy)
+    for device in (wanted and wanted.devices) or ():
+        software.check(device)
     global _session
     with _lock:
         if _session is not None and not ray.is_initialized():
@@ -370,6 +374,11 @@ class Function:
     @property
     def task(self) -> KTask:
         return self._signature.task
+
+    @property
+    def client(self) -> str | None:
+        """Whom its options name; None: whoever invokes it."""
+        return self._options.client
 
     def options(
         self,

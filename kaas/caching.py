@@ -84,8 +84,10 @@ def _message(session: Session, action: str, target: Any, device: int | None) -> 
     function: str | None = None
     refs: list[Any] = []
     objects = False
+    client = session.client
     if isinstance(target, Function):
         signature, refs = target.upkeep()
+        client = target.client or client
         session.introduce(signature)
         function, objects = signature.key, bool(signature.spec.bindings)
     elif STORE.is_ref(target):
@@ -93,4 +95,4 @@ def _message(session: Session, action: str, target: Any, device: int | None) -> 
     elif target is not None or action not in ("unpin", "flush"):
         raise InvalidRequest(f"kaas.{action} takes a Function or an ObjectRef, not {target!r}")
     ready = action in ("unpin", "flush") or not refs or STORE.complete(refs)
-    return wire.encode(wire.Upkeep(action, device, function, objects, ready)), refs
+    return wire.encode(wire.Upkeep(action, device, function, objects, ready, client)), refs

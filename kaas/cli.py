@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,14 +50,21 @@ def status(
 
     attach(name, address=address)
     found = pool_status()
-    table = Table("device", "kind", "state", "worker", "pid", "name", "memory", title=f"pool {found.pool}")
+    columns = ("device", "kind", "state", "worker", "busy slots", "pins", "pid", "name", "memory")
+    table = Table(*columns, title=f"pool {found.pool}")
     for device in found.devices:
         info = device.info
+        worker = "" if device.worker is None else str(device.worker)
+        slots = f"{len(device.running)} of {info.slots}" if info else ""
+        pins = ", ".join(f"{count} {state}" for state, count in Counter(pin.state for pin in device.pins).items())
         process = (str(info.pid), info.device_name, f"{info.memory_bytes >> 20} MiB") if info else ("", "", "")
-        table.add_row(
-            str(device.index), device.kind, device.state, "" if device.worker is None else str(device.worker), *process
-        )
+        table.add_row(str(device.index), device.kind, device.state, worker, slots, pins, *process)
     console.print(table)
+    for device in found.devices:
+        for pin in (pin for pin in device.pins if pin.state == "lost"):
+            reason = pin.reason.partition("\n")[0]
+            lost = f"[red]lost[/] on device {device.index}: {escape(pin.target)}: {escape(reason)}"
+            console.print(lost, soft_wrap=True)
     console.print(f"policy {found.config.policy}, running {found.running}, queued {found.queued}, "
                   f"waiting for inputs {found.waiting}, functions: {', '.join(found.functions) or 'none'}")  # fmt: skip
     if found.broken:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 
+_REQUIRED = ("kaas", "buffers", "kernels", "outputs", "libraries")
+"""Fields that every kTask has."""
+
 _ACCESS: dict[str, type[Access]] = {"in": In, "out": Out, "inout": InOut}
 _ACCESS_NAME = {cls: name for name, cls in _ACCESS.items()}
 
@@ -40,9 +43,8 @@ def to_dict(task: KTask) -> dict[str, Any]:
 
 
 def from_dict(data: Mapping[str, Any]) -> Fields:
+    _require_fields(data)
     try:
-        if data["kaas"] != FORMAT:
-            raise InvalidGraph(f"this kTask is written in format {data['kaas']!r}; this version reads {FORMAT}")
         _know("kTask", data, "kaas buffers kernels outputs name iterations libraries")
         libraries = {name: Library(tuple(Image(i["kind"], i["data"]) for i in images))
                      for name, images in data["libraries"].items()}  # fmt: skip
@@ -57,7 +59,7 @@ def from_dict(data: Mapping[str, Any]) -> Fields:
     except KaasError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidGraph(f"this is no encoded kTask: {type(error).__name__}: {error}") from error
+        raise InvalidGraph(f"this is no encoded kTask: {_words(error)}") from error
 
 
 def to_json(task: KTask) -> str:
@@ -71,11 +73,15 @@ def to_json(task: KTask) -> str:
 def from_json(text: str | bytes) -> Fields:
     try:
         data = json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise InvalidGraph(f"this is no kTask in JSON: {error}") from error
+    _require_fields(data)
+    try:
         for images in data["libraries"].values():
             for image in images:
                 image["data"] = base64.b64decode(image["data"], validate=True)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidGraph(f"this is no kTask in JSON: {type(error).__name__}: {error}") from error
+        raise InvalidGraph(f"this is no kTask in JSON: {_words(error)}") from error
     return from_dict(data)
 
 
@@ -154,6 +160,22 @@ def _from_argument(argument: Argument) -> dict[str, Any]:
 
 
 # --- from plain values
+
+
+def _require_fields(data: Any) -> None:
+    """Refuses what is no kTask at all, or one of another format."""
+    if not isinstance(data, Mapping):
+        raise InvalidGraph(f"a kTask is a set of named fields ({', '.join(_REQUIRED)}), not a {type(data).__name__}")
+    written = data.get("kaas", FORMAT)
+    if written != FORMAT:
+        raise InvalidGraph(f"this kTask is written in format {written!r}; this version reads {FORMAT}")
+    missing = [name for name in _REQUIRED if name not in data]
+    if missing:
+        raise InvalidGraph(f"this is no kTask: it has no {', no '.join(map(repr, missing))}")
+
+
+def _words(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
 
 
 def _know(what: str, data: Mapping[str, Any], fields: str) -> None:

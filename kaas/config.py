@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kaas.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from kaas.softgpu import Fault, Model
 
 SOFTWARE_GPUS = 2
 """Software GPUs of a pool that was given no devices and finds no GPU."""
 SOFTWARE_GPU_BYTES = 1 << 30
 """Memory of a software GPU whose size was not given."""
 DEVICE_KINDS = ("software", "gpu")
+SEEDS = 1 << 64
+"""Seeds lie below this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +28,35 @@ class Device:
     Args:
         kind: "gpu", an NVIDIA GPU that Ray hands out, or "software", KaaS's own on the CPU.
         memory_bytes: how much of its memory KaaS may use; None: all of a GPU, `SOFTWARE_GPU_BYTES` of a software one.
+        model: time that copies and kernels of a software one are to take (`kaas.softgpu.Model`).
+        faults: that a software one is to have (`kaas.softgpu.Fault`), counted from each start of its executor.
+        strict: seed of strict mode on a software one (`kaas.softgpu.set_strict`).
+        memcheck: whether a software one checks every access of kernels to memory, at many times the cost.
+
+    What is None of the last four is as the executor's environment says (docs/softgpu.md).
     """
 
     kind: str = "software"
     memory_bytes: int | None = None
+    model: Model | None = None
+    faults: tuple[Fault, ...] = ()
+    strict: int | None = None
+    memcheck: bool | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in DEVICE_KINDS:
             raise InvalidConfig(f"a device is one of {', '.join(DEVICE_KINDS)}, not {self.kind!r}", field="kind")
-        _require_positive("memory_bytes", self.memory_bytes, int)
+        _require_positive_or_none("memory_bytes", self.memory_bytes, int)
+        if not isinstance(self.faults, Iterable):
+            raise InvalidConfig(f"faults is a sequence, not {self.faults!r}", field="faults")
+        object.__setattr__(self, "faults", tuple(self.faults))
+        if self.strict is not None and (type(self.strict) is not int or not 0 <= self.strict < SEEDS):
+            raise InvalidConfig(f"strict is a seed, a number from 0 on, not {self.strict!r}", field="strict")
+        if not isinstance(self.memcheck, bool | None):
+            raise InvalidConfig(f"memcheck is True, False or None, not {self.memcheck!r}", field="memcheck")
+        for name in ("model", "faults", "strict", "memcheck") if self.kind == "gpu" else ():
+            if getattr(self, name) not in (None, ()):
+                raise InvalidConfig(f"only a software device has {name}, no GPU", field=name)
 
     def sized(self) -> Device:
         """This device with the size that a software one has unless told."""
@@ -49,6 +74,8 @@ class Config:
         policy: a name of `kaas.pool.policies.POLICIES`, or a callable that makes a policy from the devices.
         run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the executor is replaced.
         start_limit_s: longest time in seconds that an executor may take to start.
+        slots: requests that may run at a time on each device; with more than one, the copies of one overlap the kernels
+            of another, and kernels that leave room on the device run beside each other.
         cache_bytes: device memory that cached objects may take on each device; None leaves it to the executor.
         host_cache_bytes: page-locked host memory that they may take beside it, so that what a device gave up comes back
             fast; 0 for none, None leaves it to the executor (as much as on the device, up to 4 GiB).
@@ -59,6 +86,7 @@ class Config:
     policy: str | Callable[..., Any] = "fcfs"
     run_limit_s: float = 60.0
     start_limit_s: float = 60.0
+    slots: int = 1
     cache_bytes: int | None = None
     host_cache_bytes: int | None = None
     whole_object_bytes: int = 64 << 20
@@ -70,10 +98,11 @@ class Config:
             raise InvalidConfig(f"a policy is a name or a callable, not {self.policy!r}", field="policy")
         _require_positive("run_limit_s", self.run_limit_s, int | float)
         _require_positive("start_limit_s", self.start_limit_s, int | float)
-        _require_positive("cache_bytes", self.cache_bytes, int)
+        _require_positive("slots", self.slots, int)
+        _require_positive_or_none("cache_bytes", self.cache_bytes, int)
         _require_positive("whole_object_bytes", self.whole_object_bytes, int)
         if self.host_cache_bytes != 0 or isinstance(self.host_cache_bytes, bool):
-            _require_positive("host_cache_bytes", self.host_cache_bytes, int)
+            _require_positive_or_none("host_cache_bytes", self.host_cache_bytes, int)
 
     def resolved(self, gpus: int) -> Config:
         """This configuration with its devices named, given how many GPUs the cluster has."""
@@ -104,5 +133,10 @@ def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def _require_positive(name: str, value: Any, kind: Any) -> None:
-    if value is not None and (not isinstance(value, kind) or isinstance(value, bool) or not value > 0):
+    if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
         raise InvalidConfig(f"{name} is a positive number, not {value!r}", field=name)
+
+
+def _require_positive_or_none(name: str, value: Any, kind: Any) -> None:
+    if value is not None:
+        _require_positive(name, value, kind)

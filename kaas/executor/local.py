@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kaas import softgpu
 from kaas.config import SOFTWARE_GPU_BYTES, SOFTWARE_GPUS, Device
 from kaas.errors import DeviceUnavailable, InvalidRequest
+from kaas.executor import software
 from kaas.graph import KTask
 from kaas.request import View, check_names, encode_scalars, mapping
 
@@ -93,9 +94,11 @@ def executor_for(device: Device | int | None = None) -> Executor:
             raise DeviceUnavailable(f"a device is a kaas.Device, a number or None, not {device!r}")
         key = (kind, ordinal, memory_bytes)
         if key not in _executors:
-            if kind == "software" and not softgpu.loaded_devices():
+            if kind == "software":
                 # they get their sizes once in a process: those of the first to ask must do for all who come later
-                softgpu.load([max(memory_bytes or 0, SOFTWARE_GPU_BYTES)] * SOFTWARE_GPUS)
+                wanted = device if isinstance(device, Device) else Device()
+                enough_bytes = max(memory_bytes or 0, SOFTWARE_GPU_BYTES)
+                software.load(replace(wanted, memory_bytes=enough_bytes), SOFTWARE_GPUS)
             opened = open_device(kind, ordinal, memory_bytes=memory_bytes)
             _executors[key] = Executor(opened, cache_bytes=memory_bytes)
         return _executors[key]

@@ -96,6 +96,7 @@ class Tier(Generic[T]):
         for key in dropped:
             self.reserved_bytes -= self.sizes[key]
             self.forget(key)
+            del self._left[key]  # it was not driven out
         return dropped
 
     def retract(self, keys: Iterable[bytes]) -> dict[bytes, T]:

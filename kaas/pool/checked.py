@@ -101,6 +101,7 @@ class Checked:
                 self._free.add(place)
             case WorkerReady(worker=worker):
                 self._require(worker in self._starting, f"heard of worker {worker}, which was not starting")
+                self._require(event.slots > 0, f"heard of worker {worker} without a slot")
                 self._workers[worker] = self._starting.pop(worker)
                 self._free |= {(worker, slot) for slot in range(event.slots)}
             case WorkerGone(worker=worker):

@@ -18,11 +18,11 @@ from kaas.errors import (
     DeviceLost,
     DeviceUnavailable,
     ExecutorDied,
-    InvalidRequest,
     KaasError,
     PolicyError,
     PoolStopped,
 )
+from kaas.pool.caches import Caches
 from kaas.pool.checked import Checked
 from kaas.pool.events import (
     Dispatch,
@@ -49,7 +49,7 @@ from kaas.pool.policies import factory
 from kaas.pool.records import Request, Worker, device_status
 from kaas.pool.stats import Entry, Ledger, Stats
 from kaas.pool.status import Status
-from kaas.pool.transport import Call, Reply, Transport, WorkerLost
+from kaas.pool.transport import Call, Order, Reply, Transport, WorkerLost
 from kaas.pool.wire import RunRecord
 
 
@@ -70,8 +70,8 @@ class Pool:
         self._workers: dict[int, Worker] = {}
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._standing: dict[tuple[bytes, int], Any] = {}
         self._ledger = Ledger(self._loop.time())
+        self._caches = Caches(self, self._workers, len(self._devices), transport, self._ledger)
         self._broken: KaasError | None = None
         self._stopped = False
 
@@ -96,59 +96,29 @@ class Pool:
             self._abandon(request)
             raise
 
-    async def upkeep(self, order: Any, device: int | None = None) -> None:
+    async def upkeep(self, order: Order, device: int | None = None) -> None:
         """Carry out an order about caches on the worker of one device, or of each.
 
         Raises:
-            InvalidRequest: there is no such device. DeviceUnavailable: it has no worker.
-            KaasError: what the first worker that failed says.
+            What `Caches.carry_out` does.
         """
         self._check_open()
-        if device is not None and not 0 <= device < len(self._devices):
-            known = len(self._devices)
-            raise InvalidRequest(f"pool {self._name!r} has devices 0 to {known - 1}, no {device}")
-        workers = [worker for worker in self._workers.values() if device in (None, worker.device.index)]
-        if not workers:
-            raise DeviceUnavailable(f"pool {self._name!r}: no worker on {'any device' if device is None else device}")
-        tasks = [self._loop.create_task(self._upkeep(worker, order), context=self._context) for worker in workers]
-        for result in await asyncio.gather(*map(asyncio.shield, tasks), return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
+        await self._caches.carry_out(order, device)
 
-    def keep(self, target: bytes, order: Any, device: int | None = None) -> None:
-        """Carry out an order once more on each worker that a device, or any, gets from now on; target names it."""
-        for index in range(len(self._devices)) if device is None else (device,):
-            self._standing[target, index] = order
+    async def pin(self, target: bytes, order: Order, device: int | None = None) -> None:
+        """Carry out an order, and once more on each worker that comes later; target names it.
 
-    def forget(self, target: bytes | None = None, device: int | None = None) -> None:
-        """The reverse of `keep`, for one target or all, on one device or each."""
-        for place in list(self._standing):
-            if target in (None, place[0]) and device in (None, place[1]):
-                del self._standing[place]
+        Raises:
+            As `upkeep`, and then nothing will be done later.
+        """
+        self._check_open()
+        self._caches.keep(target, order, device, await self._caches.carry_out(order, device))
 
-    async def _repeat(self, worker: Worker, place: tuple[bytes, int], order: Any) -> None:
-        try:
-            await self._upkeep(worker, order)
-        except KaasError:
-            # The object ended with its owner, say: there is nobody to tell, and no sense in trying again.
-            if worker.id in self._workers and self._standing.get(place) is order:
-                del self._standing[place]
+    def unpin(self, target: bytes | None = None, device: int | None = None) -> None:
+        """The end of what `pin` has begun, for one target or all, on one device or each."""
+        self._caches.forget(target, device)
 
-    async def _upkeep(self, worker: Worker, order: Any) -> None:
-        await worker.settled.wait()
-        try:
-            if worker.id not in self._workers:
-                raise WorkerLost("it ended")
-            reply = await self._transport.upkeep(worker.id, order)
-        except WorkerLost as lost:
-            raise DeviceUnavailable(f"worker {worker.id} on device {worker.device.index}: {lost}") from lost
-        if isinstance(reply.error, DeviceLost):
-            self._gone(worker, reply.error.message)
-        if reply.error is not None:
-            raise reply.error
-        self._tell_residency(worker, reply.record)
-
-    def _tell_residency(self, worker: Worker, record: RunRecord | None) -> None:
+    def tell_residency(self, worker: Worker, record: RunRecord | None) -> None:
         if record is not None and (record.loaded or record.evicted) and worker.id in self._workers:
             self._tell(Residency(self._loop.time(), worker.id, tuple(record.loaded), tuple(record.evicted)))
 
@@ -184,7 +154,10 @@ class Pool:
         return Status(
             pool=self._name,
             config=self._config,
-            devices=tuple(device_status(device, on_device.get(device.index)) for device in self._devices),
+            devices=tuple(
+                device_status(device, on_device.get(device.index), self._caches.pins(device.index))
+                for device in self._devices
+            ),
             queued=len(queued) - waiting,
             waiting=waiting,
             running=sum(len(worker.running) for worker in self._workers.values()),
@@ -206,7 +179,7 @@ class Pool:
                         self._dispatch(decision)
                     case Reject():
                         error = DeviceUnavailable(f"pool {self._name!r}: {decision.reason}")
-                        self._answer(self._requests.pop(decision.request), error)
+                        self._answer(self._leave(self._requests[decision.request]), error)
                     case StartWorker():
                         self._start(decision)
                     case StopWorker():
@@ -214,7 +187,7 @@ class Pool:
                     case WakeAt():
                         self._loop.call_at(decision.time_s, lambda: self._tell(Tick(self._loop.time())))
                     case Prefetch() | Evict():
-                        raise PolicyError(f"this pool's executors manage their caches themselves: {decision}")
+                        self._caches.decided(decision, self._requests.values())
         except Exception as error:  # noqa: BLE001 - whoever made the mistake, nobody may be left waiting
             self._break(error)
 
@@ -226,8 +199,11 @@ class Pool:
         for request in list(self._requests.values()):
             self._answer(request, error)
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, context=self._context)
+    def task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._loop.create_task(work, context=self._context)
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.task(work)
         self._tasks.add(task)
         task.add_done_callback(self._background_done)
 
@@ -241,6 +217,7 @@ class Pool:
     def _admit(self, call: Call, inputs_ready: Awaitable[Any] | None) -> Request:
         request = Request(next(self._ids), call, self._loop.time(), self._loop.create_future())
         self._requests[request.id] = request
+        self._caches.arrived(request)
         if call.deadline_s is not None:
             request.timer = self._loop.call_later(call.deadline_s, self._expire, request)
         if inputs_ready is not None:
@@ -298,8 +275,14 @@ class Pool:
         if request.id not in self._requests:
             return
         if request.worker is None:
-            del self._requests[request.id]
+            self._leave(request)
         self._tell(RequestCancelled(self._loop.time(), request.id))
+
+    def _leave(self, request: Request) -> Request:
+        """It is neither queued nor running any more."""
+        if self._requests.pop(request.id, None) is not None:
+            self._caches.left(request)
+        return request
 
     def _note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:
         call, device = request.call, request.worker.device.index if request.worker else None
@@ -317,50 +300,54 @@ class Pool:
         request.worker = worker
         request.dispatched_s = self._loop.time()
         worker.running[request.id] = request
-        self._background(self._run(request, worker, decision.slot))
+        self.background(self._run(request, worker, decision.slot))
 
     async def _run(self, request: Request, worker: Worker, slot: int) -> None:
         limit = self._loop.call_later(self._config.run_limit_s, self._overrun, request, worker)
         try:
-            reply = await self._transport.run(worker.id, request.call)
+            reply = await self._transport.run(worker.id, slot, request.call)
         except WorkerLost as lost:
-            self._gone(worker, str(lost))
+            self.gone(worker, str(lost))
             return
         finally:
             limit.cancel()
         if isinstance(reply.error, DeviceLost):
-            request.fault = reply.error
-            self._gone(worker, reply.error.message)
+            # Nothing on a device tells whose kernel it was: the fault is a request's own only if that ran alone.
+            if worker.id in self._workers and len(worker.running) == 1:
+                request.fault = reply.error
+            self.gone(worker, reply.error.message, reply.error)
         elif worker.id in self._workers:
             self._done(request, worker, slot, reply)
 
     def _done(self, request: Request, worker: Worker, slot: int, reply: Reply) -> None:
         left = request.answer.done()
-        del worker.running[request.id], self._requests[request.id]
-        self._answer(request, reply.error or reply)
+        del worker.running[request.id]
+        self._answer(self._leave(request), reply.error or reply)
         now = self._loop.time()
         record = reply.record
         ended = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
         outcome = Outcome.ABANDONED if left else ended
         device_s = record.device_s if record else 0.0
         self._tell(RequestDone(now, request.id, worker.id, slot, outcome, device_s))
-        self._tell_residency(worker, record)
+        self.tell_residency(worker, record)
         if worker.stopping and not worker.running:
-            self._gone(worker, "stopped")
+            self.gone(worker, "stopped")
 
     def _overrun(self, request: Request, worker: Worker) -> None:
+        if request.worker is not worker:
+            return  # its worker is gone, by the run limit of another slot perhaps, and it waits for its next run
         limit = self._config.run_limit_s
         message = f"{request.call.label!r} ran longer than the pool's run limit of {limit} s"
         waited = self._loop.time() - request.arrived_s
         self._answer(request, DeadlineExceeded(message, deadline_s=limit, waited_s=waited))
-        self._gone(worker, message)
+        self.gone(worker, message)
 
     # --- workers
 
     def _start(self, decision: StartWorker) -> None:
         worker = Worker(decision.worker, self._devices[decision.device])
         self._workers[worker.id] = worker
-        self._background(self._live(worker, decision))
+        self.background(self._live(worker, decision))
 
     async def _live(self, worker: Worker, decision: StartWorker) -> None:
         """A worker from its start to its end."""
@@ -368,25 +355,23 @@ class Pool:
             async with asyncio.timeout(self._config.start_limit_s):
                 worker.info = await self._transport.start(worker.id, decision.device)
         except Exception as error:  # noqa: BLE001 - whatever it is, it means that this worker is not there
-            self._gone(worker, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            self.gone(worker, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
             return
         if worker.id not in self._workers:
             return
         now, info = self._loop.time(), worker.info
         self._tell(WorkerReady(now, worker.id, decision.kind, decision.device, info.slots, info.memory_bytes))
         worker.settled.set()
-        for place, order in self._standing.items():
-            if place[1] == worker.device.index:
-                self._background(self._repeat(worker, place, order))
-        self._gone(worker, await self._transport.ended(worker.id))
+        self._caches.repeat(worker)
+        self.gone(worker, await self._transport.ended(worker.id))
 
     def _stop(self, worker_id: int) -> None:
         worker = self._workers[worker_id]
         worker.stopping = True
         if not worker.running:
-            self._loop.call_soon(self._gone, worker, "stopped")
+            self._loop.call_soon(self.gone, worker, "stopped")
 
-    def _gone(self, worker: Worker, reason: str) -> None:
+    def gone(self, worker: Worker, reason: str, cause: DeviceLost | None = None) -> None:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
         worker.settled.set()
         if self._workers.pop(worker.id, None) is None or self._stopped:
@@ -394,19 +379,22 @@ class Pool:
         self._transport.kill(worker.id)
         self._tell(WorkerGone(self._loop.time(), worker.id, reason))
         for request in worker.running.values():
-            self._retry(request, worker, reason)
+            self._retry(request, worker, reason, cause)
 
-    def _retry(self, request: Request, worker: Worker, reason: str) -> None:
+    def _retry(self, request: Request, worker: Worker, reason: str, cause: DeviceLost | None) -> None:
         if not request.answer.done() and request.attempt <= request.call.retries:
             request.attempt += 1
             request.worker = None
             self._arrive(request)
             return
-        self._requests.pop(request.id, None)
+        self._leave(request)
         pid = worker.info.pid if worker.info else 0
         name = f"worker {worker.id} (pid {pid}) on device {worker.device.index}"
-        message = f"{request.call.label!r}: {name} ended while running it, attempt {request.attempt}: {reason}"
+        others = len(worker.running) - 1
+        beside = f" beside {others} other request{'s'[: others > 1]}" if others else ""
+        message = f"{request.call.label!r}: {name} ended while running it{beside}, attempt {request.attempt}: {reason}"
         died = ExecutorDied(message, executor=name, attempts=request.attempt, reason=reason)
+        died.__cause__ = cause
         self._answer(request, request.fault or died)
 
 

@@ -181,7 +181,11 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Load objects into a worker's cache ahead of their use."""
+    """Load objects into a worker's cache ahead of their use: all of them, or none. Residency tells when they are there.
+
+    keys: of inputs of requests that are queued or running, since these carry the references; one that none of them
+    reads, or none whose inputs are ready, is skipped.
+    """
 
     worker: int
     keys: tuple[bytes, ...]
@@ -189,7 +193,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Drop objects from a worker's cache."""
+    """Drop objects from a worker's cache, but for what is in use or pinned. Residency tells which have gone."""
 
     worker: int
     keys: tuple[bytes, ...]

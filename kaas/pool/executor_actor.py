@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayTaskError
 
+from kaas.config import Device
 from kaas.errors import KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
-from kaas.pool.packing import unpack, unpack_objects
+from kaas.pool.packing import unpack, unpack_keyed, unpack_objects
 from kaas.pool.status import WorkerInfo
 
 if TYPE_CHECKING:
-    from kaas.executor.executor import Executor, Result
+    from kaas.executor.executor import Executor, Result, RunStats
 
 WATCH = "watch"
 """The concurrency group of `watch`, so that it never stands in the way of a run."""
+UPKEEP = "upkeep"
+"""That of `upkeep`, which so waits for no run, nor a run for it; one thread, so that orders keep their order."""
 
 Introduction = tuple[bytes, list[Any]]
 """A function that the executor has not met: its spec, and the reference to its kTask's bytes, in a list so that Ray
@@ -29,23 +32,15 @@ hands over the reference and not the bytes."""
 
 
 class ExecutorActor:
-    """One device. Ray runs `start` and `run` one after the other on one thread."""
+    """One device. Ray runs `start`, and then `run` for as many requests at a time as there are slots."""
 
-    def __init__(
-        self,
-        kind: str,
-        memory_bytes: int | None,
-        cache_bytes: int | None,
-        host_cache_bytes: int | None,
-        whole_object_bytes: int,
-    ) -> None:
-        self._kind = kind
-        self._memory_bytes = memory_bytes
-        self._cache: dict[str, Any] = {
-            "cache_bytes": cache_bytes,
-            "host_cache_bytes": host_cache_bytes,
-            "whole_object_bytes": whole_object_bytes,
-        }
+    def __init__(self, device: Device, options: dict[str, Any]) -> None:
+        """
+        Args:
+            options: those of `kaas.executor.Executor`.
+        """
+        self._device = device
+        self._options = options
         self._executor: Executor | None = None
         self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
 
@@ -55,47 +50,61 @@ class ExecutorActor:
         Raises:
             DeviceUnavailable
         """
+        from kaas.executor import software
         from kaas.executor.device import open_device
         from kaas.executor.executor import Executor
 
-        device = open_device(self._kind, memory_bytes=self._memory_bytes)
-        self._executor = Executor(device, **self._cache)
+        if self._device.kind == "software":
+            software.load(self._device)
+        device = open_device(self._device.kind, memory_bytes=self._device.memory_bytes)
+        self._executor = Executor(device, **self._options)
         info = device.info()
         node = ray.get_runtime_context().get_node_id()
-        return WorkerInfo(os.getpid(), node, info.name, info.memory_bytes, info.compute_capability)
+        slots = self._options["slots"]
+        return WorkerInfo(os.getpid(), node, info.name, info.memory_bytes, info.compute_capability, slots)
 
     @ray.method(concurrency_group=WATCH)
     def watch(self) -> None:
         """Never returns: the call fails when the process ends, which tells the pool at once."""
         threading.Event().wait()
 
-    def run(self, message: bytes, refs: Sequence[Any] = (), introduction: Introduction | None = None) -> bytes:
+    def run(
+        self, message: bytes, refs: Sequence[Any] = (), introduction: Introduction | None = None, slot: int = 0
+    ) -> bytes:
         """An invocation whose outputs come back inside the encoded Answer."""
         try:
-            result = self._run(message, refs, introduction)
+            result = self._run(message, refs, introduction, slot)
         except KaasError as error:
             return wire.encode(_failure(error))
         outputs = [array.tobytes() for array in result.outputs.values()]
         return wire.encode(wire.Answer(outputs, _record(result)))
 
     def run_stored(
-        self, message: bytes, refs: Sequence[Any], introduction: Introduction | None, outputs: int
+        self, message: bytes, refs: Sequence[Any], introduction: Introduction | None, slot: int, outputs: int
     ) -> list[Any]:
         """An invocation whose outputs stay in Ray's store, each a return value of its own. The Answer comes last: when
         the caller has it, the values before it are complete."""
         try:
-            result = self._run(message, refs, introduction)
+            result = self._run(message, refs, introduction, slot)
         except KaasError as error:
             return [*(None for _ in range(outputs)), wire.encode(_failure(error))]
         return [*result.outputs.values(), wire.encode(wire.Answer([], _record(result)))]
 
+    @ray.method(concurrency_group=UPKEEP)
     def upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None = None) -> bytes:
-        """Something to do to the cache; an encoded Answer without outputs."""
-        try:
-            record = self._upkeep(message, refs, introduction)
-        except KaasError as error:
-            return wire.encode(_failure(error))
-        return wire.encode(wire.Answer([], record))
+        """What a program wants of the cache; an encoded Answer without outputs."""
+        return _answer(lambda: self._upkeep(message, refs, introduction))
+
+    @ray.method(concurrency_group=UPKEEP)
+    def follow(self, message: bytes, refs: Sequence[Any]) -> bytes:
+        """What the policy decided about the cache; an encoded Answer without outputs."""
+        return _answer(lambda: self._follow(wire.decode_decided(message), refs))
+
+    def _follow(self, decided: wire.Decided, refs: Sequence[Any]) -> wire.RunRecord:
+        assert self._executor is not None, "start comes first"
+        if decided.loads:
+            return _of_cache(self._executor.load(unpack_keyed(decided.loads, refs, _get)))
+        return wire.RunRecord({}, {}, [], list(self._executor.flush(decided.drops)), 0.0)
 
     def _upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None) -> wire.RunRecord:
         if introduction is not None:
@@ -108,18 +117,16 @@ class ExecutorActor:
         keys = None if everything else [source.key for source in sources if source.key is not None]
         match upkeep.action:
             case "flush":
-                gone = self._executor.flush(keys)
-                return wire.RunRecord({}, {}, [], list(gone), 0.0)
+                return wire.RunRecord({}, {}, [], list(self._executor.flush(keys)), 0.0)
             case "unpin":
                 self._executor.unpin(keys)
                 return wire.RunRecord({}, {}, [], [], 0.0)
             case _:
                 if task is not None:
                     self._executor.prepare(task)
-                stats = self._executor.load(sources, pin=upkeep.action == "pin")
-                return wire.RunRecord({}, stats.tiers, list(stats.loaded), list(stats.evicted), 0.0)
+                return _of_cache(self._executor.load(sources, pin=upkeep.action == "pin"))
 
-    def _run(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None) -> Result:
+    def _run(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None, slot: int) -> Result:
         from kaas.executor.executor import Request
 
         if introduction is not None:
@@ -128,11 +135,12 @@ class ExecutorActor:
         invocation = wire.decode_invocation(message)
         spec, task = self._functions[invocation.function]
         sources = unpack(invocation, spec, refs, _get)
-        return self._executor.run(Request(task, sources, invocation.scalars, invocation.client))
+        return self._executor.run(Request(task, sources, invocation.scalars, invocation.client), slot)
 
     def _meet(self, introduction: Introduction) -> None:
         spec = wire.decode_function(introduction[0])
-        self._functions[spec.key] = spec, KTask.from_msgpack(_get(introduction[1][0]))
+        if spec.key not in self._functions:
+            self._functions[spec.key] = spec, KTask.from_msgpack(_get(introduction[1][0]))
 
 
 def _get(value: Any) -> Any:
@@ -147,6 +155,18 @@ def _get(value: Any) -> Any:
 
 def _failure(error: KaasError) -> wire.Answer:
     return wire.Answer([], error=pickle.dumps(error))
+
+
+def _answer(work: Callable[[], wire.RunRecord]) -> bytes:
+    try:
+        record = work()
+    except KaasError as error:
+        return wire.encode(_failure(error))
+    return wire.encode(wire.Answer([], record))
+
+
+def _of_cache(stats: RunStats) -> wire.RunRecord:
+    return wire.RunRecord({}, stats.tiers, list(stats.loaded), list(stats.evicted), 0.0)
 
 
 def _record(result: Result) -> wire.RunRecord:

@@ -50,6 +50,16 @@ class RegisteredFunction:
             uses += self._constant_uses(refs[invocation.constants])
         return tuple(uses)
 
+    def places(self, invocation: wire.Invocation, refs: Sequence[Any]) -> dict[bytes, tuple[Any, int | None]]:
+        """Where the objects that caches know by a key come from: the reference, and for a constant its entry there."""
+        shared = (refs[item.ref] for item in invocation.objects if item.shared)
+        places: dict[bytes, tuple[Any, int | None]] = {ref.binary(): (ref, None) for ref in shared}
+        if invocation.constants is not None:
+            ref = refs[invocation.constants]
+            for binding in self.spec.bindings:
+                places[constant_key(ref, binding.entry)] = ref, binding.entry
+        return places
+
     def _constant_uses(self, ref: Any) -> tuple[ObjectUse, ...]:
         identity = ref.binary()
         if identity not in self.constants:

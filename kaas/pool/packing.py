@@ -208,6 +208,19 @@ def unpack_objects(
     ]
 
 
+def unpack_keyed(loads: Sequence[wire.KeyedObject], refs: Sequence[Any], get: Callable[[Any], Any]) -> list[Source]:
+    """The objects that a policy wants loaded."""
+    from kaas.executor.executor import Source
+
+    constants = {item.ref: _Constants(get, refs[item.ref]) for item in loads if item.entry is not None}
+    return [
+        Source(key=item.key, fetch=_Fetch(get, refs[item.ref]))
+        if item.entry is None
+        else Source(key=item.key, fetch=constants[item.ref].entry(item.entry), constant=True)
+        for item in loads
+    ]
+
+
 def constant_key(ref: Any, entry: int) -> bytes:
     """What caches know one of a function's constants by."""
     return bytes(ref.binary()) + entry.to_bytes(4, "little")

@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from kaas.config import Config, Device
+from kaas.config import Config
 from kaas.errors import ConfigMismatch, KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.core import Pool
-from kaas.pool.executor_actor import WATCH, ExecutorActor
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.outputs import Inline, Stored
+from kaas.pool.ray_transport import Orders, Payload, RayTransport
 from kaas.pool.readiness import Readiness
 from kaas.pool.stats import Stats
-from kaas.pool.status import Status, WorkerInfo
-from kaas.pool.transport import Call, Reply, WorkerLost
+from kaas.pool.status import Status
+from kaas.pool.transport import Call, Order
 
-SOFTWARE_RESOURCE = "kaas_software_gpu"
-"""The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
 REGISTRATION_LIMIT_S = 30.0
 """How long a request waits for the registration of its function, which another message brings."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Payload:
-    function: RegisteredFunction
-    message: bytes
-    refs: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """An Upkeep on its way; function: the one that it is about, if it is about one."""
-
-    function: RegisteredFunction | None
-    message: bytes
-    refs: Sequence[Any]
 
 
 class PoolActor:
@@ -123,12 +101,14 @@ class PoolActor:
             if incomplete is not None:
                 await incomplete
             target = refs[0].binary() if upkeep.objects else (key or "").encode()
-            order = _Order(function, message, refs)
+            label = "" if function is None else function.label
+            order = Order(Orders(function, message, refs), label, upkeep.client)
             if upkeep.action == "unpin":
-                pool.forget(target or None, upkeep.device)
-            await pool.upkeep(order, upkeep.device)
+                pool.unpin(target or None, upkeep.device)
             if upkeep.action == "pin":
-                pool.keep(target, order, upkeep.device)
+                await pool.pin(target, order, upkeep.device)
+            else:
+                await pool.upkeep(order, upkeep.device)
         finally:
             self._answered()
 
@@ -149,7 +129,7 @@ class PoolActor:
             deadline_s=invocation.deadline_s,
             retries=invocation.retries,
             uses=function.uses(invocation, refs),
-            payload=_Payload(function, message, refs),
+            payload=Payload(function, message, refs),
         )
         outputs = await pool.submit(call, ready)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -178,130 +158,7 @@ class PoolActor:
             await self._all_answered.wait()
 
 
-class RayTransport:
-    """Executors as Ray actors, one call of an actor for each run. The one place to change for another way to them."""
-
-    def __init__(self, config: Config, readiness: Readiness) -> None:
-        assert config.devices is not None, "a pool gets a resolved configuration"
-        self._devices = config.devices
-        self._cache_bytes = config.cache_bytes, config.host_cache_bytes, config.whole_object_bytes
-        self._readiness = readiness
-        self._actors: dict[int, Any] = {}
-        self._met: dict[int, set[str]] = {}
-        self._reserve = SOFTWARE_RESOURCE in cluster_resources()
-
-    async def start(self, worker: int, device: int) -> WorkerInfo:
-        wanted = self._devices[device]
-        options = {"num_cpus": 0, "concurrency_groups": {WATCH: 1}, **self._resources(wanted)}
-        decorate: Any = ray.remote  # whose types do not know concurrency groups
-        actor = decorate(**options)(ExecutorActor).remote(wanted.kind, wanted.memory_bytes, *self._cache_bytes)
-        self._actors[worker] = actor
-        self._met[worker] = set()
-        try:
-            info: WorkerInfo = await actor.start.remote()
-        except RayTaskError as error:
-            raise error.cause from None  # what kept it from starting, without Ray's traceback
-        return info
-
-    def _resources(self, device: Device) -> dict[str, Any]:
-        if device.kind == "gpu":
-            return {"num_gpus": 1}
-        return {"resources": {SOFTWARE_RESOURCE: 1}} if self._reserve else {}
-
-    async def ended(self, worker: int) -> str:
-        try:
-            await self._actors[worker].watch.remote()
-        except RayError as error:
-            return _one_line(error)
-        return "its watch returned"
-
-    def kill(self, worker: int) -> None:
-        actor = self._actors.pop(worker, None)
-        self._met.pop(worker, None)
-        if actor is not None:
-            ray.kill(actor)
-
-    async def run(self, worker: int, call: Call) -> Reply:
-        payload: _Payload = call.payload
-        actor = self._actors.get(worker)
-        if actor is None:
-            raise WorkerLost("it ended before the request reached it")
-        run = self._run_inline if payload.function.inline else self._run_stored
-        try:
-            return await run(worker, actor, payload)
-        except RayActorError as error:
-            raise WorkerLost(_one_line(error)) from error
-        except RayError as error:
-            self._met.get(worker, set()).discard(payload.function.key)
-            return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
-
-    async def _run_inline(self, worker: int, actor: Any, payload: _Payload) -> Reply:
-        function = payload.function
-        if function.key in self._met[worker]:
-            ref = actor.run.remote(payload.message, payload.refs) if payload.refs else actor.run.remote(payload.message)
-        else:
-            ref = actor.run.remote(payload.message, payload.refs, self._introduce(worker, function))
-        answer = wire.decode_answer(await ref)
-        if answer.error is not None:
-            return _failed(answer)
-        values = (Inline(data, *layout) for data, layout in zip(answer.outputs, function.outputs, strict=True))
-        return Reply(tuple(values), record=answer.record)
-
-    async def _run_stored(self, worker: int, actor: Any, payload: _Payload) -> Reply:
-        function, count = payload.function, len(payload.function.outputs)
-        met = function.key in self._met[worker]
-        introduction = None if met else self._introduce(worker, function)
-        method = actor.run_stored.options(num_returns=count + 1)
-        *stored, last = method.remote(payload.message, payload.refs, introduction, count)
-        answer = wire.decode_answer(await last)
-        if answer.error is not None:
-            return _failed(answer)
-        incomplete = self._readiness.of(stored)
-        if incomplete is not None:
-            await incomplete
-        return Reply(tuple(Stored(ray.get, ref) for ref in stored), record=answer.record)
-
-    async def upkeep(self, worker: int, order: _Order) -> Reply:
-        actor, function = self._actors.get(worker), order.function
-        if actor is None:
-            raise WorkerLost("it ended before the order reached it")
-        introduction = None
-        if function is not None and function.key not in self._met[worker]:
-            introduction = self._introduce(worker, function)
-        try:
-            answer = wire.decode_answer(await actor.upkeep.remote(order.message, order.refs, introduction))
-        except RayActorError as error:
-            raise WorkerLost(_one_line(error)) from error
-        except RayError as error:
-            if function is not None:
-                self._met.get(worker, set()).discard(function.key)
-            return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
-        return Reply(record=answer.record) if answer.error is None else _failed(answer)
-
-    def _introduce(self, worker: int, function: RegisteredFunction) -> tuple[bytes, list[Any]]:
-        self._met[worker].add(function.key)
-        return wire.encode(function.spec), [function.task_ref]
-
-
 def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[Any], list[Any]]:
     """The references whose objects exist, or whose tasks failed, and the others. Nothing is fetched."""
     done, rest = ray.wait(list(refs), num_returns=enough, timeout=timeout_s, fetch_local=False)
     return done, rest
-
-
-def cluster_resources() -> dict[str, float]:
-    """What all nodes of the cluster declare together, by name."""
-    declared: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return declared
-
-
-def _failed(answer: wire.Answer) -> Reply:
-    assert answer.error is not None
-    error: KaasError = pickle.loads(answer.error)
-    return Reply(error=error, record=answer.record)
-
-
-def _one_line(error: Exception) -> str:
-    """What Ray says of a death, in its first words: its full text has one line for each detail."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)[:400]

@@ -8,7 +8,7 @@ from typing import Any
 
 from kaas.errors import DeviceLost
 from kaas.pool.events import PhysicalDevice
-from kaas.pool.status import DeviceStatus, WorkerInfo
+from kaas.pool.status import DeviceStatus, PinStatus, WorkerInfo
 from kaas.pool.transport import Call
 
 
@@ -26,6 +26,11 @@ class Request:
     inputs: asyncio.Future[Any] | None = None
     timer: asyncio.TimerHandle | None = None
     fault: DeviceLost | None = None
+
+    @property
+    def inputs_exist(self) -> bool:
+        inputs = self.inputs
+        return inputs is None or (inputs.done() and not inputs.cancelled() and inputs.exception() is None)
 
     def release(self) -> None:
         """Stop what was set up to answer it or to wait for its inputs."""
@@ -59,8 +64,8 @@ class Worker:
         return "busy" if self.running else "idle"
 
 
-def device_status(device: PhysicalDevice, worker: Worker | None) -> DeviceStatus:
+def device_status(device: PhysicalDevice, worker: Worker | None, pins: tuple[PinStatus, ...]) -> DeviceStatus:
     """A device as `kaas.status()` shows it; worker: the one that it has."""
     if worker is None:
-        return DeviceStatus(device.index, device.kind, "lost")
-    return DeviceStatus(device.index, device.kind, worker.state, worker.id, worker.info, tuple(worker.running))
+        return DeviceStatus(device.index, device.kind, "lost", pins=pins)
+    return DeviceStatus(device.index, device.kind, worker.state, worker.id, worker.info, tuple(worker.running), pins)

@@ -19,8 +19,8 @@ BATCH = 64
 class StageStats:
     """Time that requests of one client to one function spent in one stage.
 
-    Stages: "queue" (arrival to dispatch), the executor's "plan", "fetch", "copy_in", "kernels", "copy_out" and "total",
-    and "request" (arrival to answer). Quantiles are within 2.5 %.
+    Stages: "queue" (arrival to dispatch), the executor's "plan", "fetch", "memory" (waiting for room), "copy_in",
+    "kernels", "copy_out" and "total", and "request" (arrival to answer). Quantiles are within 2.5 %.
     """
 
     function: str
@@ -37,6 +37,8 @@ class StageStats:
 @dataclass(frozen=True, slots=True)
 class TierStats:
     """What one client's requests to one function did in one tier of a device's cache.
+
+    Loads by `kaas.prefetch` and `kaas.pin` count here too, those of objects without a function.
 
     Fields:
         tier: "device", "host" (page-locked memory) or "store" (Ray's object store).
@@ -67,7 +69,8 @@ class TierStats:
 class OutcomeStats:
     """Requests of one client to one function by how they ended: "succeeded", "cancelled" or the name of the error.
 
-    device is where they ran, None for those that ended in the queue.
+    device is where they ran, None for those that ended in the queue. What the policy wanted of a cache and did not get
+    has neither function nor client.
     """
 
     function: str
@@ -87,7 +90,8 @@ class Stats:
     outcomes: tuple[OutcomeStats, ...]
 
     def hit_rate(self, *, client: str | None = None) -> float:
-        """The share of input objects found on the device, 0 to 1; nan when there were none."""
+        """The share of input objects found on the device, 0 to 1; nan when there were none. Objects that were loaded
+        ahead of requests count among them."""
         found = [tier for tier in self.tiers if client in (None, tier.client)]
         total = sum(tier.objects for tier in found)
         return sum(tier.objects for tier in found if tier.tier == "device") / total if total else math.nan
@@ -124,13 +128,14 @@ class Histogram:
 class Entry:
     """A request that left: what it was, where it ran (None: nowhere), how it ended, and what was measured if it ran.
 
-    stages: seconds. tiers: what it did in each tier of the cache.
+    outcome: None if it was no request, but something that was done to a cache. stages: seconds. tiers: what it did in
+    each tier of the cache.
     """
 
     function: str
     client: str
     device: int | None
-    outcome: str
+    outcome: str | None
     stages: Mapping[str, float] = field(default_factory=dict)
     tiers: Mapping[str, TierUse] = field(default_factory=dict)
 
@@ -159,8 +164,9 @@ class Ledger:
     def _add_up(self) -> None:
         for entry in self._entries:
             flow = (entry.function, entry.client)
-            outcome = (*flow, entry.device, entry.outcome)
-            self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
+            if entry.outcome is not None:
+                outcome = (*flow, entry.device, entry.outcome)
+                self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
             if entry.device is None:
                 continue
             histograms = self._stages.setdefault(flow, {})

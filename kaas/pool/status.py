@@ -20,6 +20,22 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PinStatus:
+    """What `kaas.pin` keeps on a device.
+
+    Fields:
+        target: the function's label, or the ObjectRef in hex.
+        state: "held"; "loading" while an executor that replaces another has not got it yet; "lost" if that could not
+            load it. A lost one is not tried again before the next `kaas.pin`.
+        reason: why it is lost.
+    """
+
+    target: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceStatus:
     """A device and the worker on it. state: "starting", "idle", "busy", "stopping", or "lost" when there is none."""
 
@@ -29,6 +45,7 @@ class DeviceStatus:
     worker: int | None = None
     info: WorkerInfo | None = None
     running: tuple[int, ...] = ()
+    pins: tuple[PinStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +29,19 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """Something that a program wants of caches, as the core sees it; only the transport looks into payload.
+
+    Fields:
+        function: the label of the one that it is about, "" if it is about an object, or everything.
+    """
+
+    payload: Any
+    function: str = ""
+    client: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """What a worker made of a call: a value or an error, and what it measured."""
 
@@ -43,12 +57,20 @@ class Transport(Protocol):
         """Start a worker. Raises whatever kept it from starting."""
         ...
 
-    async def run(self, worker: int, call: Call) -> Reply:
+    async def run(self, worker: int, slot: int, call: Call) -> Reply:
         """Raises WorkerLost when the worker ends first."""
         ...
 
-    async def upkeep(self, worker: int, order: Any) -> Reply:
-        """Do something to a worker's cache; only the transport looks into order. Raises WorkerLost as above."""
+    async def upkeep(self, worker: int, order: Order) -> Reply:
+        """Do something to a worker's cache. Raises WorkerLost as above."""
+        ...
+
+    async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:
+        """Load objects by key; with each a call that has a reference to it. Raises WorkerLost as above."""
+        ...
+
+    async def evict(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        """Forget objects by key. Raises WorkerLost as above."""
         ...
 
     async def ended(self, worker: int) -> str:

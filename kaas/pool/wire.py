@@ -78,6 +78,22 @@ class Upkeep(msgspec.Struct, frozen=True, array_like=True):
     function: str | None
     objects: bool
     ready: bool
+    client: str
+
+
+class KeyedObject(msgspec.Struct, frozen=True, array_like=True):
+    """An object by its key in caches. ref: position of the reference; entry: of the tuple of constants behind that."""
+
+    key: bytes
+    ref: int
+    entry: int | None
+
+
+class Decided(msgspec.Struct, frozen=True, array_like=True):
+    """What the policy wants of one device's cache: objects to load, and keys of objects to drop."""
+
+    loads: list[KeyedObject]
+    drops: list[bytes]
 
 
 class RunRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -101,5 +117,6 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 encode = msgspec.msgpack.encode
 decode_invocation = msgspec.msgpack.Decoder(Invocation).decode
 decode_upkeep = msgspec.msgpack.Decoder(Upkeep).decode
+decode_decided = msgspec.msgpack.Decoder(Decided).decode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 decode_function = msgspec.msgpack.Decoder(FunctionSpec).decode

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from typer.testing import CliRunner
 
 import kaas
+from kaas.cli import app
 from kaas.errors import InputFailed, InvalidRequest, NotContiguous, OutOfDeviceMemory, RequestTooLarge
 from kaas.pool.stats import TierStats
+from kaas.pool.status import PinStatus
 from tests.api.conftest import add_task, numbers, scale_task
 
 KIB = 1024
@@ -36,8 +39,11 @@ def nothing_cached() -> None:
     kaas.stats(reset=True)
 
 
-def tiers() -> dict[str, TierStats]:
-    return {tier.tier: tier for tier in kaas.stats(reset=True).tiers}
+def tiers(function: str | None = None) -> dict[str, TierStats]:
+    """What there is of one function, or of the only one, by tier."""
+    found = [tier for tier in kaas.stats(reset=True).tiers if function in (None, tier.function)]
+    assert len({tier.function for tier in found}) <= 1
+    return {tier.tier: tier for tier in found}
 
 
 def scale(ref: Any, factor: float = 2) -> Any:
@@ -58,6 +64,9 @@ def test_what_was_put_is_fetched_once() -> None:
 def test_a_prefetched_object_is_a_hit() -> None:
     x = kaas.put(numbers(N, seed=1))
     ray.get(kaas.prefetch(x, device=0))
+    ahead = tiers("")
+    assert (ahead["device"].compulsory, ahead["host"].compulsory, ahead["store"].nbytes) == (1, 1, KIB)
+    assert {tier.client for tier in ahead.values()} == {ray.get_runtime_context().get_job_id()}
     np.testing.assert_allclose(scale(x), 2 * numbers(N, seed=1))
     assert tiers()["device"].misses == 0
 
@@ -65,13 +74,19 @@ def test_a_prefetched_object_is_a_hit() -> None:
 def test_a_prefetched_function_has_its_constants_there() -> None:
     weights = numbers(N, seed=2)
     add = kaas.register(add_task(N), constants={"a": weights})
-    assert ray.get(kaas.prefetch(add)) is None
+    assert ray.get(kaas.prefetch(add.options(client="ann"))) is None
+    stats = kaas.stats(reset=True)
+    assert {(tier.function, tier.client, tier.misses) for tier in stats.tiers if tier.tier == "device"} == {
+        (add.task.label, "ann", 1)
+    }
+    assert not stats.outcomes
     np.testing.assert_allclose(ray.get(add.remote(b=weights)), 2 * weights)
     found = tiers()
     assert (found["device"].objects, found["device"].misses) == (1, 0)
     kaas.flush(add)
     ray.get(add.remote(b=weights))
-    assert tiers()["device"].capacity == 1
+    missed = tiers()["device"]
+    assert (missed.compulsory, missed.capacity) == (1, 0)  # a flush drives nobody out
     assert ray.get(kaas.prefetch(kaas.register(scale_task(N)))) is None
 
 
@@ -81,7 +96,7 @@ def test_a_pin_keeps_it_there() -> None:
     for other in others:
         scale(other)
     kaas.flush()
-    tiers()
+    kaas.stats(reset=True)
     scale(pinned)
     assert tiers()["device"].misses == 0
     kaas.pin(others[0])
@@ -89,9 +104,9 @@ def test_a_pin_keeps_it_there() -> None:
         scale(others[1])
     kaas.unpin(pinned)
     kaas.unpin()
-    scale(others[1])
-    kaas.flush(pinned)
-    tiers()
+    for other in others * 2:
+        scale(other)
+    kaas.stats(reset=True)
     scale(pinned)
     assert tiers()["device"].capacity == 1
 
@@ -104,10 +119,42 @@ def test_a_pin_outlives_its_executor() -> None:
     os.kill(before.info.pid, signal.SIGKILL)
     np.testing.assert_allclose(scale(kaas.put(numbers(N, seed=1))), 2 * numbers(N, seed=1))
     kaas.flush()  # comes after what the new executor was told first
-    tiers()
+    kaas.stats(reset=True)
     scale(pinned)
     assert tiers()["device"].misses == 0
     kaas.unpin()
+
+
+class Owner:
+    """Owns an object that dies with it."""
+
+    def make(self) -> list[Any]:
+        self.ref = ray.put(numbers(N))
+        return [self.ref]
+
+
+def test_a_pin_that_is_lost_with_its_object_is_seen() -> None:
+    actor: Any = ray.remote(num_cpus=0)(Owner)
+    owner = actor.remote()
+    (ref,) = ray.get(owner.make.remote())
+    function = kaas.register(add_task(N), constants={"a": numbers(N)})
+    kaas.pin(ref)
+    kaas.pin(function)
+    (before,) = kaas.status().devices
+    assert before.pins == (PinStatus(ref.hex(), "held"), PinStatus(function.task.label, "held"))
+    assert before.info is not None
+    ray.kill(owner)
+    os.kill(before.info.pid, signal.SIGKILL)
+    after = before
+    while after.worker == before.worker or "loading" in {pin.state for pin in after.pins}:
+        (after,) = kaas.status().devices
+    assert [pin.state for pin in after.pins] == ["lost", "held"]
+    assert "InputFailed" in after.pins[0].reason
+    printed = CliRunner().invoke(app, ["status"], env={"COLUMNS": "200"}).stdout
+    assert "1 lost, 1 held" in printed
+    assert f"lost on device 0: {ref.hex()}" in printed
+    kaas.unpin()
+    assert kaas.status().devices[0].pins == ()
 
 
 def test_what_does_not_work_is_said() -> None:

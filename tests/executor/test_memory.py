@@ -422,4 +422,4 @@ def test_flushing_gives_memory_back(make_executor: MakeExecutor, task: kaas.KTas
     executor.flush()
     assert executor.cache.used_bytes == executor.cache.arena_bytes
     assert executor.cache.host.reserved_bytes == 0
-    assert add(executor, task, 1, 2).tiers["device"].capacity == 2
+    assert add(executor, task, 1, 2).tiers["device"].compulsory == 2

@@ -173,6 +173,20 @@ def test_malformed_json_is_refused_by_type(text: str | bytes) -> None:
         kaas.KTask.from_json(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "it has no 'kaas', no 'buffers', no 'kernels', no 'outputs', no 'libraries'"),
+        ("[]", "not a list"),
+        ('{"kaas": 9}', "written in format 9"),
+        ('{"kaas":1,"buffers":[{"name":"a"}],"kernels":[],"outputs":[],"libraries":{}}', "'shape' is missing"),
+    ],
+)
+def test_what_is_missing_is_said(text: str, words: str) -> None:
+    with pytest.raises(InvalidGraph, match=words):
+        kaas.KTask.from_json(text)
+
+
 @pytest.mark.parametrize("cut", [0, 1, 10, -1])
 def test_truncated_msgpack_is_refused_by_type(cut: int) -> None:
     with pytest.raises(InvalidGraph):

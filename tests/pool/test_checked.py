@@ -102,7 +102,8 @@ WRONG_EVENTS: dict[str, list[Event]] = {
     "which awaits none": [NEW, InputsReady(0.0, 5)],
     "unknown request 9": [RequestCancelled(0.0, 9)],
     "heard that 5 left": [NEW, RequestDone(0.0, 5, 0, 0, Outcome.SUCCEEDED, 0.0)],
-    "which was not starting": [UP],
+    "which was not starting": [WorkerReady(0.0, 1, EXECUTOR, 0, 1, 1)],
+    "worker 0 without a slot": [TICK, WorkerReady(0.0, 0, EXECUTOR, 0, 0, 1)],
     "unknown worker 4 ended": [WorkerGone(0.0, 4, "?")],
     "a time that had passed": [Tick(2.0), Tick(1.0)],
 }
@@ -111,7 +112,7 @@ WRONG_EVENTS: dict[str, list[Event]] = {
 @pytest.mark.parametrize("broken", WRONG_EVENTS)
 def test_wrong_events_are_noticed(broken: str) -> None:
     with pytest.raises(PolicyError, match=broken):
-        run(Scripted([]), WRONG_EVENTS[broken])
+        run(Scripted([START]), WRONG_EVENTS[broken])
 
 
 def test_idle_slot_beside_a_ready_request() -> None:
@@ -199,7 +200,7 @@ class Machine:
             worker = self.pick(self.starting)
             device = self.starting.pop(worker)
             self.workers.add(worker)
-            self.tell(WorkerReady(self.time_s, worker, EXECUTOR, device, 1 + self.draw(2), 1))
+            self.tell(WorkerReady(self.time_s, worker, EXECUTOR, device, 1 + self.draw(3), 1))
 
     def die(self) -> None:
         alive = self.workers | set(self.starting)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kaas import softgpu
 from kaas.config import SOFTWARE_GPUS, Config, Device
 from kaas.errors import InvalidConfig
+from kaas.executor import software
 from kaas.pool.policies import POLICIES, factory
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 
@@ -18,12 +22,26 @@ from kaas.pool.policies.fcfs import FirstComeFirstServed
         (lambda: Device("tpu"), "kind"),
         (lambda: Device("gpu", 0), "memory_bytes"),
         (lambda: Device("gpu", 1.5), "memory_bytes"),  # type: ignore[arg-type]
+        (lambda: Device("gpu", model=softgpu.Model()), "model"),
+        (lambda: Device("gpu", faults=(softgpu.Fault("ecc"),)), "faults"),
+        (lambda: Device("gpu", strict=0), "strict"),
+        (lambda: Device("gpu", memcheck=False), "memcheck"),
+        (lambda: Device(strict=-1), "strict"),
+        (lambda: Device(strict=True), "strict"),
+        (lambda: Device(memcheck=1), "memcheck"),  # type: ignore[arg-type]
+        (lambda: Device(faults=3), "faults"),  # type: ignore[arg-type]
+        (lambda: software.check(Device(model=2e9)), "model"),  # type: ignore[arg-type]
+        (lambda: software.check(Device(faults=("ecc",))), "faults"),  # type: ignore[arg-type]
         (lambda: Config(devices=()), "devices"),
         (lambda: Config(devices=("gpu",)), "devices"),  # type: ignore[arg-type]
         (lambda: Config(policy=3), "policy"),  # type: ignore[arg-type]
         (lambda: Config(run_limit_s=0), "run_limit_s"),
         (lambda: Config(run_limit_s=float("nan")), "run_limit_s"),
+        (lambda: Config(run_limit_s=None), "run_limit_s"),  # type: ignore[arg-type]
         (lambda: Config(start_limit_s=True), "start_limit_s"),
+        (lambda: Config(slots=0), "slots"),
+        (lambda: Config(slots=1.5), "slots"),  # type: ignore[arg-type]
+        (lambda: Config(slots=None), "slots"),  # type: ignore[arg-type]
         (lambda: Config(cache_bytes=-1), "cache_bytes"),
         (lambda: Config(host_cache_bytes=-1), "host_cache_bytes"),
         (lambda: Config(whole_object_bytes=0), "whole_object_bytes"),
@@ -44,10 +62,28 @@ def test_devices_by_default_are_the_gpus_or_else_software() -> None:
     assert Config(devices=(Device("gpu"),)).resolved(gpus=3).devices == (Device("gpu"),)
 
 
+def test_a_described_device_travels_and_counts() -> None:
+    model = softgpu.Model(copy_bytes_per_s=2e9, kernels={"scale": softgpu.Takes(0.005, 0.5)})
+    device = Device("software", 1 << 20, model, [softgpu.Fault("ecc", at=3)], 7, True)  # type: ignore[arg-type]
+    config = Config(devices=(device, Device()))
+    running = pickle.loads(pickle.dumps(config.resolved(0)))
+    assert running.devices[0] == device
+    assert device.faults == (softgpu.Fault("ecc", at=3),)
+    assert config.differences(running) == ()
+    for other in (
+        replace(device, model=softgpu.Model(copy_bytes_per_s=2e9)),
+        replace(device, faults=()),
+        replace(device, strict=8),
+        replace(device, memcheck=None),
+    ):
+        assert Config(devices=(other, Device())).differences(running) == ("devices",)
+
+
 def test_differences_are_named() -> None:
     running = Config(run_limit_s=5).resolved(gpus=0)
     assert Config(run_limit_s=5).differences(running) == ()
     assert Config(cache_bytes=1, devices=(Device(),)).differences(running) == ("devices", "run_limit_s", "cache_bytes")
+    assert Config(run_limit_s=5, slots=2).differences(running) == ("slots",)
     assert Config(policy=FirstComeFirstServed, run_limit_s=5).differences(running) == ("policy",)
 
 

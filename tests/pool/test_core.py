@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,11 @@ from kaas.pool.events import (
     Decision,
     Dispatch,
     Event,
+    Evict,
+    InputsReady,
+    ObjectUse,
     PhysicalDevice,
+    Prefetch,
     RequestArrived,
     Residency,
     StartWorker,
@@ -38,10 +43,11 @@ from kaas.pool.events import (
 )
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.status import WorkerInfo
-from kaas.pool.transport import Call, Reply, WorkerLost
+from kaas.pool.transport import Call, Order, Reply, WorkerLost
 from kaas.pool.wire import RunRecord
 
 INFO = WorkerInfo(1, "node", "fake", 1 << 30, (8, 0))
+TWO_SLOTS = replace(INFO, slots=2)
 TIERS = {"device": TierUse(2, 20, compulsory=1), "store": TierUse(1, 10)}
 RECORD = RunRecord({"kernels": 0.25, "total": 0.5}, TIERS, [b"x"], [], 0.25)
 
@@ -49,11 +55,16 @@ RECORD = RunRecord({"kernels": 0.25, "total": 0.5}, TIERS, [b"x"], [], 0.25)
 class FakeWorkers:
     """A transport whose workers do as the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, info: WorkerInfo = INFO) -> None:
+        self.info = info
         self.runs: list[tuple[int, str, asyncio.Future[Reply]]] = []
+        self.slots: list[int] = []
         self.ends: dict[int, asyncio.Future[str]] = {}
         self.killed: list[int] = []
         self.orders: list[tuple[int, Any]] = []
+        self.decided: list[tuple[int, Any]] = []
+        self.refuses: KaasError | None = None
+        self.slow: dict[int, asyncio.Future[None]] = {}
         self.refuse_to_start: Exception | None = None
         self.hang_at_start = False
 
@@ -63,18 +74,34 @@ class FakeWorkers:
             raise self.refuse_to_start
         if self.hang_at_start:
             await asyncio.get_running_loop().create_future()
-        return INFO
+        return self.info
 
-    async def run(self, worker: int, call: Call) -> Reply:
+    async def run(self, worker: int, slot: int, call: Call) -> Reply:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.slots.append(slot)
         self.runs.append((worker, call.label, answer))
         return await answer
 
-    async def upkeep(self, worker: int, order: Any) -> Reply:
-        self.orders.append((worker, order))
+    async def upkeep(self, worker: int, order: Order) -> Reply:
+        self.orders.append((worker, order.payload))
+        if worker in self.slow:
+            await self.slow[worker]
+        return self.upkept(worker, order.payload)
+
+    async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:
+        self.decided.append((worker, {key: call.label for key, call in named.items()}))
+        return self.upkept(worker)
+
+    async def evict(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        self.decided.append((worker, keys))
+        return self.upkept(worker, Reply(record=RunRecord({}, {}, [], list(keys), 0.0)))
+
+    def upkept(self, worker: int, payload: Any = None) -> Reply:
         if worker in self.ends and self.ends[worker].done():
             raise WorkerLost("gone")
-        return order if isinstance(order, Reply) else Reply(record=RECORD)
+        if self.refuses is not None:
+            return Reply(error=self.refuses)
+        return payload if isinstance(payload, Reply) else Reply(record=RECORD)
 
     async def ended(self, worker: int) -> str:
         return await self.ends[worker]
@@ -243,6 +270,117 @@ def test_lost_device_ends_its_worker_and_counts_as_an_attempt() -> None:
     play(scenario)
 
 
+# --- several slots
+
+
+def test_each_slot_of_a_worker_runs_a_request() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        tasks = [await begin(pool.submit(call(name))) for name in "abc"]
+        assert [label for _, label, _ in workers.runs] == ["a", "b"]
+        assert workers.slots == [0, 1]
+        status = pool.status()
+        assert (status.running, status.queued, status.devices[0].running) == (2, 1, (0, 1))
+        workers.reply("second")
+        assert await tasks[1] == "second"
+        await settle()
+        assert workers.slots == [0, 1, 1]
+        workers.reply("third")
+        workers.runs[0][2].set_result(Reply("first"))
+        assert [await tasks[0], await tasks[2]] == ["first", "third"]
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+class StopsItsWorker(FirstComeFirstServed):
+    """Once it runs a second request."""
+
+    def handle(self, event: Event) -> list[Decision]:
+        stop: list[Decision] = [StopWorker(0)] if isinstance(event, RequestArrived) and event.request == 1 else []
+        return super().handle(event) + stop
+
+
+def test_a_stopped_worker_finishes_what_runs_in_each_slot() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        tasks = [await begin(pool.submit(call())) for _ in range(2)]
+        workers.reply()
+        await tasks[1]
+        await settle()
+        assert (workers.killed, pool.status().devices[0].state) == ([], "stopping")
+        workers.runs[0][2].set_result(Reply("last"))
+        assert await tasks[0] == "last"
+        await settle()
+        assert workers.killed == [0]
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS), policy=StopsItsWorker)
+
+
+LOST = DeviceLost("illegal address", call="cuStreamSynchronize", code=700)
+
+
+@pytest.mark.parametrize("both_are_told", [False, True])
+def test_who_ran_beside_a_fault_runs_again_and_never_gets_it_as_its_own(both_are_told: bool) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        patient = await begin(pool.submit(call("patient", retries=1)))
+        hasty = await begin(pool.submit(call("hasty", retries=0)))
+        workers.reply(Reply(error=LOST))
+        if both_are_told:
+            workers.runs[0][2].set_result(Reply(error=LOST))
+        error = await failure_of(hasty)
+        assert isinstance(error, ExecutorDied)
+        assert error.__cause__ is LOST
+        assert "beside 1 other request, attempt 1: illegal address" in error.message
+        await settle()
+        assert (workers.killed, workers.slots) == ([0], [0, 1, 0])
+        workers.die(1, "killed")
+        error = await failure_of(patient)
+        assert isinstance(error, ExecutorDied)
+        assert (error.attempts, error.reason) == (2, "killed")
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+def test_who_was_alone_in_two_slots_gets_its_own_fault() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        good, bad = await begin(pool.submit(call("good"))), await begin(pool.submit(call("bad", retries=0)))
+        workers.runs[0][2].set_result(Reply("good"))
+        assert await good == "good"
+        workers.reply(Reply(error=LOST))
+        assert await failure_of(bad) is LOST
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+def test_run_limit_of_one_gives_its_neighbour_another_run() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        endless = await begin(pool.submit(call("endless", deadline_s=0.01)))
+        assert isinstance(await failure_of(endless), DeadlineExceeded)
+        neighbour = await begin(pool.submit(call("neighbour")))
+        while len(workers.runs) < 3:
+            await settle()
+        assert workers.runs[-1][:2] == (1, "neighbour")
+        workers.reply("again")
+        assert await neighbour == "again"
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS), run_limit_s=0.03)
+
+
+def test_limit_of_a_run_that_has_ended_with_its_worker_does_not_count() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        loop = asyncio.get_running_loop()
+        endless, neighbour = loop.create_task(pool.submit(call())), loop.create_task(pool.submit(call()))
+        await settle()
+        passed = loop.time() + 0.02
+        while loop.time() < passed:  # both limits have passed before the loop looks
+            pass
+        assert isinstance(await failure_of(endless), DeadlineExceeded)
+        await settle()
+        assert workers.runs[-1][0] == 1
+        workers.reply("again")
+        assert await neighbour == "again"
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS), run_limit_s=0.02)
+
+
 def test_cancelled_in_the_queue() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         running = await begin(pool.submit(call("running")))
@@ -403,8 +541,8 @@ def test_stopped_worker_finishes_first() -> None:
 
 def test_fault_in_the_transport_fails_the_waiters() -> None:
     class Faulty(FakeWorkers):
-        async def run(self, worker: int, call: Call) -> Reply:
-            raise TypeError(f"not my day: {worker}, {call}")
+        async def run(self, worker: int, slot: int, call: Call) -> Reply:
+            raise TypeError(f"not my day: {worker}, {slot}, {call}")
 
     async def scenario(pool: Pool, _: FakeWorkers) -> None:
         tasks = [await begin(pool.submit(call())) for _ in range(3)]
@@ -432,8 +570,8 @@ def test_orders_about_caches_go_to_the_workers_and_what_they_did_to_the_policy()
     Listening.heard = []
 
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        await pool.upkeep("all")
-        await pool.upkeep("one", device=1)
+        await pool.upkeep(Order("all"))
+        await pool.upkeep(Order("one", "f", "bob"), device=1)
         assert [(order, worker) for worker, order in workers.orders] == [("all", 0), ("all", 1), ("one", 1)]
         assert [(event.worker, event.loaded, event.evicted) for event in Listening.heard] == [
             (0, (b"x",), ()),
@@ -442,7 +580,17 @@ def test_orders_about_caches_go_to_the_workers_and_what_they_did_to_the_policy()
         ]
         for device in (-1, 2):
             with pytest.raises(InvalidRequest, match="devices 0 to 1"):
-                await pool.upkeep("none", device=device)
+                await pool.upkeep(Order("none"), device=device)
+        stats = pool.stats()
+        assert not stats.outcomes
+        assert {(t.function, t.client, t.device, t.tier, t.objects) for t in stats.tiers} == {
+            ("", "", 0, "device", 2),
+            ("", "", 0, "store", 1),
+            ("", "", 1, "device", 2),
+            ("", "", 1, "store", 1),
+            ("f", "bob", 1, "device", 2),
+            ("f", "bob", 1, "store", 1),
+        }
 
     play(scenario, devices=2, policy=Listening)
 
@@ -451,17 +599,17 @@ def test_an_order_that_fails() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         error = UnknownSymbol("no such kernel", symbol="sale", near=("scale",))
         with pytest.raises(UnknownSymbol):
-            await pool.upkeep(Reply(error=error))
+            await pool.upkeep(Order(Reply(error=error)))
         assert not workers.killed
         with pytest.raises(DeviceLost):
-            await pool.upkeep(Reply(error=DeviceLost("illegal address", call="c", code=700, code_name="n")))
+            await pool.upkeep(Order(Reply(error=DeviceLost("illegal address", call="c", code=700, code_name="n"))))
         assert workers.killed == [0]
         await settle()
-        await pool.upkeep("next")
+        await pool.upkeep(Order("next"))
         assert workers.orders[-1] == (1, "next")
         workers.die(1, "killed")
         with pytest.raises(DeviceUnavailable):
-            await pool.upkeep("late")
+            await pool.upkeep(Order("late"))
 
     play(scenario)
 
@@ -471,40 +619,157 @@ def test_an_order_waits_for_its_worker_to_start() -> None:
     workers.hang_at_start = True
 
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        waiting = await begin(pool.upkeep("early"))
+        waiting = await begin(pool.upkeep(Order("early")))
         assert not workers.orders
         await pool.close()
         with pytest.raises(DeviceUnavailable):
             await waiting
         with pytest.raises(PoolStopped):
-            await pool.upkeep("late")
+            await pool.upkeep(Order("late"))
 
     play(scenario, workers=workers)
 
 
-def test_standing_orders_are_repeated_on_new_workers() -> None:
+def pins(pool: Pool) -> list[list[tuple[str, str, str]]]:
+    return [[(pin.target, pin.state, pin.reason) for pin in device.pins] for device in pool.status().devices]
+
+
+def test_pins_are_repeated_on_new_workers() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        lost = Reply(error=KaasError("its owner has ended"))
-        pool.keep(b"both", "pin both")
-        pool.keep(b"one", "pin one", 1)
-        pool.keep(b"lost", lost, 0)
-        pool.keep(b"gone", "never")
-        pool.forget(b"gone")
-        pool.keep(b"some", "pin on 1")
-        pool.forget(b"some", 0)
-        assert not workers.orders
+        await pool.pin(b"both", Order("pin both", "f"))
+        await pool.pin(b"one", Order("pin one"), 1)
+        await pool.pin(b"gone", Order("never again"))
+        pool.unpin(b"gone")
+        await pool.pin(b"some", Order("pin on 1"))
+        pool.unpin(b"some", 0)
+        assert pins(pool) == [
+            [("f", "held", "")],
+            [("f", "held", ""), (b"one".hex(), "held", ""), (b"some".hex(), "held", "")],
+        ]
+        workers.orders.clear()
         workers.die(0, "killed")
         await settle()
-        assert workers.orders == [(2, "pin both"), (2, lost)]
+        assert workers.orders == [(2, "pin both")]
+        assert pins(pool)[0] == [("f", "held", "")]
         workers.orders.clear()
         workers.die(2, "killed")
         workers.die(1, "killed")
         await settle()
         assert sorted(workers.orders) == [(3, "pin both"), (4, "pin both"), (4, "pin on 1"), (4, "pin one")]
         workers.orders.clear()
-        pool.forget()
+        pool.unpin()
         workers.die(4, "killed")
         await settle()
         assert not workers.orders
+        assert pins(pool) == [[], []]
 
     play(scenario, devices=2)
+
+
+def test_a_pin_that_a_new_worker_cannot_hold_is_seen_to_be_lost() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        await pool.pin(b"weights", Order("pin"))
+        workers.hang_at_start = True
+        workers.die(0, "killed")
+        await settle()
+        assert [state for _, state, _ in pins(pool)[0]] == ["loading"]
+        workers.hang_at_start = False
+        workers.refuses = KaasError("its owner has ended")
+        workers.die(1, "killed")
+        workers.kill(1)
+        await settle()
+        while pool.status().devices[0].state != "idle":
+            await settle()
+        lost = (b"weights".hex(), "lost", "KaasError: its owner has ended")
+        assert pins(pool) == [[lost]]
+        workers.orders.clear()
+        workers.refuses = None
+        workers.die(2, "killed")
+        await settle()
+        assert pins(pool) == [[lost]]
+        assert not workers.orders
+        await pool.pin(b"weights", Order("pin"))
+        assert [state for _, state, _ in pins(pool)[0]] == ["held"]
+
+    play(scenario, start_limit_s=0.02)
+
+
+def test_a_pin_whose_worker_is_replaced_meanwhile_is_carried_out_again() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        workers.slow[1] = asyncio.get_running_loop().create_future()
+        pinning = await begin(pool.pin(b"weights", Order("pin")))
+        workers.die(0, "killed")
+        await settle()
+        assert workers.orders == [(0, "pin"), (1, "pin")]
+        workers.slow[1].set_result(None)
+        await pinning
+        await settle()
+        assert workers.orders[2:] == [(2, "pin")]
+        assert [state for device in pins(pool) for _, state, _ in device] == ["held", "held"]
+
+    play(scenario, devices=2)
+
+
+def test_a_pin_that_fails_is_none() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        workers.refuses = KaasError("too large")
+        with pytest.raises(KaasError, match="too large"):
+            await pool.pin(b"weights", Order("pin"))
+        assert pins(pool) == [[]]
+
+    play(scenario)
+
+
+class Eager(FirstComeFirstServed):
+    """Prefetches what every request reads, and evicts what has come."""
+
+    def handle(self, event: Event) -> list[Decision]:
+        match event:
+            case RequestArrived() | InputsReady():
+                return [*super().handle(event), Prefetch(0, (b"w", b"x", b"unknown"))]
+            case Residency() if event.loaded:
+                return [*super().handle(event), Evict(0, event.loaded)]
+        return super().handle(event)
+
+
+def reading(label: str, *keys: bytes | None) -> Call:
+    return Call(label, "alice", None, 0, tuple(ObjectUse(key, 8) for key in keys))
+
+
+def test_decisions_about_caches_are_carried_out_for_what_requests_can_name() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        first = await begin(pool.submit(reading("first", b"w", None)))
+        assert workers.decided == [(0, {b"w": "first"}), (0, (b"x",))]
+        workers.decided.clear()
+        inputs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        pending = await begin(pool.submit(reading("pending", b"w", b"x"), inputs))
+        assert workers.decided == [(0, {b"w": "first"}), (0, (b"x",))]
+        workers.decided.clear()
+        inputs.set_result(None)
+        await settle()
+        assert workers.decided[0] == (0, {b"w": "pending", b"x": "pending"})
+        pending.cancel()
+        await settle()
+        workers.decided.clear()
+        workers.reply()
+        await first
+        await settle()
+        second = await begin(pool.submit(reading("second", b"y")))
+        assert not [decided for decided in workers.decided if isinstance(decided[1], dict)]
+        workers.reply()
+        await second
+        assert not pool._caches._references._requests
+
+    play(scenario, policy=Eager)
+
+
+def test_a_decision_about_caches_that_fails_shows_in_the_figures() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        workers.refuses = KaasError("no room")
+        task = await begin(pool.submit(reading("f", b"w")))
+        workers.reply()
+        await task
+        outcomes = {(o.function, o.client, o.device, o.outcome) for o in pool.stats().outcomes}
+        assert outcomes == {("", "", 0, "KaasError"), ("f", "alice", 0, "succeeded")}
+
+    play(scenario, policy=Eager)

@@ -37,8 +37,8 @@ def up(worker: int, device: int | None = None, slots: int = 1) -> WorkerReady:
     return WorkerReady(0.0, worker, EXECUTOR, worker if device is None else device, slots, GIB)
 
 
-def done(request: int, worker: int, outcome: Outcome = Outcome.SUCCEEDED) -> RequestDone:
-    return RequestDone(0.0, request, worker, 0, outcome, 0.001)
+def done(request: int, worker: int, outcome: Outcome = Outcome.SUCCEEDED, slot: int = 0) -> RequestDone:
+    return RequestDone(0.0, request, worker, slot, outcome, 0.001)
 
 
 def start(worker: int, device: int | None = None) -> StartWorker:
@@ -75,6 +75,67 @@ TABLE: dict[str, tuple[int, list[Event], list[list[Decision]]]] = {
         1,
         [TICK, up(0, slots=2), arrived(0), arrived(1), arrived(2)],
         [[start(0)], [], [Dispatch(0, 0, 0)], [Dispatch(1, 0, 1)], []],
+    ),
+    "devices before slots": (
+        2,
+        [TICK, up(0, slots=2), up(1, slots=2), *(arrived(request) for request in range(4))],
+        [
+            [start(0), start(1)],
+            [],
+            [],
+            [Dispatch(0, 1, 0)],
+            [Dispatch(1, 0, 0)],
+            [Dispatch(2, 1, 1)],
+            [Dispatch(3, 0, 1)],
+        ],
+    ),
+    "the least busy worker before the slot freed last": (
+        2,
+        [
+            TICK,
+            *(arrived(request) for request in range(4)),
+            up(0, slots=2),
+            up(1, slots=2),
+            done(0, 0),
+            done(2, 1),
+            done(3, 1, slot=1),
+            arrived(4),
+            arrived(5),
+            arrived(6),
+        ],
+        [
+            [start(0), start(1)],
+            *([[]] * 4),
+            [Dispatch(0, 0, 0), Dispatch(1, 0, 1)],
+            [Dispatch(2, 1, 0), Dispatch(3, 1, 1)],
+            *([[]] * 3),
+            [Dispatch(4, 1, 1)],
+            [Dispatch(5, 1, 0)],
+            [Dispatch(6, 0, 0)],
+        ],
+    ),
+    "slots of a dead worker count no more": (
+        2,
+        [
+            TICK,
+            up(0, slots=2),
+            up(1, slots=2),
+            arrived(0),
+            WorkerGone(0.0, 1, "killed"),
+            arrived(0),
+            up(2, device=1, slots=2),
+            arrived(1),
+        ],
+        [
+            [start(0), start(1)],
+            [],
+            [],
+            [Dispatch(0, 1, 0)],
+            [start(2, 1)],
+            [Dispatch(0, 0, 0)],
+            [],
+            [Dispatch(1, 2, 0)],
+        ],
     ),
     "inputs that are not ready block nobody": (
         1,

@@ -1,4 +1,7 @@
-"""First come, first served over all devices: the oldest request whose inputs are ready gets the next free slot."""
+"""First come, first served over all devices: the oldest request whose inputs are ready gets the next free slot.
+
+Where several are free it is one of the least busy worker, among these the one freed last: its caches are the warmest.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ class FirstComeFirstServed:
         self._failed_starts = dict.fromkeys((device.index for device in devices), 0)
         self._workers: dict[int, int] = {}  # worker -> device, from StartWorker to WorkerGone
         self._starting: set[int] = set()
-        self._idle: list[tuple[int, int]] = []  # the last one freed is taken first: its caches are the warmest
+        self._idle: list[tuple[int, int]] = []  # (worker, slot), the one freed last at the end
+        self._busy: dict[int, int] = {}  # worker that is ready -> requests that it runs
         self._running: dict[int, int] = {}  # request -> worker
         self._waiting: set[int] = set()
         self._ready: set[int] = set()
@@ -60,11 +64,13 @@ class FirstComeFirstServed:
             case RequestDone():
                 _require(event.request, self._running)
                 del self._running[event.request]
+                self._busy[event.worker] -= 1
                 self._idle.append((event.worker, event.slot))
             case WorkerReady():
                 _require(event.worker, self._starting)
                 self._starting.remove(event.worker)
                 self._failed_starts[event.device] = 0
+                self._busy[event.worker] = 0
                 self._idle.extend((event.worker, slot) for slot in reversed(range(event.slots)))
             case WorkerGone():
                 self._lose(event.worker, event.reason)
@@ -94,6 +100,7 @@ class FirstComeFirstServed:
     def _lose(self, worker: int, reason: str) -> None:
         _require(worker, self._workers)
         device = self._workers.pop(worker)
+        self._busy.pop(worker, None)
         self._idle = [place for place in self._idle if place[0] != worker]
         self._running = {request: at for request, at in self._running.items() if at != worker}
         if worker in self._starting:
@@ -118,10 +125,17 @@ class FirstComeFirstServed:
             request = heapq.heappop(self._order)
             if request in self._ready:
                 self._ready.remove(request)
-                worker, slot = self._idle.pop()
+                worker, slot = self._take_slot()
                 self._running[request] = worker
                 decisions.append(Dispatch(request, worker, slot))
         return decisions
+
+    def _take_slot(self) -> tuple[int, int]:
+        busy = self._busy
+        place = min(reversed(self._idle), key=lambda idle: busy[idle[0]])
+        self._idle.remove(place)
+        busy[place[0]] += 1
+        return place
 
     def _reject_all(self) -> list[Decision]:
         """No device is left that starts: nobody should wait for one."""

@@ -1,0 +1,38 @@
+"""What a `kaas.Device` asks of the software GPU, in the software GPU's own words."""
+
+from __future__ import annotations
+
+from kaas import softgpu
+from kaas.config import SOFTWARE_GPU_BYTES, Device
+from kaas.errors import InvalidConfig
+
+
+def check(device: Device) -> None:
+    """What the device itself cannot check, since it does not know the software GPU's types.
+
+    Raises:
+        InvalidConfig
+    """
+    if not isinstance(device.model, softgpu.Model | None):
+        raise InvalidConfig(f"a device's model is a softgpu.Model, not {device.model!r}", field="model")
+    if not all(isinstance(fault, softgpu.Fault) for fault in device.faults):
+        raise InvalidConfig(f"a device's faults are softgpu.Faults, not {device.faults!r}", field="faults")
+
+
+def load(device: Device, count: int = 1) -> None:
+    """Gives this process its software devices, count of them, each as described.
+
+    A process gets them once. A device that only says how much memory it wants is content with those that are there.
+
+    Raises:
+        InvalidConfig
+        DeviceUnavailable: they are there already and others than these, or a real driver works here.
+    """
+    check(device)
+    undemanding = device == Device(device.kind, device.memory_bytes)
+    if undemanding and softgpu.loaded_devices():
+        return
+    described = softgpu.Device(device.memory_bytes or SOFTWARE_GPU_BYTES, device.model, device.faults)
+    softgpu.load([described] * count, memcheck=device.memcheck)
+    if device.strict is not None:
+        softgpu.set_strict(device.strict)

@@ -1,0 +1,211 @@
+"""Executors as Ray actors, one call of an actor for each run."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from kaas.config import Config, Device
+from kaas.errors import KaasError
+from kaas.pool import wire
+from kaas.pool.executor_actor import UPKEEP, WATCH, ExecutorActor, Introduction
+from kaas.pool.functions import RegisteredFunction
+from kaas.pool.outputs import Inline, Stored
+from kaas.pool.readiness import Readiness
+from kaas.pool.status import WorkerInfo
+from kaas.pool.transport import Call, Order, Reply, WorkerLost
+
+SOFTWARE_RESOURCE = "kaas_software_gpu"
+"""The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """An invocation on its way."""
+
+    function: RegisteredFunction
+    message: bytes
+    refs: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """An Upkeep on its way; function: the one that it is about, if it is about one."""
+
+    function: RegisteredFunction | None
+    message: bytes
+    refs: Sequence[Any]
+
+
+class RayTransport:
+    """The one place to change for another way to the executors."""
+
+    def __init__(self, config: Config, readiness: Readiness) -> None:
+        assert config.devices is not None, "a pool gets a resolved configuration"
+        self._devices = config.devices
+        self._options = {
+            name: getattr(config, name) for name in ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes")
+        }
+        self._readiness = readiness
+        self._actors: dict[int, Any] = {}
+        self._met: dict[int, set[str]] = {}
+        self._reserve = SOFTWARE_RESOURCE in cluster_resources()
+
+    async def start(self, worker: int, device: int) -> WorkerInfo:
+        wanted = self._devices[device]
+        options = {
+            "num_cpus": 0,
+            "concurrency_groups": {WATCH: 1, UPKEEP: 1},
+            "max_concurrency": self._options["slots"],  # of what is in no group: runs
+            **self._resources(wanted),
+        }
+        decorate: Any = ray.remote  # whose types do not know concurrency groups
+        actor = decorate(**options)(ExecutorActor).remote(wanted, self._options)
+        self._actors[worker] = actor
+        self._met[worker] = set()
+        try:
+            info: WorkerInfo = await actor.start.remote()
+        except RayTaskError as error:
+            raise error.cause from None  # what kept it from starting, without Ray's traceback
+        return info
+
+    def _resources(self, device: Device) -> dict[str, Any]:
+        if device.kind == "gpu":
+            return {"num_gpus": 1}
+        return {"resources": {SOFTWARE_RESOURCE: 1}} if self._reserve else {}
+
+    async def ended(self, worker: int) -> str:
+        try:
+            await self._actors[worker].watch.remote()
+        except RayError as error:
+            return _one_line(error)
+        return "its watch returned"
+
+    def kill(self, worker: int) -> None:
+        actor = self._actors.pop(worker, None)
+        self._met.pop(worker, None)
+        if actor is not None:
+            ray.kill(actor)
+
+    async def run(self, worker: int, slot: int, call: Call) -> Reply:
+        payload: Payload = call.payload
+        actor = self._actor(worker)
+        run = self._run_inline if payload.function.inline else self._run_stored
+        try:
+            return await run(worker, slot, actor, payload)
+        except RayActorError as error:
+            raise WorkerLost(_one_line(error)) from error
+        except RayError as error:
+            return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
+
+    async def _run_inline(self, worker: int, slot: int, actor: Any, payload: Payload) -> Reply:
+        function = payload.function
+        introduction = self._introduction(worker, function)
+        if introduction is not None or slot:
+            ref = actor.run.remote(payload.message, payload.refs, introduction, slot)
+        else:  # the fewer arguments the faster
+            ref = actor.run.remote(payload.message, payload.refs) if payload.refs else actor.run.remote(payload.message)
+        answer = wire.decode_answer(await ref)
+        if answer.error is not None:
+            return _failed(answer)
+        self._introduced(worker, function, introduction)
+        values = (Inline(data, *layout) for data, layout in zip(answer.outputs, function.outputs, strict=True))
+        return Reply(tuple(values), record=answer.record)
+
+    async def _run_stored(self, worker: int, slot: int, actor: Any, payload: Payload) -> Reply:
+        function, count = payload.function, len(payload.function.outputs)
+        introduction = self._introduction(worker, function)
+        method = actor.run_stored.options(num_returns=count + 1)
+        *stored, last = method.remote(payload.message, payload.refs, introduction, slot, count)
+        answer = wire.decode_answer(await last)
+        if answer.error is not None:
+            return _failed(answer)
+        self._introduced(worker, function, introduction)
+        incomplete = self._readiness.of(stored)
+        if incomplete is not None:
+            await incomplete
+        return Reply(tuple(Stored(ray.get, ref) for ref in stored), record=answer.record)
+
+    async def upkeep(self, worker: int, order: Order) -> Reply:
+        orders: Orders = order.payload
+        actor, function = self._actor(worker), orders.function
+        introduction = None if function is None else self._introduction(worker, function)
+        reply = await _reply(actor.upkeep.remote(orders.message, orders.refs, introduction))
+        if reply.error is None:
+            self._introduced(worker, function, introduction)
+        return reply
+
+    async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:
+        actor = self._actor(worker)
+        positions: dict[Any, int] = {}
+        loads = []
+        for call, keys in _by_call(named):
+            payload: Payload = call.payload
+            places = payload.function.places(wire.decode_invocation(payload.message), payload.refs)
+            for key in keys:
+                ref, entry = places[key]
+                loads.append(wire.KeyedObject(key, positions.setdefault(ref, len(positions)), entry))
+        return await _reply(actor.follow.remote(wire.encode(wire.Decided(loads, [])), list(positions)))
+
+    async def evict(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        return await _reply(self._actor(worker).follow.remote(wire.encode(wire.Decided([], list(keys))), []))
+
+    def _actor(self, worker: int) -> Any:
+        if worker not in self._actors:
+            raise WorkerLost("it ended before it was reached")
+        return self._actors[worker]
+
+    def _introduction(self, worker: int, function: RegisteredFunction) -> Introduction | None:
+        """What goes with every call until one has succeeded: one that is sent later may be the first to run."""
+        if function.key in self._met[worker]:
+            return None
+        return wire.encode(function.spec), [function.task_ref]
+
+    def _introduced(self, worker: int, function: RegisteredFunction | None, introduction: Introduction | None) -> None:
+        if introduction is not None and function is not None and worker in self._met:
+            self._met[worker].add(function.key)
+
+
+def cluster_resources() -> dict[str, float]:
+    """What all nodes of the cluster declare together, by name."""
+    declared: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return declared
+
+
+async def _reply(ref: Any) -> Reply:
+    """What an executor made of something that has no outputs.
+
+    Raises:
+        WorkerLost
+    """
+    try:
+        answer = wire.decode_answer(await ref)
+    except RayActorError as error:
+        raise WorkerLost(_one_line(error)) from error
+    except RayError as error:
+        return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
+    return Reply(record=answer.record) if answer.error is None else _failed(answer)
+
+
+def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
+    calls: dict[int, tuple[Call, list[bytes]]] = {}
+    for key, call in named.items():
+        calls.setdefault(id(call), (call, []))[1].append(key)
+    yield from calls.values()
+
+
+def _failed(answer: wire.Answer) -> Reply:
+    assert answer.error is not None
+    error: KaasError = pickle.loads(answer.error)
+    return Reply(error=error, record=answer.record)
+
+
+def _one_line(error: Exception) -> str:
+    """What Ray says of a death, in its first words: its full text has one line for each detail."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:400]

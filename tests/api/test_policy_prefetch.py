@@ -1,0 +1,95 @@
+"""A policy that loads what waiting requests will read, and drops what it does not like, through Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import kaas
+from kaas.pool.events import Decision, Event, Evict, Prefetch, RequestArrived, Residency
+from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.stats import TierStats
+from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
+
+pytestmark = pytest.mark.ray
+
+UNLIKED_BYTES = 256
+STEPS = 1_000_000_000
+
+
+class LooksAhead(FirstComeFirstServed):
+    """Prefetches what every request reads; evicts small objects as soon as they have come."""
+
+    small: frozenset[bytes | None] = frozenset()
+
+    def handle(self, event: Event) -> list[Decision]:
+        decisions = super().handle(event)
+        match event:
+            case RequestArrived() if event.function == "ahead" and self._busy:
+                keys = tuple(use.key for use in event.inputs if use.key is not None)
+                self.small = frozenset(use.key for use in event.inputs if use.nbytes <= UNLIKED_BYTES)
+                decisions.append(Prefetch(next(iter(self._busy)), keys))
+            case Residency(loaded=loaded) if unliked := tuple(key for key in loaded if key in self.small):
+                decisions.append(Evict(event.worker, unliked))
+        return decisions
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pool_that_looks_ahead() -> Iterator[None]:
+    kaas.init(config=kaas.Config((kaas.Device("software", DEVICE_BYTES),), policy=LooksAhead))
+    yield
+    kaas.shutdown()
+    ray.shutdown()
+
+
+def until(reached: Callable[[], bool]) -> None:
+    while not reached():
+        pass
+
+
+def blocked() -> Any:
+    """The only slot is taken, for some time."""
+    blocks = kaas.invoke(spin_task(), {}, scalars={"steps": STEPS})
+    until(lambda: kaas.status().running == 1)
+    return blocks
+
+
+def loads(function: str) -> list[TierStats]:
+    return [tier for tier in kaas.stats().tiers if tier.function == function and tier.tier == "device"]
+
+
+def test_what_a_waiting_request_reads_comes_while_another_runs() -> None:
+    weights, large = numbers(1000), kaas.put(numbers(1000, seed=1))
+    ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 1}))
+    add = kaas.register(add_task(1000), constants={"a": weights})
+    kaas.stats(reset=True)
+    blocks = blocked()
+    ahead = kaas.invoke(kaas.KTask(add.task.kernels, add.task.outputs, name="ahead"), {"a": large, "b": large})
+    until(lambda: bool(loads("")))
+    assert not ray.wait([blocks], timeout=0)[0]
+    np.testing.assert_allclose(ray.get(ahead), 2 * numbers(1000, seed=1))
+    (device,) = loads("ahead")
+    assert (device.objects, device.misses) == (1, 0)
+
+
+def test_constants_too_and_what_is_unliked_goes() -> None:
+    x = kaas.put(numbers(UNLIKED_BYTES // 4))
+    n = UNLIKED_BYTES // 4
+    task = add_task(n)
+    add = kaas.register(kaas.KTask(task.kernels, task.outputs, name="ahead"), constants={"a": numbers(n)})
+    kaas.stats(reset=True)
+    blocks = blocked()
+    first = add.remote(b=x)
+    until(lambda: bool(loads("")))
+    assert not ray.wait([blocks], timeout=0)[0]
+    (prefetched,) = loads("")
+    assert prefetched.compulsory == 2
+    np.testing.assert_allclose(ray.get(first), 2 * numbers(n))
+    (device,) = loads("ahead")
+    assert (device.objects, device.misses) == (0, 2)  # both had been evicted, which is no miss for want of room
+    assert device.capacity == 0
+    assert ray.get(blocks)

@@ -1,0 +1,77 @@
+"""Several requests at a time on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import kaas
+from kaas import errors
+from tests.api.conftest import DEVICE_BYTES, both_task, crash_task, numbers, scale_task, spin_task
+
+pytestmark = pytest.mark.ray
+
+SLOTS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pool_with_slots() -> Iterator[None]:
+    kaas.init(config=kaas.Config((kaas.Device("software", DEVICE_BYTES),), slots=SLOTS))
+    yield
+    kaas.shutdown()
+    ray.shutdown()
+
+
+def test_the_pool_knows_the_slots_of_its_executors() -> None:
+    scale = kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2})
+    np.testing.assert_allclose(ray.get(scale), numbers() * 2)
+    (device,) = kaas.status().devices
+    assert device.info is not None
+    assert device.info.slots == SLOTS
+
+
+def spinning(steps: int, **options: Any) -> Any:
+    """A request that runs already, and some nanoseconds more."""
+    spin = kaas.invoke(spin_task(), {}, scalars={"steps": steps}, **options)
+    while not kaas.status().running:
+        pass
+    return spin
+
+
+def test_a_short_request_overtakes_a_long_one_in_another_slot() -> None:
+    x = kaas.put(numbers())
+    long = spinning(1_000_000_000)
+    ray.get(kaas.prefetch(x))
+    results = [kaas.invoke(scale_task(), {"x": x}, scalars={"factor": factor}) for factor in range(10)]
+    for factor, result in enumerate(results):
+        np.testing.assert_allclose(ray.get(result), numbers() * np.float32(factor))
+    assert not ray.wait([long], timeout=0)[0]
+    assert len(kaas.status().devices[0].running) == 1
+    assert ray.get(long)
+
+
+def test_who_runs_beside_a_fault_runs_again() -> None:
+    (before,) = kaas.status().devices
+    innocent = spinning(1_000_000_000)
+    with pytest.raises(errors.ExecutorDied, match="beside 1 other request") as caught:
+        ray.get(kaas.invoke(crash_task(), {}, retries=0))
+    assert isinstance(caught.value.cause.__cause__, errors.DeviceLost)  # type: ignore[attr-defined]  # Ray's cause
+    assert ray.get(innocent)
+    (after,) = kaas.status().devices
+    assert after.worker != before.worker
+    alone = kaas.invoke(crash_task(), {}, retries=0)
+    with pytest.raises(errors.DeviceLost):
+        ray.get(alone)
+
+
+def test_functions_that_meet_the_executor_in_several_slots_at_once() -> None:
+    sizes = range(100, 130)
+    refs = [kaas.invoke(both_task(n), {"x": numbers(n, seed)}) for n in sizes for seed in range(4)]
+    expected = [numbers(n, seed) * 4 for n in sizes for seed in range(4)]
+    for ref, values in zip(refs, expected, strict=True):
+        np.testing.assert_allclose(ray.get(ref.quadruple), values)
+        np.testing.assert_allclose(ray.get(ref.double), values / 2)

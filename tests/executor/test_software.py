@@ -1,0 +1,68 @@
+"""What a `kaas.Device` says of a software GPU becomes true of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kaas.config import Device
+from kaas.errors import DeviceUnavailable
+from kaas.executor import software
+from tests.executor.conftest import KERNELS
+
+DESCRIBED = """
+import sys
+import numpy as np
+import kaas
+from kaas import softgpu
+from kaas.errors import DeviceLost, OutOfDeviceMemory
+from kaas.executor import software
+from kaas.executor.device import open_device
+from kaas.executor.executor import Executor, Request
+
+described = kaas.Device("software", 1 << 20, **eval(sys.argv[2]))
+software.load(described)
+software.load(described)
+device = open_device("software")
+executor = Executor(device)
+library = kaas.Library.from_file(sys.argv[1])
+with device.current():
+    stream, fresh = device.stream(), np.zeros(8, np.uint8)
+    stream.copy_out(fresh, device.allocate(8), 8)
+    stream.synchronize()
+print("poison" if (fresh == 255).all() else "whatever")
+b = kaas.Buffer("b", 64, "int32")
+n = 256 if described.memcheck else 64  # an overrun, but for memcheck it would harm this process
+fill = kaas.KTask([kaas.Kernel(library, "fill", 4, 64, [kaas.Out(b), kaas.i32(7), kaas.i32(n)])], [b])
+for _ in range(2):
+    try:
+        result = executor.run(Request(fill, {}, {}))
+        print("ran", "slowly" if result.stats.device_s >= 0.05 else "")
+    except DeviceLost as error:
+        print(error.code_name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("description", "printed"),
+    [
+        ("{}", ["whatever", "ran ", "ran "]),
+        ("dict(model=softgpu.Model(kernels={'fill': softgpu.Takes(0.05)}))", ["whatever", "ran slowly", "ran slowly"]),
+        ("dict(faults=[softgpu.Fault('ecc', at=2)])", ["whatever", "ran ", "CUDA_ERROR_ECC_UNCORRECTABLE"]),
+        ("dict(strict=3)", ["poison", "ran ", "ran "]),
+        ("dict(memcheck=True)", ["whatever", *["CUDA_ERROR_ILLEGAL_ADDRESS"] * 2]),
+    ],
+)
+def test_descriptions(description: str, printed: list[str]) -> None:
+    command = [sys.executable, "-c", DESCRIBED, str(KERNELS / "simple.ptx"), description]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout.split("\n")[:-1]) == (0, printed), done.stderr
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_devices_that_are_there_are_not_redescribed() -> None:
+    software.load(Device("software", 7 << 20))
+    with pytest.raises(DeviceUnavailable):
+        software.load(Device("software", 7 << 20, memcheck=True))
