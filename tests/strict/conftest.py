@@ -1,4 +1,4 @@
-"""Strict mode for single tests, on the devices that all tests share."""
+"""Strict mode for single tests, on a device that no other test keeps anything on: a mistake that is found may cost it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import kaas
 from kaas import softgpu as software
 from kaas.executor.device import open_device
 from kaas.executor.executor import Executor
+from tests.faults.conftest import ORDINAL, new_context
 
 KERNELS = Path(__file__).parents[1] / "executor" / "kernels"
 
@@ -25,6 +26,7 @@ def strict(softgpu: tuple[int, ...]) -> Iterator[Callable[[int], None]]:  # noqa
     """Turns strict mode on, with a seed; it ends with the test."""
     yield software.set_strict
     software.set_strict(None)
+    new_context()
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def opened(strict: Callable[[int], None]) -> Iterator[Callable[..., Executor]]:
 
     def make(seed: int, **options: int) -> Executor:
         strict(seed)
-        made.append(Executor(open_device("software", 0), **options))
+        made.append(Executor(open_device("software", ORDINAL), **options))
         return made[-1]
 
     yield make
