@@ -1,4 +1,4 @@
-"""Strict mode for single tests, on a device that no other test keeps anything on: a mistake that is found may cost it."""
+"""Strict mode for single tests, on a device that no other test keeps anything on: mistakes may cost it."""
 
 from __future__ import annotations
 
