@@ -128,6 +128,27 @@ def test_a_slow_copy_changes_nothing(opened: Open, library: kaas.Library, at: in
     books.check()
 
 
+@pytest.mark.usefixtures("all_given_back")
+@pytest.mark.parametrize("pin", [False, True])
+def test_objects_that_cannot_be_loaded_ahead(opened: Open, host_memory: set[int], pin: bool) -> None:
+    objects = [cached(LARGE, 0), cached(LARGE, 1)]
+    for at in (1, 2):
+        executor = opened()
+        books = Books(executor)
+        run_out(at, 2)
+        with pytest.raises(OutOfDeviceMemory):
+            executor.load(objects, pin=pin)
+        software.forgive()
+        assert not executor.cache.sizes
+        books.check()
+        executor.load(objects, pin=pin)
+        executor.unpin()
+        assert len(executor.cache.sizes) == 2
+        books.check()
+        executor.close()
+    assert not host_memory
+
+
 # --- at random
 
 
@@ -149,6 +170,20 @@ def spoil(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], ...]]:
             return case, ()
         case _:
             return spoil_request(draw, case)
+
+
+def tend(draw: Draw, executor: Executor) -> None:
+    """Loads, pins or forgets something, which a fault may prevent."""
+    chosen = [cached(SMALL, 0), cached(LARGE, draw.random.randrange(3))]
+    keys = [source.key for source in chosen if source.key is not None]
+    run_out(draw.random.randint(1, 6), 2)
+    try:
+        executor.load(chosen, pin=draw.random.random() < 0.5)
+    except OutOfDeviceMemory:
+        assert not executor.cache.pinned
+    executor.unpin()
+    executor.flush(keys if draw.random.random() < 0.8 else None)
+    assert not executor.cache.sizes.keys() & set(keys)
 
 
 def spoil_request(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], ...]]:
@@ -176,6 +211,8 @@ def test_a_thousand_random_faults(opened: Open, library: kaas.Library, host_memo
         ended[type(error).__name__] += 1
         if error is not None:
             assert executor.cache.sizes.items() <= before.items()
+        if draw.random.random() < 0.1:
+            tend(draw, executor)
         software.forgive()
         books.check()
         right(draw.case(), executor.run)
