@@ -7,6 +7,7 @@ with the same functions.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -140,7 +141,8 @@ def raw_bytes(buffer: Buffer, value: Any) -> tuple[memoryview, str | None]:
     import numpy as np
 
     plain = False
-    if isinstance(value, np.ma.MaskedArray):
+    masked = sys.modules.get("numpy.ma")  # who has a masked array has it; importing it takes 40 ms of a first request
+    if masked is not None and isinstance(value, masked.MaskedArray):
         raise NotContiguous(f"input {buffer.name!r} is a masked array; pass its filled() values", buffer=buffer.name)
     if isinstance(value, np.ndarray):
         array = np.asarray(value)

@@ -11,12 +11,12 @@ from kaas import softgpu as software
 # Ray reads this when it is imported; with its default it would leave a token in the home folder
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
-SOFTGPU_BYTES = (256 << 20, 256 << 20)
+SOFTGPU_BYTES = (256 << 20, 256 << 20, 256 << 20)
 
 
 @pytest.fixture(scope="session")
 def softgpu() -> tuple[int, ...]:
-    """Two software devices of 256 MB in this process; their sizes in bytes.
+    """Three software devices of 256 MB in this process; their sizes in bytes.
 
     A process is given its devices once, so every test that wants some in-process takes them from here.
     """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import subprocess
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -152,3 +154,13 @@ def test_subclasses_of_arrays() -> None:
     assert len(input_bytes(buffer, np.asmatrix(np.zeros((2, 3), np.float32)))) == 24
     with pytest.raises(NotContiguous, match="masked"):
         input_bytes(buffer, np.ma.zeros((2, 3), np.float32))
+
+
+def test_inputs_do_not_wait_for_imports() -> None:
+    """A first request would pay for it: numpy.ma takes 40 ms, and whoever has a masked array has imported it."""
+    program = (
+        "import sys, numpy, kaas, kaas.request\n"
+        "kaas.request.input_bytes(kaas.Buffer('x', 4, 'float32'), numpy.zeros(4, numpy.float32))\n"
+        "sys.exit('numpy.ma' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -42,7 +42,7 @@ class Station:
 
 @pytest.fixture(params=[0, 1])
 def station(softgpu: tuple[int, ...], request: pytest.FixtureRequest) -> Station:
-    assert len(softgpu) == 2
+    assert len(softgpu) > request.param
     return Station(request.param)
 
 

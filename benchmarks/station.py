@@ -1,0 +1,137 @@
+"""Where benchmarks of the executor run: on the first GPU or else on a software GPU with modelled time, with a kernel
+that takes a stated time on either: modelled on the one, spinning on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+import kaas
+from kaas import softgpu
+from kaas.executor.device import Device, call, gpu_count, open_device
+from kaas.executor.executor import Executor, Request, RunStats, Source
+
+PTX = Path(__file__).parent / "kernels" / "launch.ptx"
+COPY_BYTES_PER_S = 2e9
+"""Modelled, of each direction."""
+N = 1024
+"""Elements that the kernel reads and writes: its time is modelled or spun, not worked."""
+COPIES = 50
+PROBES = 30
+SHORTEST_S = 1e-5
+"""Below this a launch takes longer than what the kernel does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """A device for benchmarks.
+
+    Fields:
+        copy_bytes_per_s: what it copies from page-locked memory: modelled or measured.
+        kernel_s: what the kernel of `requests` takes, with so many rounds.
+    """
+
+    kind: str
+    name: str
+    copy_bytes_per_s: float
+    kernel_s: float
+    rounds: int
+
+    def executor(self, **options: int) -> Executor:
+        return Executor(open_device(self.kind, 0), **options)
+
+    def requests(self, count: int, object_bytes: int) -> list[Request]:
+        """So many requests, each with an object of its own, which its kernel reads where it is cached."""
+        task = reader(object_bytes, self.rounds)
+        objects = [np.full(object_bytes // 4, k, np.float32) for k in range(count)]
+        return [request(task, value, b"object-%d" % k) for k, value in enumerate(objects)]
+
+
+def open_station(memory_bytes: int, object_bytes: int, kernel_s: float | None = None, share: float = 1.0) -> Station:
+    """
+    Args:
+        memory_bytes: of the software GPU.
+        object_bytes: of the objects that are copied.
+        kernel_s: what the kernel is to take; None: as long as a copy of one object.
+        share: of the software GPU that it takes; on a GPU it takes a few multiprocessors.
+    """
+    if gpu_count():
+        return _measured(object_bytes, kernel_s)
+    seconds = object_bytes / COPY_BYTES_PER_S if kernel_s is None else kernel_s
+    model = softgpu.Model(copy_bytes_per_s=COPY_BYTES_PER_S, kernels={"step": softgpu.Takes(seconds, share)})
+    softgpu.load([softgpu.Device(memory_bytes, model)])
+    return Station("software", "software GPU, modelled", COPY_BYTES_PER_S, seconds, 1)
+
+
+def send(executor: Executor, requests: Iterable[Request], lanes: int) -> tuple[float, list[RunStats]]:
+    """Seconds that the requests take from so many threads, each with one under way, and what they did."""
+    with ThreadPoolExecutor(lanes) as threads:
+        began = perf_counter()
+        stats = [result.stats for result in threads.map(executor.run, requests)]
+        return perf_counter() - began, stats
+
+
+def reader(object_bytes: int, rounds: int) -> kaas.KTask:
+    """One kernel that spins and reads a part of an object."""
+    x, y = kaas.Buffer("x", N, "float32"), kaas.Buffer("y", N, "float32")
+    w = kaas.Buffer("w", object_bytes // 4, "float32")
+    args: list[Any] = [kaas.In(x), kaas.In(w), kaas.Out(y), kaas.i32(N), kaas.i32(rounds)]
+    return kaas.KTask([kaas.Kernel(kaas.Library.from_file(PTX), "step", N // 256, 256, args)], [y])
+
+
+def request(task: kaas.KTask, value: np.ndarray[Any, Any], key: bytes) -> Request:
+    return Request(task, {"x": Source(np.ones(N, np.float32)), "w": Source(value, key=key)}, {})
+
+
+# --- a GPU
+
+
+def _measured(object_bytes: int, kernel_s: float | None) -> Station:
+    device = open_device("gpu", 0)
+    with device.current():
+        copy_s = _copy_seconds(device, object_bytes)
+    executor = Executor(device)
+    rounds, seconds = _calibrate(executor, object_bytes, copy_s if kernel_s is None else kernel_s)
+    executor.close()
+    return Station("gpu", device.info().name, object_bytes / copy_s, seconds, rounds)
+
+
+def _copy_seconds(device: Device, nbytes: int) -> float:
+    """Median time of a copy from page-locked memory, by the device's clock."""
+    stream = device.stream()
+    source, target = call(driver.cuMemHostAlloc, nbytes, 0), call(driver.cuMemAlloc, nbytes)
+    began, ended = call(driver.cuEventCreate, 0), call(driver.cuEventCreate, 0)
+    times: list[float] = []
+    for _ in range(COPIES):
+        call(driver.cuEventRecord, began, stream.handle)
+        call(driver.cuMemcpyHtoDAsync, target, source, nbytes, stream.handle)
+        call(driver.cuEventRecord, ended, stream.handle)
+        stream.synchronize()
+        times.append(call(driver.cuEventElapsedTime, began, ended) / 1e3)
+    for event in (began, ended):
+        call(driver.cuEventDestroy, event)
+    call(driver.cuMemFree, target)
+    call(driver.cuMemFreeHost, source)
+    stream.close()
+    return median(times)
+
+
+def _calibrate(executor: Executor, object_bytes: int, wanted_s: float) -> tuple[int, float]:
+    """Rounds with which the kernel takes as long as is wanted, and what it then takes."""
+    value = np.zeros(object_bytes // 4, np.float32)
+    rounds, seconds = 1000, 0.0
+    for _ in range(6):  # the clocks of an idle GPU are low at first
+        task = reader(object_bytes, rounds)
+        seconds = median(executor.run(request(task, value, b"probe")).stats.device_s for _ in range(PROBES))
+        if abs(seconds / wanted_s - 1) < 0.02:
+            break
+        rounds = max(1, round(rounds * wanted_s / max(seconds, SHORTEST_S)))
+    return rounds, seconds

@@ -1,0 +1,86 @@
+"""Executors that are broken on purpose, on a device that no other test keeps anything on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cuda.bindings import driver
+
+import kaas
+from kaas import softgpu as software
+from kaas.executor.device import HostMemory, call, open_device
+from kaas.executor.executor import Executor
+from tests.faults.workload import CACHE_BYTES, HOST_BYTES, WHOLE_BYTES
+
+ORDINAL = 1
+KERNELS = Path(__file__).parents[1] / "executor" / "kernels"
+
+Open = Callable[..., Executor]
+
+
+def new_context() -> None:
+    """What the end of its process does for a lost device: everything of its context goes."""
+    software.forgive()
+    context = call(driver.cuDevicePrimaryCtxRetain, ORDINAL)
+    while int(call(driver.cuCtxGetCurrent)) == int(context):
+        call(driver.cuCtxPopCurrent)  # lost executors leave it on their threads
+    call(driver.cuDevicePrimaryCtxReset, ORDINAL)
+
+
+@pytest.fixture(scope="session")
+def library() -> kaas.Library:
+    return kaas.Library.from_file(KERNELS / "simple.ptx")
+
+
+@pytest.fixture(autouse=True)
+def forgiven(softgpu: tuple[int, ...]) -> Iterator[None]:  # noqa: ARG001
+    yield
+    software.forgive()
+
+
+@pytest.fixture
+def opened(forgiven: None) -> Iterator[Open]:  # noqa: ARG001
+    """Makes executors with small budgets, and closes them."""
+    made: list[Executor] = []
+
+    def make(**options: int) -> Executor:
+        sizes = {"cache_bytes": CACHE_BYTES, "host_cache_bytes": HOST_BYTES, "whole_object_bytes": WHOLE_BYTES}
+        made.append(Executor(open_device("software", ORDINAL), **(sizes | options)))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()
+
+
+@pytest.fixture
+def all_given_back(forgiven: None) -> Iterator[None]:  # noqa: ARG001
+    """Checks that the device has as much memory in the end as in the beginning; for `usefixtures`, whose come first."""
+    observer = open_device("software", ORDINAL)
+    with observer.current():
+        before = observer.free_bytes()
+    yield
+    with observer.current():
+        assert observer.free_bytes() == before
+    observer.close()
+
+
+@pytest.fixture
+def host_memory(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Addresses of all page-locked memory that executors have taken and not given back."""
+    live: set[int] = set()
+    init, close = HostMemory.__init__, HostMemory.close
+
+    def counted(self: HostMemory, address: int, nbytes: int) -> None:
+        live.add(address)
+        init(self, address, nbytes)
+
+    def discounted(self: HostMemory) -> None:
+        live.remove(self.address)
+        close(self)
+
+    monkeypatch.setattr(HostMemory, "__init__", counted)
+    monkeypatch.setattr(HostMemory, "close", discounted)
+    return live

@@ -1,0 +1,223 @@
+"""Faults that a device survives: the request that meets one ends well or with its error, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import kaas
+from kaas import softgpu as software
+from kaas.errors import InputFailed, KaasError, OutOfDeviceMemory, WrongSize
+from kaas.executor.executor import Executor, Request, Source
+from tests.executor.interpreter import interpret
+from tests.faults.conftest import ORDINAL, Open
+from tests.faults.workload import (
+    CACHE_BYTES,
+    SIZES,
+    Books,
+    Case,
+    Draw,
+    attempt,
+    cached,
+    content,
+    right,
+    tasks,
+)
+
+SMALL, _, LARGE = SIZES
+MOST_ALLOCATIONS = 8
+FAULTS = 1000
+
+
+def adding(library: kaas.Library, n: int, first: int, second: int) -> Case:
+    """c = a + b of two objects."""
+    task = tasks(library, n)[0]
+    arrays = {"a": content(n, first), "b": content(n, second)}
+    return Case(Request(task, {"a": cached(n, first), "b": cached(n, second)}, {}), interpret(task, arrays))
+
+
+def cold(_: Executor, library: kaas.Library) -> Case:
+    return adding(library, SMALL, 0, 1)
+
+
+def warm(executor: Executor, library: kaas.Library) -> Case:
+    right(adding(library, SMALL, 0, 1), executor.run)
+    return adding(library, SMALL, 0, 1)
+
+
+def growing(executor: Executor, library: kaas.Library) -> Case:
+    """All objects are there, in an arena that is too small."""
+    right(adding(library, SMALL, 0, 1), executor.run)
+    executor.load([cached(LARGE, 0), cached(LARGE, 1)])
+    return adding(library, LARGE, 0, 1)
+
+
+def evicting(executor: Executor, library: kaas.Library) -> Case:
+    """What is to come drives out what is there."""
+    for number in range(2, 8):
+        right(adding(library, LARGE, number, number + 1), executor.run)
+    assert executor.cache.used_bytes > CACHE_BYTES - 2 * 4 * LARGE
+    return adding(library, LARGE, 0, 1)
+
+
+SITUATIONS = {cold: 3, warm: 0, growing: 1, evicting: 2}
+"""With the number of allocations that the request in question makes."""
+
+
+def run_out(at: int, times: int) -> None:
+    """So many allocations in a row fail, from the at-th on."""
+    for number in range(times):
+        software.inject(software.Fault("out_of_memory", at=at + number), ORDINAL)
+
+
+@pytest.mark.usefixtures("all_given_back")
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: str(situation.__name__))
+def test_out_of_memory_at_every_allocation(
+    opened: Open, library: kaas.Library, host_memory: set[int], situation: Callable[..., Case]
+) -> None:
+    """The second failure in a row is one too many: room is made and tried again once."""
+    failed = []
+    for at in range(1, MOST_ALLOCATIONS + 1):
+        executor = opened()
+        books = Books(executor)
+        case = situation(executor, library)
+        before = executor.cache.sizes
+        run_out(at, 2)
+        error = attempt(case, executor.run, OutOfDeviceMemory)
+        if error is not None:
+            assert error.fields["needed_bytes"] > 0
+            assert error.fields["code_name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+            assert executor.cache.sizes.items() <= before.items()
+            failed.append(at)
+        software.forgive()
+        assert executor.lost is None
+        books.check()
+        right(case, executor.run)
+        books.check()
+        executor.close()
+    assert failed == list(range(1, SITUATIONS[situation] + 1))
+    assert not host_memory
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: str(situation.__name__))
+def test_one_allocation_that_fails_is_survived(
+    opened: Open, library: kaas.Library, situation: Callable[..., Case]
+) -> None:
+    for at in range(1, MOST_ALLOCATIONS + 1):
+        executor = opened()
+        books = Books(executor)
+        case = situation(executor, library)
+        run_out(at, 1)
+        right(case, executor.run)
+        software.forgive()
+        assert executor.cache.device.capacity_bytes == CACHE_BYTES
+        books.check()
+        executor.close()
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_slow_copy_changes_nothing(opened: Open, library: kaas.Library, at: int) -> None:
+    executor = opened()
+    books = Books(executor)
+    software.inject(software.Fault("slow_copy", at=at, seconds=1e-3), ORDINAL)
+    right(adding(library, LARGE, 0, 1), executor.run)
+    books.check()
+
+
+@pytest.mark.usefixtures("all_given_back")
+@pytest.mark.parametrize("pin", [False, True])
+def test_objects_that_cannot_be_loaded_ahead(opened: Open, host_memory: set[int], pin: bool) -> None:
+    objects = [cached(LARGE, 0), cached(LARGE, 1)]
+    for at in (1, 2):
+        executor = opened()
+        books = Books(executor)
+        run_out(at, 2)
+        with pytest.raises(OutOfDeviceMemory):
+            executor.load(objects, pin=pin)
+        software.forgive()
+        assert not executor.cache.sizes
+        books.check()
+        executor.load(objects, pin=pin)
+        executor.unpin()
+        assert len(executor.cache.sizes) == 2
+        books.check()
+        executor.close()
+    assert not host_memory
+
+
+# --- at random
+
+
+def unfetchable(source: Source) -> Source:
+    def fetch() -> Any:
+        raise ConnectionError("the store is gone")
+
+    return dataclasses.replace(source, value=None, key=b"nowhere", fetch=fetch)
+
+
+def spoil(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], ...]]:
+    """Injects a fault, or gives the request one of its own; with the errors that may come of it."""
+    match draw.random.randrange(6):
+        case 0 | 1 | 2:
+            run_out(draw.random.randint(1, 4), draw.random.randint(1, 3))
+            return case, (OutOfDeviceMemory,)
+        case 3:
+            software.inject(software.Fault("slow_copy", at=draw.random.randint(1, 4)), ORDINAL)
+            return case, ()
+        case _:
+            return spoil_request(draw, case)
+
+
+def tend(draw: Draw, executor: Executor) -> None:
+    """Loads, pins or forgets something, which a fault may prevent."""
+    chosen = [cached(SMALL, 0), cached(LARGE, draw.random.randrange(3))]
+    keys = [source.key for source in chosen if source.key is not None]
+    run_out(draw.random.randint(1, 6), 2)
+    try:
+        executor.load(chosen, pin=draw.random.random() < 0.5)
+    except OutOfDeviceMemory:
+        assert not executor.cache.pinned
+    executor.unpin()
+    executor.flush(keys if draw.random.random() < 0.8 else None)
+    assert not executor.cache.sizes.keys() & set(keys)
+
+
+def spoil_request(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], ...]]:
+    """Gives the request a fault of its own, with the error that comes of it."""
+    inputs = dict(case.request.inputs)
+    name = draw.random.choice(sorted(inputs))
+    if draw.random.random() < 0.5:
+        inputs[name] = unfetchable(inputs[name])
+        return Case(dataclasses.replace(case.request, inputs=inputs), {}), (InputFailed,)
+    inputs[name] = Source(key=b"too-small", fetch=lambda: content(8, 1))
+    return Case(dataclasses.replace(case.request, inputs=inputs), {}), (WrongSize,)
+
+
+@pytest.mark.usefixtures("all_given_back")
+@pytest.mark.parametrize("seed", range(2))
+def test_a_thousand_random_faults(opened: Open, library: kaas.Library, host_memory: set[int], seed: int) -> None:
+    executor = opened()
+    books = Books(executor)
+    draw = Draw(library, seed)
+    ended: Counter[str] = Counter()
+    for _ in range(FAULTS):
+        case, possible = spoil(draw, draw.case())
+        before = executor.cache.sizes
+        error = attempt(case, executor.run, *possible)
+        ended[type(error).__name__] += 1
+        if error is not None:
+            assert executor.cache.sizes.items() <= before.items()
+        if draw.random.random() < 0.1:
+            tend(draw, executor)
+        software.forgive()
+        books.check()
+        right(draw.case(), executor.run)
+        books.check()
+    assert ended.keys() == {"NoneType", "OutOfDeviceMemory", "InputFailed", "WrongSize"}
+    assert min(ended.values()) >= FAULTS // 50
+    executor.close()
+    assert not host_memory

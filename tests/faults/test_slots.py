@@ -1,0 +1,104 @@
+"""Faults with several requests at a time: each ends well or with its error, and the others are none the worse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import kaas
+from kaas import softgpu as software
+from kaas.errors import DeviceLost, OutOfDeviceMemory
+from kaas.executor.executor import Executor
+from tests.faults.conftest import ORDINAL, Open, new_context
+from tests.faults.test_recoverable import spoil, spoil_request
+from tests.faults.workload import Books, Draw, attempt, right
+
+SLOTS = 2
+ROUNDS = 250
+LOSSES = 40
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def reset(forgiven: None) -> Iterator[None]:  # noqa: ARG001
+    yield
+    new_context()
+
+
+def together(work: Callable[[int], Counter[str]]) -> Counter[str]:
+    """Runs the work in as many threads as there are slots; it counts how its requests ended."""
+    with ThreadPoolExecutor(SLOTS) as threads:
+        counts = [threads.submit(work, number) for number in range(SLOTS)]
+        return sum((count.result(LIMIT_S) for count in counts), Counter())
+
+
+@pytest.mark.usefixtures("all_given_back")
+def test_random_faults_in_two_slots(opened: Open, library: kaas.Library, host_memory: set[int]) -> None:
+    executor = opened(slots=SLOTS)
+    books = Books(executor)
+
+    def work(number: int) -> Counter[str]:
+        draw, ended = Draw(library, number), Counter[str]()
+        for _ in range(ROUNDS):
+            case, possible = spoil(draw, draw.case())
+            error = attempt(case, executor.run, *possible, OutOfDeviceMemory)  # which may be the other's
+            ended[type(error).__name__] += 1
+            software.forgive()  # what has not come, be it meant for the other
+        return ended
+
+    ended = together(work)
+    assert ended.keys() == {"NoneType", "OutOfDeviceMemory", "InputFailed", "WrongSize"}
+    assert executor.lost is None
+    books.check()
+    draw = Draw(library, SLOTS)
+    for _ in range(10):
+        right(draw.case(), executor.run)
+    books.check()
+    executor.close()
+    assert not host_memory
+
+
+def test_a_failing_neighbour_changes_no_result(opened: Open, library: kaas.Library) -> None:
+    executor = opened(slots=SLOTS)
+
+    def work(number: int) -> Counter[str]:
+        draw, ended = Draw(library, number), Counter[str]()
+        for _ in range(ROUNDS):
+            if number == 0:
+                right(draw.case(), executor.run)
+                continue
+            case, possible = spoil_request(draw, draw.case())
+            error = attempt(case, executor.run, *possible)
+            ended[type(error).__name__] += 1
+        return ended
+
+    ended = together(work)
+    assert ended.keys() == {"InputFailed", "WrongSize"}
+
+
+@pytest.mark.usefixtures("reset")
+@pytest.mark.parametrize("kind", ["launch_failure", "device_lost"])
+def test_whoever_runs_when_the_device_is_lost_is_told(opened: Open, library: kaas.Library, kind: str) -> None:
+    lost = 0
+    for round_number in range(LOSSES // 2):
+        executor = opened(slots=SLOTS)
+        software.inject(software.Fault(kind, at=1 + 3 * round_number % 20), ORDINAL)
+
+        def work(number: int, executor: Executor = executor, seed: int = 2 * round_number) -> Counter[str]:
+            draw, ended = Draw(library, seed + number), Counter[str]()
+            for _ in range(6):
+                error = attempt(draw.case(), executor.run, DeviceLost)
+                ended[type(error).__name__] += 1
+                if error is not None:
+                    assert executor.lost is not None
+                    assert isinstance(attempt(draw.case(), executor.run, DeviceLost), DeviceLost)
+                    break
+            return ended
+
+        lost += together(work)["DeviceLost"]
+        executor.close()
+        new_context()
+    assert lost > LOSSES // 2

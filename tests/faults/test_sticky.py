@@ -1,0 +1,135 @@
+"""Faults that stick: the request ends with DeviceLost, the executor is lost, and the next one on the device works."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas import softgpu as software
+from kaas.errors import DeviceLost
+from kaas.executor.executor import Executor, Request, Source
+from tests.executor.interpreter import interpret
+from tests.faults.conftest import ORDINAL, Open, new_context
+from tests.faults.workload import SIZES, Books, Case, Draw, attempt, cached, content, right, tasks
+
+KINDS = {
+    "launch_failure": "CUDA_ERROR_LAUNCH_FAILED",
+    "illegal_address": "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "ecc": "CUDA_ERROR_ECC_UNCORRECTABLE",
+    "device_lost": "CUDA_ERROR_UNKNOWN",
+}
+ENDLESS = Path(__file__).parents[1] / "softgpu" / "kernels" / "endless.ptx"
+LIMIT_S = 60.0
+LOSSES = 100
+
+
+@pytest.fixture(autouse=True)
+def reset(forgiven: None) -> Iterator[None]:  # noqa: ARG001
+    yield
+    new_context()
+
+
+def chain(library: kaas.Library) -> Case:
+    """Three kernels, the last after the others."""
+    n = SIZES[1]
+    task = tasks(library, n)[1]
+    arrays = {"a": content(n, 0), "b": content(n, 1)}
+    return Case(Request(task, {"a": cached(n, 0), "b": Source(arrays["b"])}, {}), interpret(task, arrays))
+
+
+def loses(executor: Executor, request: Request) -> DeviceLost:
+    with pytest.raises(DeviceLost) as caught:
+        executor.run(request)
+    assert executor.lost is not None
+    assert (executor.lost.code_name, executor.lost.call) == (caught.value.code_name, caught.value.call)
+    return caught.value
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_at_every_kernel(opened: Open, library: kaas.Library, kind: str, at: int) -> None:
+    executor, case = opened(), chain(library)
+    right(case, executor.run)
+    software.inject(software.Fault(kind, at=at), ORDINAL)
+    error = loses(executor, case.request)
+    assert error.code_name == KINDS[kind]
+    assert error.call.startswith("cu")
+    assert "kernel" in error.message or kind == "device_lost"
+    again = loses(executor, case.request)
+    assert again is not error
+    assert again.fields == error.fields
+    with pytest.raises(DeviceLost):
+        executor.load([cached(SIZES[0], 0)])
+    executor.close()
+    new_context()
+    fresh = opened()
+    books = Books(fresh)
+    right(case, fresh.run)
+    books.check()
+
+
+def test_a_fault_in_a_later_iteration(opened: Open, library: kaas.Library) -> None:
+    task = tasks(library, 64)[4]
+    software.inject(software.Fault("launch_failure", at=3), ORDINAL)
+    assert "kernel axpy" in loses(opened(), Request(task, {"a": cached(64, 0)}, {})).message
+
+
+def test_a_hang_ends_when_it_is_ended(opened: Open, library: kaas.Library) -> None:
+    executor, case = opened(), chain(library)
+    software.inject(software.Fault("hang", at=2), ORDINAL)
+    ended: list[Any] = []
+
+    def run() -> None:
+        ended.append(loses(executor, case.request))
+
+    runs = [threading.Thread(target=run, daemon=True) for _ in range(2)]  # the other waits for its turn
+    for thread in runs:
+        thread.start()
+    while any(thread.is_alive() for thread in runs):
+        software._present().library.kaas_softgpu_end_hangs()  # it hangs at some moment from now
+    assert [error.code_name for error in ended] == ["CUDA_ERROR_LAUNCH_TIMEOUT"] * 2
+    new_context()
+    right(case, opened().run)
+
+
+def test_an_endless_kernel_ends_when_it_is_cancelled(opened: Open, library: kaas.Library) -> None:
+    started, go = kaas.Buffer("started", 1, "int32"), kaas.Buffer("go", 64, "int32")
+    endless = kaas.Kernel(kaas.Library.from_file(ENDLESS), "together", 1, 32, [kaas.InOut(started), kaas.InOut(go)])
+    zeros = {"started": Source(np.zeros(1, np.int32)), "go": Source(np.zeros(64, np.int32))}
+    executor = opened()
+    ended: list[Any] = []
+    request = Request(kaas.KTask([endless], [started]), zeros, {})
+    thread = threading.Thread(target=lambda: ended.append(loses(executor, request)), daemon=True)
+    executor.prepare(request.task)
+    thread.start()
+    software.cancel(ORDINAL)
+    thread.join(LIMIT_S)
+    assert [error.code_name for error in ended] == ["CUDA_ERROR_LAUNCH_TIMEOUT"]
+    new_context()
+    right(chain(library), opened().run)
+
+
+def test_random_losses(opened: Open, library: kaas.Library) -> None:
+    draw, lost = Draw(library, 5), 0
+    for _ in range(LOSSES):
+        executor = opened()
+        books = Books(executor)
+        for _ in range(draw.random.randrange(3)):
+            right(draw.case(), executor.run)
+        books.check()
+        kind = draw.random.choice(sorted(KINDS))
+        software.inject(software.Fault(kind, at=draw.random.randint(1, 3)), ORDINAL)
+        case = draw.case()
+        error = attempt(case, executor.run, DeviceLost)
+        if error is not None:
+            assert error.fields["code_name"] == KINDS[kind]
+            lost += 1
+        executor.close()
+        new_context()
+    assert lost > LOSSES // 4

@@ -1,0 +1,125 @@
+"""Faults that need no injection: kernels that fail, and memory that runs out. On a GPU, and so that they are known to
+be right, on the software GPU too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+
+import kaas
+from kaas.config import Device
+from kaas.errors import InputFailed, OutOfDeviceMemory, RequestTooLarge
+from kaas.executor.device import call, open_device
+from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.local import run_local
+from tests.gpu import stored
+from tests.gpu.faults import SYMBOLS
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 300.0
+MIB = 1 << 20
+OBJECT_BYTES = 32 * MIB
+LEFT_BYTES = 16 * MIB
+ROOM_BYTES = 4 * MIB
+
+
+@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "software"])
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "software":
+        request.getfixturevalue("softgpu")
+    return str(request.param)
+
+
+@pytest.fixture
+def executor(kind: str) -> Iterator[Executor]:
+    """Plans with all memory that the device has when it is opened."""
+    made = Executor(open_device(kind, 0), host_cache_bytes=0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def small(kind: str) -> Iterator[Executor]:
+    made = Executor(open_device(kind, 0), cache_bytes=ROOM_BYTES)
+    yield made
+    made.close()
+
+
+def reading(nbytes: int) -> kaas.KTask:
+    """Doubles the first elements of an object."""
+    library = kaas.Library.from_file(Path(__file__).parent / "kernels" / "cases.ptx")
+    w, y = kaas.Buffer("w", nbytes // 4, "float32"), kaas.Buffer("y", 40, "float32")
+    args: list[Any] = [kaas.Pointers([kaas.In(w), kaas.In(w)]), kaas.u32(2), kaas.Out(y), kaas.u32(40)]
+    return kaas.KTask([kaas.Kernel(library, "add_rows", 2, 32, args)], [y])
+
+
+def check(executor: Executor, nbytes: int, value: int) -> Any:
+    """Reads an object that is full of a value; gives what the request did."""
+    source = Source(key=b"%d-%d" % (nbytes, value), fetch=lambda: np.full(nbytes // 4, value, np.float32))
+    result = executor.run(Request(reading(nbytes), {"w": source}, {}))
+    np.testing.assert_array_equal(result.outputs["y"], np.full(40, 2 * value, np.float32))
+    return result.stats
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_a_kernel_that_fails_loses_the_device_for_its_process(kind: str, symbol: str) -> None:
+    command = [sys.executable, "-m", "tests.gpu.faults", kind, symbol]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    printed = [line for line in ended.stdout.split() if line.isdigit() or line.startswith("CUDA_ERROR")]
+    assert printed == ["7", SYMBOLS[symbol], SYMBOLS[symbol]], ended.stdout + ended.stderr
+    assert ended.returncode == 0
+    case = stored.load("sobel")  # others keep it
+    outputs = run_local(case.task, case.inputs, scalars=case.scalars, device=Device(kind))
+    stored.assert_same(outputs, case.outputs, case.rtol)
+
+
+def test_what_exceeds_the_budget_is_refused_and_changes_nothing(small: Executor) -> None:
+    check(small, MIB, 1)
+    before = small.cache.sizes
+    with pytest.raises(RequestTooLarge) as caught:
+        check(small, 2 * ROOM_BYTES, 2)
+    assert caught.value.excess_bytes >= ROOM_BYTES
+    assert small.cache.sizes == before
+    assert check(small, MIB, 1).hits == 1
+
+
+def test_what_is_pinned_leaves_no_room(small: Executor) -> None:
+    small.load([Source(np.ones(3 * MIB // 4, np.float32), key=b"pinned")], pin=True)
+    with pytest.raises(OutOfDeviceMemory):
+        check(small, 2 * MIB, 1)
+    small.unpin()
+    assert check(small, 2 * MIB, 1).evicted == (b"pinned",)
+
+
+def test_an_input_that_cannot_be_had(small: Executor) -> None:
+    def fetch() -> Any:
+        raise ConnectionError("the store is gone")
+
+    with pytest.raises(InputFailed, match="the store is gone"):
+        small.run(Request(reading(MIB), {"w": Source(key=b"w", fetch=fetch)}, {}))
+    assert not small.cache.sizes
+    assert not small.cache.pinned
+    check(small, MIB, 3)
+
+
+def test_memory_that_others_took(executor: Executor) -> None:
+    """The driver has less than it had: what is cached makes room; what still does not fit fails by itself."""
+    check(executor, OBJECT_BYTES, 1)
+    with executor.device.current():
+        taken = call(driver.cuMemAlloc, executor.device.free_bytes() - LEFT_BYTES)
+    try:
+        assert check(executor, OBJECT_BYTES, 2).evicted
+        with pytest.raises((OutOfDeviceMemory, RequestTooLarge)):
+            check(executor, 3 * OBJECT_BYTES, 3)
+        check(executor, OBJECT_BYTES, 4)
+    finally:
+        with executor.device.current():
+            call(driver.cuMemFree, taken)
+    check(executor, OBJECT_BYTES, 5)

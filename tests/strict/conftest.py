@@ -1,0 +1,44 @@
+"""Strict mode for single tests, on a device that no other test keeps anything on: mistakes may cost it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import kaas
+from kaas import softgpu as software
+from kaas.executor.device import open_device
+from kaas.executor.executor import Executor
+from tests.faults.conftest import ORDINAL, new_context
+
+KERNELS = Path(__file__).parents[1] / "executor" / "kernels"
+
+
+@pytest.fixture(scope="session")
+def library() -> kaas.Library:
+    return kaas.Library.from_file(KERNELS / "simple.ptx")
+
+
+@pytest.fixture
+def strict(softgpu: tuple[int, ...]) -> Iterator[Callable[[int], None]]:  # noqa: ARG001
+    """Turns strict mode on, with a seed; it ends with the test."""
+    yield software.set_strict
+    software.set_strict(None)
+    new_context()
+
+
+@pytest.fixture
+def opened(strict: Callable[[int], None]) -> Iterator[Callable[..., Executor]]:
+    """Makes executors in strict mode (seed, options), and closes them."""
+    made: list[Executor] = []
+
+    def make(seed: int, **options: int) -> Executor:
+        strict(seed)
+        made.append(Executor(open_device("software", ORDINAL), **options))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()

@@ -1,0 +1,120 @@
+"""Mistakes planted in the executor: strict mode shows each of them, and the software GPU by itself does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.errors import DeviceLost
+from kaas.executor.device import Graph, ParameterBlock, Stream, Watch
+from kaas.executor.executor import Executor, Request, Source
+from tests.executor.interpreter import interpret
+from tests.faults.conftest import new_context
+
+N = 1000
+SEEDS = range(8)
+Open = Callable[..., Executor]
+
+
+@pytest.fixture
+def diamond(library: kaas.Library) -> kaas.KTask:
+    """a is doubled, then that tripled and negated, then both are added."""
+    a, b, c, d, e = (kaas.Buffer(name, N, "int32") for name in "abcde")
+    steps: list[tuple[str, list[Any]]] = [
+        ("scale", [kaas.In(a), kaas.Out(b), kaas.i32(2)]),
+        ("scale", [kaas.In(b), kaas.Out(c), kaas.i32(3)]),
+        ("scale", [kaas.In(b), kaas.Out(d), kaas.i32(-1)]),
+        ("add", [kaas.In(c), kaas.In(d), kaas.Out(e)]),
+    ]
+    return kaas.KTask([kaas.Kernel(library, name, 8, 128, [*args, kaas.i32(N)]) for name, args in steps], [e])
+
+
+EDGES = [(0, 1), (0, 2), (1, 3), (2, 3)]
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, edge: tuple[int, int]) -> None:
+    """Graphs are made without this edge."""
+    add = Graph.add
+
+    def careless(self: Graph, block: ParameterBlock, after: Sequence[int]) -> None:
+        add(self, block, [before for before in after if (before, len(self._nodes)) != edge])
+
+    monkeypatch.setattr(Graph, "add", careless)
+
+
+def wrong(executor: Executor, task: kaas.KTask, *, cached: bool = False) -> int:
+    """How many requests in a row fail, or give something else than the interpreter. cached: they bring objects, not
+    values."""
+    count = 0
+    for number in range(8):
+        a = np.arange(number, number + N, dtype=np.int32)
+        source = Source(a, key=b"%d" % number if cached else None)
+        try:
+            seen = executor.run(Request(task, {"a": source}, {})).outputs["e"]
+        except DeviceLost:
+            count += 1
+        else:
+            count += not np.array_equal(seen, interpret(task, {"a": a})["e"])
+    return count
+
+
+def planted(open_executor: Open, seed: int, task: kaas.KTask, *, cached: bool = False) -> bool:
+    """Whether a mistake that is there now shows; afterwards the device is as new."""
+    executor = open_executor(seed)
+    found = wrong(executor, task, cached=cached) > 0
+    executor.close()
+    new_context()
+    return found
+
+
+def test_edges_are_those_of_the_diamond(diamond: kaas.KTask) -> None:
+    assert sorted(diamond.edges) == EDGES
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_a_missing_edge_is_found(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, diamond: kaas.KTask, edge: tuple[int, int]
+) -> None:
+    found = []
+    for seed in SEEDS:
+        assert not planted(opened, seed, diamond)
+        with monkeypatch.context() as patched:
+            forget(patched, edge)
+            found.append(planted(opened, seed, diamond))
+    assert any(found), found
+
+
+def test_without_strict_mode_it_would_not_be(
+    opened: Open, strict: Callable[[int | None], None], monkeypatch: pytest.MonkeyPatch, diamond: kaas.KTask
+) -> None:
+    executor = opened(0)
+    strict(None)
+    forget(monkeypatch, EDGES[0])
+    assert not wrong(executor, diamond)
+
+
+def wait_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event that others wait for is recorded before the copy, and not after it."""
+    start, stop = Watch.start, Watch.stop
+
+    def both(self: Watch, stream: Stream) -> None:
+        start(self, stream)
+        stop(self, stream)
+
+    monkeypatch.setattr(Watch, "start", both)
+    monkeypatch.setattr(Watch, "stop", lambda _, __: None)
+
+
+def test_a_missing_wait_is_found(opened: Open, monkeypatch: pytest.MonkeyPatch, diamond: kaas.KTask) -> None:
+    """Kernels that do not wait for what travels on the stream of copies read what was there before."""
+    found = []
+    for seed in SEEDS:
+        assert not planted(opened, seed, diamond, cached=True)
+        with monkeypatch.context() as patched:
+            wait_too_little(patched)
+            found.append(planted(opened, seed, diamond, cached=True))
+    assert any(found), found
