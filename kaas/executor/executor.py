@@ -12,7 +12,7 @@ from kaas.executor.admission import Admission, Admitted, Wanted
 from kaas.executor.cache import ObjectCache
 from kaas.executor.device import Device
 from kaas.executor.gate import Gate
-from kaas.executor.inputs import CachedObject, HostObject, Source, check_scalars, gather, gather_whole, stage
+from kaas.executor.inputs import CachedObject, HostObject, Source, check_scalars, gather, gather_whole
 from kaas.executor.memory import Lease, Memory
 from kaas.executor.plan import Plan
 from kaas.executor.profile import KernelTime
@@ -167,7 +167,7 @@ class Executor:
 
     def _run(self, slot: Slot, request: Request) -> Result:
         started = perf_counter()
-        replay = slot.replay(request.task, self._memory.cache.device.capacity_bytes)
+        replay = slot.replay(request.task, self._memory.cache.device.capacity_bytes, request.client)
         plan = replay.plan
         scalars, iterations = _check(plan, request)
         planned = perf_counter()
@@ -175,7 +175,7 @@ class Executor:
         admitted = self._admit(_wanted(slot, replay, request, self._memory))
         inputs, lease = admitted.inputs, admitted.lease
         try:
-            slot.enter(request.client)
+            slot.enter(request.client, plan)
             placement = replay.place(inputs.resident, slot.arena.address)
             addresses = slot.copy_in(plan, placement, inputs, lease)
             values = Values(placement, addresses, scalars)
@@ -291,8 +291,8 @@ class _Entered:
 
 def _wanted(slot: Slot, replay: Replay, request: Request, memory: Memory) -> Wanted:
     plan = replay.plan
-    staged = stage(plan, request.inputs)
-    look_up = partial(gather, plan, request.inputs, staged, find=memory.find, ranges=memory.ranges)
+    by_value = slot.stage(plan, request.inputs)
+    look_up = partial(gather, plan, request.inputs, by_value, find=memory.find, ranges=memory.ranges)
     return Wanted(look_up, plan.task, slot.number, replay.layout)
 
 

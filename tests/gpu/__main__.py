@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 NEEDED = ("numpy", "pytest", "msgspec", "cuda")
-WITHOUT_RAY = ("gpu_stages", "launch", "cache", "overlap", "slots")
+WITHOUT_RAY = ("gpu_stages", "launch", "cache", "clients", "overlap", "slots")
 WITH_RAY = ("overhead",)
 
 

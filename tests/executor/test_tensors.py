@@ -1,0 +1,214 @@
+"""Arrays of other libraries on a CUDA device, as inputs: what they hold, in the order of their own streams."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+
+import kaas
+from kaas import softgpu as software
+from kaas.errors import DeviceUnavailable, NotContiguous, WrongDtype, WrongSize
+from kaas.executor.device import Device, open_device
+from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.tensors import on_host
+from tests.executor.conftest import MakeExecutor
+from tests.exporters import DeviceArray, Exporter, strides
+from tests.softgpu_driver.calls import ok
+
+N = 1000
+A, B, C = (kaas.Buffer(name, N, "int32") for name in "abc")
+INTS = np.arange(N, dtype=np.int32)
+ORDINAL = 1
+"""Of the device on which `make_executor` makes executors."""
+
+
+@pytest.fixture(params=[0, 1], ids=["another device", "the same device"])
+def place(request: pytest.FixtureRequest, softgpu: tuple[int, ...]) -> Iterator[tuple[Device, int]]:  # noqa: ARG001
+    device = open_device("software", request.param)
+    yield device, request.param
+    device.close()
+
+
+def add(library: kaas.Library, output: kaas.Buffer = C, first: Any = None) -> kaas.KTask:
+    args = [first or kaas.In(A), kaas.In(B), kaas.Out(output), kaas.i32(N)]
+    return kaas.KTask([kaas.Kernel(library, "add", 8, 128, args)], [output])
+
+
+def run(executor: Executor, task: kaas.KTask, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+    sources = {name: value if isinstance(value, Source) else Source(value) for name, value in inputs.items()}
+    return executor.run(Request(task, sources, {})).outputs
+
+
+def test_copied_to_the_host(place: tuple[Device, int]) -> None:
+    device, ordinal = place
+    tensor = DeviceArray(device, ordinal, INTS.reshape(10, 100))
+    array = on_host("a", tensor)
+    np.testing.assert_array_equal(array, tensor.array)
+    assert array.dtype == np.int32
+    (stream,) = tensor.streams
+    assert stream is not None
+    assert stream > 2  # one of its own, which the exporter makes wait
+
+
+def test_as_inputs(place: tuple[Device, int], make_executor: MakeExecutor, library: kaas.Library) -> None:
+    executor = make_executor(1 << 20)
+    a, b = DeviceArray(*place, INTS), DeviceArray(*place, 2 * INTS)
+    for _ in range(2):
+        np.testing.assert_array_equal(run(executor, add(library), a=a, b=b)["c"], 3 * INTS)
+
+
+def test_as_a_view(place: tuple[Device, int], make_executor: MakeExecutor, library: kaas.Library) -> None:
+    executor = make_executor(1 << 20)
+    both = DeviceArray(*place, np.concatenate([INTS, 2 * INTS]))
+    inputs = {"a": Source(both, offset_bytes=0), "b": Source(both, offset_bytes=4 * N)}
+    np.testing.assert_array_equal(run(executor, add(library), **inputs)["c"], 3 * INTS)
+
+
+@pytest.fixture
+def here(softgpu: tuple[int, ...]) -> Iterator[Device]:  # noqa: ARG001
+    """The device of the executors, as another user of it sees it."""
+    device = open_device("software", ORDINAL)
+    yield device
+    device.close()
+
+
+def no_trip(*_: Any) -> None:
+    raise AssertionError("an array that lies on the device went through host memory")
+
+
+def test_read_where_it_lies(
+    here: Device, make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(1 << 20)
+    (slot,) = executor._slots
+    copies: list[tuple[int, int, int]] = []
+    monkeypatch.setattr("kaas.executor.tensors._copied", no_trip)
+    monkeypatch.setattr(slot.stream, "copy_in", no_trip)
+    monkeypatch.setattr(slot.stream, "copy", lambda *copied: copies.append(copied))
+    a, b = DeviceArray(here, ORDINAL, INTS), DeviceArray(here, ORDINAL, 2 * INTS)
+    np.testing.assert_array_equal(run(executor, add(library), a=a, b=b)["c"], 3 * INTS)
+    assert copies == []
+    assert executor.cache.arena_bytes <= 4096  # the output alone
+    assert a.streams == [slot.stream.number]
+
+
+def test_what_lies_across_is_copied_on_the_device(
+    here: Device, make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(1 << 20)
+    (slot,) = executor._slots
+    monkeypatch.setattr("kaas.executor.tensors._copied", no_trip)
+    monkeypatch.setattr(slot.stream, "copy_in", no_trip)
+    tensor = DeviceArray(here, ORDINAL, np.concatenate([INTS, INTS]))
+    inputs = {"a": Source(tensor, offset_bytes=4), "b": Source(tensor, offset_bytes=1024)}
+    expected = np.roll(INTS, -1) + np.roll(INTS, -256)
+    np.testing.assert_array_equal(run(executor, add(library), **inputs)["c"], expected)
+    assert 8000 <= executor.cache.arena_bytes <= 8192  # the output and what begins at no multiple of 256 bytes
+
+
+class Producer(DeviceArray):
+    """An array that another stream still has to make, when it is exported: so the one that reads it must wait."""
+
+    def __init__(self, device: Device, ordinal: int, array: Any) -> None:
+        super().__init__(device, ordinal, np.zeros_like(array))
+        with device.current():
+            self._ours = (device, device.stream())
+        self._result = array
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        assert stream is not None
+        device, ours = self._ours
+        with device.current():
+            made = ok(driver.cuEventCreate(0))
+            ours.copy_in(self.address, self._result, self._result.nbytes)
+            ok(driver.cuEventRecord(made, ours.handle))
+            ok(driver.cuStreamWaitEvent(driver.CUstream(stream), made, 0))
+            ok(driver.cuEventDestroy(made))
+        return super().__dlpack__(stream=stream, **options)
+
+
+@pytest.mark.parametrize("seed", [None, *range(6)])
+def test_read_behind_the_work_that_makes_it(
+    here: Device, make_executor: MakeExecutor, library: kaas.Library, seed: int | None
+) -> None:
+    executor = make_executor(1 << 20)
+    task = add(library)
+    run(executor, task, a=INTS, b=INTS)
+    software.set_strict(seed)
+    try:
+        for factor in (2, 3):
+            a, b = (Producer(here, ORDINAL, factor * INTS) for _ in range(2))
+            np.testing.assert_array_equal(run(executor, task, a=a, b=b)["c"], 2 * factor * INTS)
+    finally:
+        software.set_strict(None)
+
+
+def test_let_go_when_the_request_has_ended(here: Device, make_executor: MakeExecutor, library: kaas.Library) -> None:
+    executor = make_executor(1 << 20)
+    ends = []
+    for _ in range(2):
+        tensor = DeviceArray(here, ORDINAL, INTS.copy())
+        ends.append(weakref.ref(tensor.array))
+        run(executor, add(library), a=tensor, b=tensor)
+        with pytest.raises(WrongSize):
+            run(executor, add(library), a=tensor, b=INTS[:1])
+        del tensor
+    gc.collect()
+    assert [end() for end in ends] == [None, None]
+
+
+def test_as_an_object_that_is_cached(
+    place: tuple[Device, int], make_executor: MakeExecutor, library: kaas.Library
+) -> None:
+    executor = make_executor(1 << 20)
+    tensor = DeviceArray(*place, INTS)
+    inputs = {"a": Source(key=b"a", fetch=lambda: tensor), "b": Source(INTS)}
+    for _ in range(2):
+        np.testing.assert_array_equal(run(executor, add(library), **inputs)["c"], 2 * INTS)
+    assert len(tensor.streams) == 1
+
+
+def test_what_a_kernel_writes_is_a_copy(
+    place: tuple[Device, int], make_executor: MakeExecutor, library: kaas.Library
+) -> None:
+    executor = make_executor(1 << 20)
+    tensor = DeviceArray(*place, INTS)
+    kernel = kaas.Kernel(library, "axpy", 8, 128, [kaas.i32(3), kaas.In(B), kaas.InOut(A), kaas.i32(N)])
+    task = kaas.KTask([kernel], [A])
+    for _ in range(2):
+        np.testing.assert_array_equal(run(executor, task, a=tensor, b=INTS)["a"], 4 * INTS)
+    np.testing.assert_array_equal(on_host("a", tensor), INTS)
+
+
+@pytest.mark.parametrize(
+    ("array", "fields", "error"),
+    [
+        (INTS.astype(np.float32), {}, WrongDtype),
+        (INTS[:-1], {}, WrongSize),
+        (INTS, {"strides": strides(2)}, NotContiguous),
+    ],
+)
+def test_what_does_not_fit_is_a_typed_error(
+    place: tuple[Device, int],
+    make_executor: MakeExecutor,
+    library: kaas.Library,
+    array: Any,
+    fields: dict[str, Any],
+    error: type[Exception],
+) -> None:
+    executor = make_executor(1 << 20)
+    with pytest.raises(error):
+        run(executor, add(library), a=DeviceArray(*place, array, **fields), b=INTS)
+    np.testing.assert_array_equal(run(executor, add(library), a=INTS, b=INTS)["c"], 2 * INTS)
+
+
+def test_a_device_that_is_not_there(make_executor: MakeExecutor, library: kaas.Library) -> None:
+    executor = make_executor(1 << 20)
+    with pytest.raises(DeviceUnavailable):
+        run(executor, add(library), a=Exporter(INTS, (2, 7)), b=INTS)
