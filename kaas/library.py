@@ -14,7 +14,7 @@ _ELF = b"\x7fELF"
 _EM_CUDA = 190
 _FATBIN = b"\x50\xed\x55\xba"
 _FATBIN_HEADER_BYTES = 16
-_PTX_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.DOTALL)
+PTX_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -111,7 +111,7 @@ def _check_ptx(data: bytes) -> None:
         raise CorruptImage(f"this is neither PTX text nor a cubin nor a fatbin: {error}") from error
     if ".version" not in text or ".target" not in text:
         raise CorruptImage("PTX text needs .version and .target; found none: truncated, or not PTX")
-    code = _PTX_COMMENT_OR_STRING.sub("", text)
+    code = PTX_COMMENT_OR_STRING.sub("", text)
     if code.count("{") != code.count("}"):
         raise CorruptImage("PTX text whose braces do not match: truncated?")
 

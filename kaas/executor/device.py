@@ -20,7 +20,7 @@ from cuda.bindings import driver
 from kaas import softgpu
 from kaas.errors import CorruptImage, DeviceUnavailable, KaasError, OutOfDeviceMemory, UnsupportedCode
 from kaas.executor.status import translate
-from kaas.library import Library
+from kaas.library import Image, Library
 
 _GPU_USABLE = 0.9
 """Share of a real GPU's free memory that we plan with; the rest is for contexts, code, graphs and local memory."""
@@ -220,7 +220,7 @@ class Device:
             except (CorruptImage, UnsupportedCode) as error:
                 refusals.append(error)
             else:
-                return LoadedLibrary(handle, self._handle)
+                return LoadedLibrary(handle, self._handle, image)
         raise _refusal(refusals, library)
 
     # --- streams and graphs
@@ -329,9 +329,10 @@ def _refusal(refusals: Sequence[KaasError], library: Library) -> KaasError:
 
 
 class LoadedLibrary:
-    """A code image in the driver's hands."""
+    """A code image in the driver's hands. image: which one of its library's."""
 
-    def __init__(self, handle: Any, device: Any) -> None:
+    def __init__(self, handle: Any, device: Any, image: Image) -> None:
+        self.image = image
         self._handle = handle
         self._device = device
 
@@ -348,6 +349,20 @@ class LoadedLibrary:
         count = call(driver.cuLibraryGetKernelCount, self._handle)
         kernels = call(driver.cuLibraryEnumerateKernels, count, self._handle) if count else []
         return [call(driver.cuKernelGetName, kernel).decode() for kernel in kernels]
+
+    def variable(self, name: str, *, managed: bool = False) -> tuple[int, int] | None:
+        """Address and bytes of a variable in global memory; None if the driver knows none of this name.
+
+        Args:
+            managed: it was declared `__managed__`, so that host and device share it.
+        """
+        lookups = (driver.cuLibraryGetManaged, driver.cuLibraryGetGlobal) if managed else (driver.cuLibraryGetGlobal,)
+        for lookup in lookups:
+            status, address, nbytes = lookup(self._handle, name.encode())
+            if int(status) != driver.CUresult.CUDA_ERROR_NOT_FOUND:
+                check(lookup.__name__, status)
+                return int(address), int(nbytes)
+        return None
 
     def close(self) -> None:
         call(driver.cuLibraryUnload, self._handle)

@@ -166,7 +166,7 @@ class Executor:
 
     def _run(self, slot: Slot, request: Request) -> Result:
         started = perf_counter()
-        replay = slot.replay(request.task, self._memory.cache.device.capacity_bytes)
+        replay = slot.replay(request.task, self._memory.cache.device.capacity_bytes, request.client)
         plan = replay.plan
         scalars, iterations = _check(plan, request)
         planned = perf_counter()
@@ -174,7 +174,7 @@ class Executor:
         admitted = self._admit(_wanted(slot, replay, request, self._memory))
         inputs, lease = admitted.inputs, admitted.lease
         try:
-            slot.enter(request.client)
+            slot.enter(request.client, plan)
             placement = replay.place(inputs.resident, slot.arena.address)
             addresses = slot.copy_in(plan, placement, inputs, lease)
             instance = replay.bind(Values(placement, addresses, scalars))

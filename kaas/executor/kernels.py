@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from kaas.errors import UnknownSymbol
 from kaas.executor.device import Device, Function, LoadedLibrary
+from kaas.executor.globals import Globals
 from kaas.library import Library
 
 
@@ -16,6 +18,7 @@ class Kernels:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._libraries: dict[str, LoadedLibrary] = {}
+        self._globals: dict[str, Globals] = {}
         self._functions: dict[tuple[str, str], Function] = {}
 
     def get(self, library: Library, symbol: str) -> Function:
@@ -33,23 +36,39 @@ class Kernels:
             self._functions[key] = function
         return self._functions[key]
 
+    def globals_of(self, libraries: Iterable[Library]) -> tuple[Globals, ...]:
+        """Of those of these libraries that have any. They must be loaded."""
+        return tuple(self._globals[library.hash] for library in libraries if self._globals[library.hash])
+
     def __len__(self) -> int:
         """Libraries that are loaded."""
         return len(self._libraries)
 
     def keep(self, used: AbstractSet[str]) -> None:
-        """Unload all libraries but these (by hash). No plan may use the others."""
-        self._functions = {key: function for key, function in self._functions.items() if key[0] in used}
-        for name in self._libraries.keys() - used:
+        """Unloads all libraries but these (by hash). No plan may use the others."""
+        self.drop(self._libraries.keys() - used)
+
+    def drop(self, unused: AbstractSet[str]) -> None:
+        """Unloads these libraries, which no plan may use."""
+        self._functions = {key: function for key, function in self._functions.items() if key[0] not in unused}
+        for name in unused:
+            self._globals.pop(name).close()
             self._libraries.pop(name).close()
 
     def close(self) -> None:
         self.keep(frozenset())
 
     def _load(self, library: Library) -> LoadedLibrary:
-        if library.hash not in self._libraries:
-            self._libraries[library.hash] = self._device.load(library)
-        return self._libraries[library.hash]
+        name = library.hash
+        if name not in self._libraries:
+            loaded = self._device.load(library)
+            try:
+                self._globals[name] = Globals(self._device, name, loaded)
+            except BaseException:
+                loaded.close()
+                raise
+            self._libraries[name] = loaded
+        return self._libraries[name]
 
 
 def _unknown(library: Library, symbol: str, known: list[str]) -> UnknownSymbol:

@@ -15,6 +15,7 @@ from kaas.arguments import POINTER_BYTES, Access, Buffer, Literal, Pointers, Sca
 from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
 from kaas.executor.arena import Layout, Order, Tenant, lay_out
 from kaas.executor.device import Function, Launch, Limits
+from kaas.executor.globals import Globals
 from kaas.executor.kernels import Kernels
 from kaas.graph import KTask
 from kaas.kernel import Kernel
@@ -43,6 +44,7 @@ class Plan:
         buffers, tables: what has an address, counted through in this order.
         address_patches, scalar_patches: by that index, and in the order of scalars.
         tenants, order: what may lie in the arena, and when each holds something.
+        globals: of those of its libraries that have any.
         inputs, private, outputs, zeroed: indices of buffers: read first, also written, returned, cleared.
     """
 
@@ -61,6 +63,7 @@ class Plan:
     outputs: tuple[int, ...]
     zeroed: tuple[int, ...]
     input_names: frozenset[str]
+    globals: tuple[Globals, ...]
 
     def layout(self, resident: int) -> Layout:
         """The arena of a request. Bit i of resident: the input that is buffer i lies there, not in the cache."""
@@ -111,6 +114,7 @@ def make_plan(task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int
         outputs=tuple(index[buffer] for buffer in task.outputs),
         zeroed=tuple(number for buffer, number in index.items() if buffer.init == "zero"),
         input_names=frozenset(buffer.name for buffer in task.inputs),
+        globals=kernels.globals_of(task.libraries),
     )
     _check_size(plan, capacity_bytes, device)
     return plan

@@ -42,12 +42,26 @@ class Slot:
         self._client: str | None = None
         self._tables: tuple[Placement, list[bytes]] | None = None
 
-    def replay(self, task: KTask, capacity_bytes: int) -> Replay:
+    def replay(self, task: KTask, capacity_bytes: int, client: str | None = None) -> Replay:
         """The plan of a kTask in this slot, made at its first request.
+
+        Args:
+            client: whose request it is for, if anybody's.
 
         Raises:
             What `make_plan` raises.
         """
+        replay = self._ready(task, capacity_bytes)
+        stale = {library.name for library in replay.plan.globals if client is not None and library.stale(client)}
+        if not stale:
+            return replay
+        for key, other in list(self.replays.items()):
+            if any(library.name in stale for library in other.plan.globals):
+                self.replays.pop(key).close()
+        self.kernels.drop(stale)
+        return self._ready(task, capacity_bytes)
+
+    def _ready(self, task: KTask, capacity_bytes: int) -> Replay:
         replay = self.replays.pop(task.key, None)
         if replay is None:
             device = self._device
@@ -60,15 +74,17 @@ class Slot:
         self.replays[task.key] = replay  # the last one is the one used last
         return replay
 
-    def enter(self, client: str) -> None:
-        """Clears what requests of other clients may have left: the arena, once its request has its lease."""
-        arena, another = self.arena, client != self._client
-        if another or arena.fresh:
+    def enter(self, client: str, plan: Plan) -> None:
+        """Clears the arena and puts globals back where requests of other clients may have left something; once its
+        request has its lease."""
+        for library in plan.globals:
+            library.enter(client, self.stream)
+        arena = self.arena
+        if client != self._client or arena.fresh:
             self.stream.clear(arena.address, arena.nbytes)
             arena.fresh = False
+            self._client = client
             self._tables = None
-        if another:
-            self._client = client  # globals of loaded code keep what the client before left there
 
     def copy_in(self, plan: Plan, placement: Placement, inputs: Inputs, lease: Lease) -> list[int]:
         """Submits the copies that bring the inputs to where the kernels find them; gives all addresses."""

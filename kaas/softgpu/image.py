@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from typing import NamedTuple
 
 INVALID_IMAGE, NO_BINARY_FOR_GPU = 200, 209  # CUresult
 
@@ -10,9 +12,10 @@ _FATBIN_MAGIC, _FATBIN_WRAPPER_MAGIC = 0xBA55ED50, 0x466243B1
 _HEADER = struct.Struct("<IHHQ")  # magic, version, header bytes, bytes that follow
 _ENTRY = struct.Struct("<HHIQ")  # kind, version, header bytes, payload bytes
 _FLAGS_OFFSET = 40  # of the 64-bit flags in an entry's header
-_PTX_KIND = 1
+PTX_KIND, CUBIN_KIND = 1, 2
 _ZSTANDARD, _COMPRESSED = 0x8000, 0xF000  # in the flags: how the payload is compressed, and whether
 _STORED_BYTES_OFFSET = 16  # of the payload's own 32-bit length: entries are padded behind it
+_LZ4 = "the PTX in this fatbin is compressed with LZ4: make it with --no-compress, or in nvcc 13's default mode"
 _LARGEST_PTX_BYTES = 256 << 20
 _ELF_MACHINE_CUDA = 190
 
@@ -52,33 +55,49 @@ def _no_ptx_in_elf(image: bytes) -> ImageError:
     return ImageError(INVALID_IMAGE, "the image is an object file of another machine, not GPU code")
 
 
-def _from_fatbin(image: bytes) -> bytes:
+class Entry(NamedTuple):
+    """One image in a fatbin. compression: the bits of its flags that say how it is compressed; 0: not at all."""
+
+    kind: int
+    compression: int
+    payload: bytes
+
+    def content(self) -> bytes:
+        """The image itself. Raises ImageError: compressed in a way that is not known here, or corrupt."""
+        if not self.compression:
+            return self.payload
+        if self.compression == _ZSTANDARD:
+            return _decompressed(self.payload)
+        raise ImageError(NO_BINARY_FOR_GPU, _LZ4)
+
+
+def entries(image: bytes) -> Iterator[Entry]:
+    """What a fatbin holds. Raises ImageError."""
     if len(image) < _HEADER.size:
         raise ImageError(INVALID_IMAGE, "the fatbin is cut off")
     _, _, start, length = _HEADER.unpack_from(image)
     if start < _HEADER.size or start + length > len(image):
         raise ImageError(INVALID_IMAGE, f"the fatbin is cut off: {start + length} bytes announced, {len(image)} there")
-    position, end, compressed = start, start + length, False
+    position, end = start, start + length
     while position + _ENTRY.size <= end:
         kind, _, header, payload = _ENTRY.unpack_from(image, position)
         if header < _ENTRY.size or position + header + payload > end:
             raise ImageError(INVALID_IMAGE, "the fatbin is corrupt: an entry reaches beyond its end")
-        if kind == _PTX_KIND:
-            flags = struct.unpack_from("<Q", image, position + _FLAGS_OFFSET)[0] if header >= _FLAGS_OFFSET + 8 else 0
-            content = image[position + header : position + header + payload]
-            if not flags & _COMPRESSED:
-                return content
-            if flags & _COMPRESSED == _ZSTANDARD:
-                stored = struct.unpack_from("<I", image, position + _STORED_BYTES_OFFSET)[0]
-                return _decompressed(content[: stored or payload])
-            compressed = True
-        position += header + payload
-    if compressed:
-        raise ImageError(
-            NO_BINARY_FOR_GPU,
-            "the PTX in this fatbin is compressed with LZ4: make it with --no-compress, or in nvcc 13's default mode",
-        )
-    raise ImageError(NO_BINARY_FOR_GPU, "this fatbin holds no PTX, which is what the software GPU runs")
+        flags = struct.unpack_from("<Q", image, position + _FLAGS_OFFSET)[0] if header >= _FLAGS_OFFSET + 8 else 0
+        stored = struct.unpack_from("<I", image, position + _STORED_BYTES_OFFSET)[0] if flags & _COMPRESSED else 0
+        begin = position + header
+        yield Entry(kind, flags & _COMPRESSED, image[begin : begin + min(stored or payload, payload)])
+        position = begin + payload
+
+
+def _from_fatbin(image: bytes) -> bytes:
+    refusal = ImageError(NO_BINARY_FOR_GPU, "this fatbin holds no PTX, which is what the software GPU runs")
+    for entry in entries(image):
+        if entry.kind == PTX_KIND:
+            if entry.compression in (0, _ZSTANDARD):
+                return entry.content()
+            refusal = ImageError(NO_BINARY_FOR_GPU, _LZ4)
+    raise refusal
 
 
 def _decompressed(content: bytes) -> bytes:
