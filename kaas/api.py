@@ -280,7 +280,8 @@ def invoke(
 
     Args:
         inputs: by buffer name: ObjectRefs, arrays, anything with the buffer protocol, or Views of these. Exactly the
-            buffer's bytes and dtype, but a "uint8" buffer takes any dtype. References need not be complete yet.
+            buffer's bytes and dtype, but a "uint8" buffer takes any dtype. References need not be complete yet. Arrays
+            may be of any library that knows DLPack; what lies on a GPU is copied to the host here.
         scalars: a value for each of the kTask's Scalars.
         client: the tenant it is billed to; default: what a Function's options say, or this Ray job.
         deadline_s: seconds from now within which it must have ended.

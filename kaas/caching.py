@@ -11,6 +11,7 @@ from typing import Any
 from kaas.api import STORE, Function, Session, answer_of, current_session
 from kaas.arguments import Buffer
 from kaas.errors import InvalidRequest
+from kaas.executor.tensors import on_host
 from kaas.pool import wire
 from kaas.request import raw_bytes
 
@@ -19,14 +20,16 @@ def put(value: Any) -> Any:
     """An object for many requests: gives the ObjectRef under which devices cache it.
 
     Args:
-        value: an array without gaps, or anything with the buffer protocol.
+        value: an array without gaps, NumPy's or one of any library that knows DLPack (what lies on a GPU is copied to
+            the host), or anything with the buffer protocol.
 
     Raises:
         NotInitialized, NotContiguous
     """
     current_session()
-    raw_bytes(Buffer("value", 1), value)
-    return STORE.put(value)
+    kept = on_host("value", value)
+    raw_bytes(Buffer("value", 1), kept)
+    return STORE.put(kept)
 
 
 def prefetch(target: Any, device: int | None = None) -> Any:

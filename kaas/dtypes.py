@@ -37,6 +37,25 @@ DTYPE_BYTES: dict[str, int] = {
 }
 """Bytes of one element, by dtype name: NumPy's numeric types and bool, bfloat16, and ml_dtypes' float8 kinds."""
 
+DLPACK_DTYPES: dict[tuple[int, int], str] = {
+    **{(0, bits): f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{(1, bits): f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{(2, bits): f"float{bits}" for bits in (16, 32, 64)},
+    (4, 16): "bfloat16",
+    (5, 64): "complex64",
+    (5, 128): "complex128",
+    (6, 8): "bool",
+    (7, 8): "float8_e3m4",
+    (8, 8): "float8_e4m3",
+    (9, 8): "float8_e4m3b11fnuz",
+    (10, 8): "float8_e4m3fn",
+    (11, 8): "float8_e4m3fnuz",
+    (12, 8): "float8_e5m2",
+    (13, 8): "float8_e5m2fnuz",
+    (14, 8): "float8_e8m0fnu",
+}
+"""The same by DLPack's (type code, bits)."""
+
 _INTEGERS = {"i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
 _FLOATS = {"f16": "e", "f32": "f", "f64": "d"}
 _COMPLEX = {"c64": "f", "c128": "d"}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kaas.arguments import Buffer, Scalar, integer
+from kaas.dlpack import device_of, is_exporter, tensor_of
 from kaas.dtypes import decode, dtype_name, encode
 from kaas.errors import (
     InvalidLiteral,
@@ -31,8 +32,8 @@ from kaas.graph import KTask
 class View:
     """A part of an object as an input: the bytes of `source` from `offset_bytes` on, as many as the buffer has.
 
-    source is an ObjectRef, an array or anything with the buffer protocol. Several Views of one object share one copy of
-    it on the device. Its element type does not matter.
+    source is an ObjectRef, an array, by DLPack too, or anything with the buffer protocol. Several Views of one object
+    share one copy of it on the device. Its element type does not matter.
     """
 
     source: Any
@@ -83,8 +84,8 @@ def check_names(task: KTask, names: Iterable[str]) -> None:
 def input_bytes(buffer: Buffer, value: Any) -> memoryview:
     """The bytes of an input, without a copy: flat, read as unsigned bytes, exactly as many as the buffer has.
 
-    value is a NumPy array of the buffer's dtype (any dtype for a "uint8" buffer), any other object with the buffer
-    protocol (a plain byte string fits every dtype), or a View of one of these.
+    value is an array of the buffer's dtype (any dtype for a "uint8" buffer) in host memory, NumPy's or by DLPack, any
+    other object with the buffer protocol (a plain byte string fits every dtype), or a View of one of these.
 
     Raises:
         NotContiguous, WrongDtype, WrongSize
@@ -144,6 +145,8 @@ def raw_bytes(buffer: Buffer, value: Any) -> tuple[memoryview, str | None]:
         raise NotContiguous(f"input {buffer.name!r} is a masked array; pass its filled() values", buffer=buffer.name)
     if isinstance(value, np.ndarray):
         array = np.asarray(value)
+    elif is_exporter(value):
+        return _exported_bytes(buffer, value)
     else:
         try:
             view = memoryview(value)
@@ -163,6 +166,15 @@ def raw_bytes(buffer: Buffer, value: Any) -> tuple[memoryview, str | None]:
     dtype = None if plain else (dtype_name(array.dtype) or str(array.dtype))
     flat = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
     return flat.data, dtype
+
+
+def _exported_bytes(buffer: Buffer, value: Any) -> tuple[memoryview, str]:
+    if device_of(buffer.name, value) is not None:
+        raise NotContiguous(
+            f"input {buffer.name!r}: {type(value).__name__} lies on a device; copy it to the host", buffer=buffer.name
+        )
+    tensor = tensor_of(buffer.name, value)
+    return tensor.host_bytes().data, tensor.dtype
 
 
 def encode_scalars(task: KTask, scalars: Mapping[str, Any] | None) -> dict[str, bytes]:

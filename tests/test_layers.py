@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.draw", "kaas.dtypes", "kaas.errors", "kaas.graph",
-     "kaas.kernel", "kaas.kernels", "kaas.library", "kaas.literals", "kaas.request", "kaas.store"},
+    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.dlpack", "kaas.draw", "kaas.dtypes", "kaas.errors",
+     "kaas.graph", "kaas.kernel", "kaas.kernels", "kaas.library", "kaas.literals", "kaas.request", "kaas.store"},
     {"kaas.softgpu"},
     {"kaas.executor"},
     {"kaas.pool"},

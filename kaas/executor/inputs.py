@@ -13,6 +13,7 @@ from kaas.errors import InputFailed, MissingScalar, WrongScalar
 from kaas.executor.device import HostMemory
 from kaas.executor.plan import Plan
 from kaas.executor.ranges import Part, Ranges
+from kaas.executor.tensors import on_host
 from kaas.request import View, check_fit, input_bytes, raw_bytes
 
 
@@ -106,7 +107,7 @@ def stage(plan: Plan, sources: Mapping[str, Source]) -> list[tuple[int, memoryvi
         buffer = plan.buffers[index]
         source = sources[buffer.name]
         if source.key is None:
-            value = _value(plan.task.label, buffer, source)
+            value = on_host(buffer.name, _value(plan.task.label, buffer, source))
             view = value if source.offset_bytes is None else View(value, source.offset_bytes)
             staged.append((index, input_bytes(buffer, view)))
     return staged
@@ -292,7 +293,7 @@ def _fetch(label: str, buffer: Buffer, source: Source) -> Arriving:
     Raises:
         InputFailed, NotContiguous
     """
-    data, dtype = raw_bytes(buffer, _value(label, buffer, source))
+    data, dtype = raw_bytes(buffer, on_host(buffer.name, _value(label, buffer, source)))
     return Arriving(data, len(data), dtype)
 
 

@@ -32,7 +32,8 @@ def run_local(
     """Runs a kTask in this process and returns its outputs, in the order in which it lists them.
 
     Args:
-        inputs: by buffer name: NumPy arrays, anything with the buffer protocol, or Views of these.
+        inputs: by buffer name: arrays, NumPy's or those of any library that knows DLPack, anything with the buffer
+            protocol, or Views of these.
         scalars: by name.
         device: None is the first GPU or, where there is none, a software GPU; an int is the number of a device of that
             kind; a kaas.Device says which kind, and how much memory of it to use.

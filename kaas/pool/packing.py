@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kaas.arguments import Buffer
 from kaas.errors import UnexpectedInput
+from kaas.executor.tensors import on_host
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.request import View, check_names, encode_scalars, input_bytes, mapping
@@ -83,11 +84,12 @@ def bind(task: KTask, constants: Mapping[str, Any] | None, store: Store) -> tupl
     bindings: list[wire.Binding] = []
     for name, value in constants.items():
         source, offset = (value.source, value.offset_bytes) if isinstance(value, View) else (value, None)
-        if not store.is_ref(source):
-            input_bytes(known[name], value)
         entry = entries.setdefault(id(source), len(objects))
         if entry == len(objects):
-            objects.append(source)
+            objects.append(on_host(name, source))
+        if not store.is_ref(source):
+            kept = objects[entry]
+            input_bytes(known[name], kept if offset is None else View(kept, offset))
         bindings.append(wire.Binding(name, entry, offset))
     return Signature.of(task, bindings), tuple(objects)
 
@@ -155,7 +157,7 @@ class _Packing:
                 self.named.append(source)
             self.objects.append(wire.ObjectInput(buffer.name, position, offset, True))
             return
-        data = input_bytes(buffer, value)
+        data = input_bytes(buffer, on_host(buffer.name, value))
         if self._inline_bytes + len(data) <= wire.INLINE_INPUT_BYTES:
             self._inline_bytes += len(data)
             self.values.append((buffer.name, bytes(data)))
