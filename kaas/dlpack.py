@@ -103,9 +103,12 @@ def device_of(name: str, value: Any) -> int | None:
     """As `Tensor.device`, of an array that is not exported yet. name: what it is, for errors.
 
     Raises:
-        NotContiguous: it lies neither in host memory nor on a CUDA device.
+        NotContiguous: it lies neither in host memory nor on a CUDA device, or it does not say.
     """
-    kind, ordinal = value.__dlpack_device__()
+    try:
+        kind, ordinal = value.__dlpack_device__()
+    except Exception as error:
+        raise _not_exported(name, value, error) from error
     if int(kind) in (_HOST, _PAGE_LOCKED):
         return None
     if int(kind) in (_CUDA, _MANAGED):
@@ -159,7 +162,11 @@ def _export(name: str, value: Any, stream: int | None) -> Any:
         except TypeError:  # written before version 1
             return value.__dlpack__(**options)
     except Exception as error:
-        raise NotContiguous(f"input {name!r}: {type(value).__name__} is not exported: {error}", buffer=name) from error
+        raise _not_exported(name, value, error) from error
+
+
+def _not_exported(name: str, value: Any, error: Exception) -> NotContiguous:
+    return NotContiguous(f"input {name!r}: {type(value).__name__} is not exported: {error}", buffer=name)
 
 
 def _header(name: str, value: Any, capsule: Any) -> _Header:

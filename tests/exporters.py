@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kaas.dlpack import _Header, _header
+
+if TYPE_CHECKING:
+    from kaas.executor.device import Device
 
 
 class Exporter:
@@ -39,6 +42,20 @@ class Exporter:
         for name, value in self.fields.items():
             setattr(header, name, value)
         return capsule
+
+
+class DeviceArray(Exporter):
+    """A copy of an array in the memory of a device."""
+
+    def __init__(self, device: Device, ordinal: int, array: Any, **fields: Any) -> None:
+        super().__init__(array, (2, ordinal), **fields)
+        with device.current():
+            self.address = device.allocate(self.array.nbytes)
+            stream = device.stream()
+            stream.copy_in(self.address, self.array, self.array.nbytes)
+            stream.synchronize()
+            stream.close()
+        self.fields.setdefault("data", self.address)
 
 
 def strides(*values: int) -> Any:

@@ -15,6 +15,7 @@ import kaas
 from kaas.errors import InputFailed, InvalidRequest, NotContiguous, OutOfDeviceMemory, RequestTooLarge
 from kaas.pool.stats import TierStats
 from tests.api.conftest import add_task, numbers, scale_task
+from tests.exporters import Exporter
 
 KIB = 1024
 N = 256  # elements of the buffers: 1 KiB
@@ -53,6 +54,13 @@ def test_what_was_put_is_fetched_once() -> None:
     assert (found["store"].objects, found["store"].nbytes) == (1, KIB)
     with pytest.raises(NotContiguous):
         kaas.put(numbers(2 * N)[::2])
+
+
+def test_an_array_of_another_library_is_put_as_numpy_s() -> None:
+    x = kaas.put(Exporter(numbers(N)))
+    assert isinstance(ray.get(x), np.ndarray)
+    np.testing.assert_allclose(scale(x), 2 * numbers(N))
+    np.testing.assert_allclose(scale(Exporter(numbers(N))), 2 * numbers(N))
 
 
 def test_a_prefetched_object_is_a_hit() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,12 @@ from kaas.errors import (
     WrongScalar,
     WrongSize,
 )
+from kaas.executor.device import open_device
 from kaas.executor.inputs import Source
 from kaas.pool import wire
 from kaas.pool.packing import Caller, Signature, bind, constant_key, pack, unpack
 from tests.api.conftest import N, add_task, numbers, scale_task
+from tests.exporters import DeviceArray, Exporter
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +98,34 @@ def test_large_values_go_through_the_store_without_a_name() -> None:
     assert bytes(sources["b"].value) == numbers(n + 1)[1:].tobytes()
     assert sources["b"].offset_bytes is None
     assert invocation.ready
+
+
+@pytest.fixture
+def exporters(softgpu: tuple[int, ...]) -> Iterator[list[Exporter]]:  # noqa: ARG001
+    """The same numbers as another library's, on the host and on a device."""
+    device = open_device("software", 0)
+    yield [Exporter(numbers()), DeviceArray(device, 0, numbers())]
+    device.close()
+
+
+def test_arrays_of_other_libraries_travel_as_their_bytes(exporters: list[Exporter]) -> None:
+    signature = Signature.of(scale_task())
+    for value in exporters:
+        invocation, refs, _ = sent(signature, {"x": value}, factor=2.0)
+        assert received(signature, invocation, refs)["x"] == Source(value=numbers().tobytes())
+        with pytest.raises(WrongSize):
+            sent(signature, {"x": kaas.View(value, 4)}, factor=2.0)
+
+
+def test_arrays_of_other_libraries_are_kept_as_numpy_s(exporters: list[Exporter]) -> None:
+    for value in exporters:
+        signature, objects = bind(add_task(), {"a": value, "b": kaas.View(value)}, FakeStore())
+        (kept,) = objects
+        assert isinstance(kept, np.ndarray)
+        np.testing.assert_array_equal(kept, numbers())
+        assert [binding.entry for binding in signature.spec.bindings] == [0, 0]
+    with pytest.raises(WrongDtype):
+        bind(add_task(), {"a": Exporter(numbers().astype(np.float64)), "b": Ref(1, None)}, FakeStore())
 
 
 def test_references_are_named_and_sent_once() -> None:

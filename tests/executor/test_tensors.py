@@ -14,27 +14,13 @@ from kaas.executor.device import Device, open_device
 from kaas.executor.executor import Executor, Request, Source
 from kaas.executor.tensors import on_host
 from tests.executor.conftest import MakeExecutor
-from tests.exporters import Exporter, strides
+from tests.exporters import DeviceArray, Exporter, strides
 
 N = 1000
 A, B, C = (kaas.Buffer(name, N, "int32") for name in "abc")
 INTS = np.arange(N, dtype=np.int32)
 ORDINAL = 1
 """Of the device on which `make_executor` makes executors."""
-
-
-class DeviceArray(Exporter):
-    """A copy of an array in the memory of a device."""
-
-    def __init__(self, device: Device, ordinal: int, array: Any, **fields: Any) -> None:
-        super().__init__(array, (2, ordinal), **fields)
-        with device.current():
-            self.address = device.allocate(self.array.nbytes)
-            stream = device.stream()
-            stream.copy_in(self.address, self.array, self.array.nbytes)
-            stream.synchronize()
-            stream.close()
-        self.fields.setdefault("data", self.address)
 
 
 @pytest.fixture(params=[0, 1], ids=["another device", "the same device"])

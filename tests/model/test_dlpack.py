@@ -110,6 +110,7 @@ class Strange(Exporter):
         (Exporter(SIX, (12, 0)), NotContiguous, "kind 12"),
         (Exporter(SIX, (2, 0)), NotContiguous, "lies on a device"),
         (Refusing(SIX), NotContiguous, "gradient"),
+        (np.ndarray, NotContiguous, "not exported"),
         (Strange(SIX), NotContiguous, "no DLPack tensor"),
     ],
 )
