@@ -117,11 +117,16 @@ def open_device(kind: str = "gpu", ordinal: int = 0, *, memory_bytes: int | None
 
 
 class Device:
-    """An open device. Its methods need its context: call them inside `with device.current()`."""
+    """An open device. Its methods need its context: call them inside `with device.current()`.
+
+    Fields:
+        ordinal: its number, as this process sees them. limits: what a launch there may ask for.
+    """
 
     def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None) -> None:
         self._handle = handle
         self._context = context
+        self.ordinal = int(handle)
         total = int(call(driver.cuDeviceTotalMem, handle))
         name = call(driver.cuDeviceGetName, 256, handle).split(b"\0")[0].decode()
         a = driver.CUdevice_attribute
@@ -449,11 +454,12 @@ class Stream:
     """Work in order. Nothing to copy is no call: it may have no address.
 
     Fields:
-        kernels: a watch for a request's kernels.
+        number: by which other libraries know it. kernels: a watch for a request's kernels.
     """
 
     def __init__(self, handle: Any, kernels: Watch) -> None:
         self.handle = handle
+        self.number = int(handle)
         self.kernels = kernels
 
     def copy_in(self, address: int, source: Any, nbytes: int) -> None:

@@ -12,7 +12,7 @@ from kaas.executor.admission import Admission, Admitted, Wanted
 from kaas.executor.cache import ObjectCache
 from kaas.executor.device import Device
 from kaas.executor.gate import Gate
-from kaas.executor.inputs import CachedObject, HostObject, Source, check_scalars, gather, gather_whole, stage
+from kaas.executor.inputs import CachedObject, HostObject, Source, check_scalars, gather, gather_whole
 from kaas.executor.memory import Lease, Memory
 from kaas.executor.plan import Plan
 from kaas.executor.ranges import WHOLE_OBJECT_BYTES
@@ -284,8 +284,8 @@ class _Entered:
 
 def _wanted(slot: Slot, replay: Replay, request: Request, memory: Memory) -> Wanted:
     plan = replay.plan
-    staged = stage(plan, request.inputs)
-    look_up = partial(gather, plan, request.inputs, staged, find=memory.find, ranges=memory.ranges)
+    by_value = slot.stage(plan, request.inputs)
+    look_up = partial(gather, plan, request.inputs, by_value, find=memory.find, ranges=memory.ranges)
     return Wanted(look_up, plan.task, slot.number, replay.layout)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from kaas.arguments import Buffer
+from kaas.dlpack import device_of, is_exporter, tensor_of
 from kaas.dtypes import KIND_BYTES
 from kaas.errors import InputFailed, MissingScalar, WrongScalar
 from kaas.executor.device import HostMemory
@@ -63,10 +64,27 @@ class Arriving:
     dtype: str | None
 
 
+_ALIGNMENT_BYTES = 256
+"""What cuMemAlloc promises, and so what kernels may expect of every buffer."""
 _UNREAD = Buffer("object", 1)
 """Stands for the input that an object will be, in errors."""
 Find = Callable[[bytes], CachedObject | HostObject | None]
 """Looks an object up in the tiers of a cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByValue:
+    """The inputs that are passed by value.
+
+    Fields:
+        staged: (buffer's index, bytes) of those in host memory.
+        placed, moved: arrays that lie on the device, by the buffer's index: read where they are, or copied since some
+            kernel writes them or they are not aligned as kernels expect. (Address, who keeps the memory.)
+    """
+
+    staged: list[tuple[int, memoryview]] = field(default_factory=list)
+    placed: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    moved: dict[int, tuple[int, Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -78,7 +96,7 @@ class Inputs:
         objects: bytes of every object with a key, by key. arriving: those that no tier has.
         parts: those that are a part of a larger object. replaced: keys of cached parts that these include.
         constants: those that a function binds.
-        staged: (buffer's index, bytes) of what is passed by value.
+        by_value: what is passed by value.
         shared, copied: (buffer's index, key, offset) of objects that are read where they are cached, or that some
             kernel writes, so that the request works on a copy.
         resident: bit i: the buffer with index i lies in the arena.
@@ -90,33 +108,47 @@ class Inputs:
     parts: dict[bytes, Part] = field(default_factory=dict)
     replaced: list[bytes] = field(default_factory=list)
     constants: set[bytes] = field(default_factory=set)
-    staged: Sequence[tuple[int, memoryview]] = ()
+    by_value: ByValue = field(default_factory=ByValue)
     shared: list[tuple[int, bytes, int]] = field(default_factory=list)
     copied: list[tuple[int, bytes, int]] = field(default_factory=list)
     resident: int = 0
 
 
-def stage(plan: Plan, sources: Mapping[str, Source]) -> list[tuple[int, memoryview]]:
-    """The inputs that are passed by value: (buffer's index, bytes) of each.
+def stage(plan: Plan, sources: Mapping[str, Source], device: int, stream: int) -> ByValue:
+    """The inputs that are passed by value.
+
+    Args:
+        device: number of the device; an array that lies there stays there.
+        stream: which reads it. It waits for the one in which the array is made.
 
     Raises:
-        InputFailed, WrongSize, WrongDtype, NotContiguous
+        InputFailed, WrongSize, WrongDtype, NotContiguous, DeviceUnavailable
     """
-    staged: list[tuple[int, memoryview]] = []
+    by_value = ByValue()
     for index in plan.inputs:
         buffer = plan.buffers[index]
         source = sources[buffer.name]
-        if source.key is None:
-            value = on_host(buffer.name, _value(plan.task.label, buffer, source))
-            view = value if source.offset_bytes is None else View(value, source.offset_bytes)
-            staged.append((index, input_bytes(buffer, view)))
-    return staged
+        if source.key is not None:
+            continue
+        value = _value(plan.task.label, buffer, source)
+        if is_exporter(value):
+            if device_of(buffer.name, value) == device:
+                tensor = tensor_of(buffer.name, value, stream)
+                check_fit(buffer, tensor.nbytes, tensor.dtype, source.offset_bytes)
+                address = tensor.address + (source.offset_bytes or 0)
+                in_place = index not in plan.private and address % _ALIGNMENT_BYTES == 0
+                (by_value.placed if in_place else by_value.moved)[index] = address, tensor
+                continue
+            value = on_host(buffer.name, value)
+        view = value if source.offset_bytes is None else View(value, source.offset_bytes)
+        by_value.staged.append((index, input_bytes(buffer, view)))
+    return by_value
 
 
 def gather(
     plan: Plan,
     sources: Mapping[str, Source],
-    staged: Sequence[tuple[int, memoryview]],
+    by_value: ByValue,
     fetched: Mapping[bytes, Arriving],
     find: Find,
     ranges: Ranges,
@@ -126,14 +158,15 @@ def gather(
     Raises:
         WrongSize, WrongDtype
     """
-    inputs = Inputs(staged=staged)
+    inputs = Inputs(by_value=by_value)
     views: dict[bytes, list[int]] = {}
     for index in plan.inputs:
         buffer = plan.buffers[index]
         source = sources[buffer.name]
         key = source.key
         if key is None:
-            inputs.resident |= 1 << index
+            if index not in by_value.placed:
+                inputs.resident |= 1 << index
             continue
         found = find(key) or inputs.arriving.get(key)
         if found is None:

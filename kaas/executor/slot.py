@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kaas.dtypes import numpy_dtype
 from kaas.executor.device import Device, GraphInstance
-from kaas.executor.inputs import Inputs
+from kaas.executor.inputs import ByValue, Inputs, Source, stage
 from kaas.executor.kernels import Kernels
 from kaas.executor.memory import Arena, Lease
 from kaas.executor.outlet import Outlet
@@ -74,6 +75,14 @@ class Slot:
         self.replays[task.key] = replay  # the last one is the one used last
         return replay
 
+    def stage(self, plan: Plan, sources: Mapping[str, Source]) -> ByValue:
+        """What is passed by value, ready for `copy_in`.
+
+        Raises:
+            What `kaas.executor.inputs.stage` raises.
+        """
+        return stage(plan, sources, self._device.ordinal, self.stream.number)
+
     def enter(self, client: str, plan: Plan) -> None:
         """Clears the arena and puts globals back where requests of other clients may have left something; once its
         request has its lease."""
@@ -91,8 +100,12 @@ class Slot:
         stream = self.stream
         objects = lease.objects
         addresses = placement.addresses.copy()
-        for index, data in inputs.staged:
+        for index, data in inputs.by_value.staged:
             stream.copy_in(addresses[index], data, len(data))
+        for index, (address, _) in inputs.by_value.placed.items():
+            addresses[index] = address
+        for index, (address, _) in inputs.by_value.moved.items():
+            stream.copy(addresses[index], address, plan.buffers[index].nbytes)
         for index in plan.zeroed:
             stream.clear(addresses[index], plan.buffers[index].nbytes)
         for index, key, offset_bytes in inputs.shared:

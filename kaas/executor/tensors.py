@@ -50,7 +50,7 @@ def _copied(name: str, value: Any, ordinal: int) -> tuple[Tensor, np.ndarray[Any
         with device.current():
             stream = device.stream()
             try:
-                tensor = tensor_of(name, value, int(stream.handle))
+                tensor = tensor_of(name, value, stream.number)
                 data = np.empty(tensor.nbytes, np.uint8)
                 stream.copy_out(data, tensor.address, tensor.nbytes)
                 stream.synchronize()

@@ -15,6 +15,7 @@ from kaas.executor.device import open_device
 from kaas.executor.executor import Executor, Request
 from kaas.executor.globals import Globals
 from kaas.executor.variables import variables_of
+from tests.executor.conftest import MakeExecutor
 
 ROOT = Path(__file__).parents[2]
 PTX = (Path(__file__).parent / "kernels" / "globals.ptx").read_text()
@@ -114,6 +115,14 @@ def recording(function: Callable[..., None], name: str, calls: list[tuple[str, i
         function(*args)
 
     return record
+
+
+def test_each_slot_has_its_own(make_executor: MakeExecutor, library: kaas.Library) -> None:
+    executor = make_executor(1 << 20, slots=2)
+    request = [Request(counting(library), {}, {}, client) for client in "ab"]
+    found = [executor.run(request[client], slot) for client, slot in [(0, 0), (1, 1), (0, 0), (1, 1), (0, 1), (1, 0)]]
+    assert [result.outputs["out"].tolist() for result in found] == [FIRST, FIRST, SECOND, SECOND, FIRST, FIRST]
+    assert executor.libraries == 2
 
 
 def test_libraries_without_globals_cost_nothing(own: Executor) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 
 import kaas
+from kaas import softgpu as software
 from kaas.errors import DeviceUnavailable, NotContiguous, WrongDtype, WrongSize
 from kaas.executor.device import Device, open_device
 from kaas.executor.executor import Executor, Request, Source
 from kaas.executor.tensors import on_host
 from tests.executor.conftest import MakeExecutor
 from tests.exporters import DeviceArray, Exporter, strides
+from tests.softgpu_driver.calls import ok
 
 N = 1000
 A, B, C = (kaas.Buffer(name, N, "int32") for name in "abc")
@@ -63,6 +68,99 @@ def test_as_a_view(place: tuple[Device, int], make_executor: MakeExecutor, libra
     both = DeviceArray(*place, np.concatenate([INTS, 2 * INTS]))
     inputs = {"a": Source(both, offset_bytes=0), "b": Source(both, offset_bytes=4 * N)}
     np.testing.assert_array_equal(run(executor, add(library), **inputs)["c"], 3 * INTS)
+
+
+@pytest.fixture
+def here(softgpu: tuple[int, ...]) -> Iterator[Device]:  # noqa: ARG001
+    """The device of the executors, as another user of it sees it."""
+    device = open_device("software", ORDINAL)
+    yield device
+    device.close()
+
+
+def no_trip(*_: Any) -> None:
+    raise AssertionError("an array that lies on the device went through host memory")
+
+
+def test_read_where_it_lies(
+    here: Device, make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(1 << 20)
+    (slot,) = executor._slots
+    copies: list[tuple[int, int, int]] = []
+    monkeypatch.setattr("kaas.executor.tensors._copied", no_trip)
+    monkeypatch.setattr(slot.stream, "copy_in", no_trip)
+    monkeypatch.setattr(slot.stream, "copy", lambda *copied: copies.append(copied))
+    a, b = DeviceArray(here, ORDINAL, INTS), DeviceArray(here, ORDINAL, 2 * INTS)
+    np.testing.assert_array_equal(run(executor, add(library), a=a, b=b)["c"], 3 * INTS)
+    assert copies == []
+    assert executor.cache.arena_bytes <= 4096  # the output alone
+    assert a.streams == [slot.stream.number]
+
+
+def test_what_lies_across_is_copied_on_the_device(
+    here: Device, make_executor: MakeExecutor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make_executor(1 << 20)
+    (slot,) = executor._slots
+    monkeypatch.setattr("kaas.executor.tensors._copied", no_trip)
+    monkeypatch.setattr(slot.stream, "copy_in", no_trip)
+    tensor = DeviceArray(here, ORDINAL, np.concatenate([INTS, INTS]))
+    inputs = {"a": Source(tensor, offset_bytes=4), "b": Source(tensor, offset_bytes=1024)}
+    expected = np.roll(INTS, -1) + np.roll(INTS, -256)
+    np.testing.assert_array_equal(run(executor, add(library), **inputs)["c"], expected)
+    assert 8000 <= executor.cache.arena_bytes <= 8192  # the output and what begins at no multiple of 256 bytes
+
+
+class Producer(DeviceArray):
+    """An array that another stream still has to make, when it is exported: so the one that reads it must wait."""
+
+    def __init__(self, device: Device, ordinal: int, array: Any) -> None:
+        super().__init__(device, ordinal, np.zeros_like(array))
+        with device.current():
+            self._ours = (device, device.stream())
+        self._result = array
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        assert stream is not None
+        device, ours = self._ours
+        with device.current():
+            made = ok(driver.cuEventCreate(0))
+            ours.copy_in(self.address, self._result, self._result.nbytes)
+            ok(driver.cuEventRecord(made, ours.handle))
+            ok(driver.cuStreamWaitEvent(driver.CUstream(stream), made, 0))
+            ok(driver.cuEventDestroy(made))
+        return super().__dlpack__(stream=stream, **options)
+
+
+@pytest.mark.parametrize("seed", [None, *range(6)])
+def test_read_behind_the_work_that_makes_it(
+    here: Device, make_executor: MakeExecutor, library: kaas.Library, seed: int | None
+) -> None:
+    executor = make_executor(1 << 20)
+    task = add(library)
+    run(executor, task, a=INTS, b=INTS)
+    software.set_strict(seed)
+    try:
+        for factor in (2, 3):
+            a, b = (Producer(here, ORDINAL, factor * INTS) for _ in range(2))
+            np.testing.assert_array_equal(run(executor, task, a=a, b=b)["c"], 2 * factor * INTS)
+    finally:
+        software.set_strict(None)
+
+
+def test_let_go_when_the_request_has_ended(here: Device, make_executor: MakeExecutor, library: kaas.Library) -> None:
+    executor = make_executor(1 << 20)
+    ends = []
+    for _ in range(2):
+        tensor = DeviceArray(here, ORDINAL, INTS.copy())
+        ends.append(weakref.ref(tensor.array))
+        run(executor, add(library), a=tensor, b=tensor)
+        with pytest.raises(WrongSize):
+            run(executor, add(library), a=tensor, b=INTS[:1])
+        del tensor
+    gc.collect()
+    assert [end() for end in ends] == [None, None]
 
 
 def test_as_an_object_that_is_cached(
