@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 NEEDED = ("numpy", "pytest", "msgspec", "cuda")
-WITHOUT_RAY = ("gpu_stages", "launch")
+WITHOUT_RAY = ("gpu_stages", "launch", "clients")
 WITH_RAY = ("overhead",)
 
 
