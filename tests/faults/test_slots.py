@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 import kaas
 from kaas import softgpu as software
 from kaas.errors import DeviceLost, OutOfDeviceMemory
-from kaas.executor.executor import Executor
+from kaas.executor.executor import Executor, Request, Source
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.test_recoverable import spoil, spoil_request
-from tests.faults.workload import Books, Draw, attempt, right
+from tests.faults.workload import SIZES, Books, Draw, attempt, content, right, tasks
 
 SLOTS = 2
 ROUNDS = 250
@@ -102,3 +105,30 @@ def test_whoever_runs_when_the_device_is_lost_is_told(opened: Open, library: kaa
         executor.close()
         new_context()
     assert lost > LOSSES // 2
+
+
+@pytest.mark.usefixtures("reset")
+def test_whoever_waits_for_room_when_the_device_is_lost_is_told(opened: Open, library: kaas.Library) -> None:
+    """One request has most of the memory and hangs; the other waits for room, and has nothing to do with the fault."""
+    n = SIZES[-1]
+    values = {name: Source(content(n, number)) for number, name in enumerate("ab")}
+    request = Request(tasks(library, n)[1], values, {})
+    executor = opened(slots=SLOTS)
+    software.inject(software.Fault("hang"), ORDINAL)
+    ended: list[Any] = []
+
+    def run() -> None:
+        with pytest.raises(DeviceLost) as caught:
+            executor.run(request)
+        ended.append(caught.value.code_name)
+
+    runs = [threading.Thread(target=run, daemon=True) for _ in range(SLOTS)]
+    for thread in runs:
+        thread.start()
+    end = time.monotonic() + LIMIT_S
+    while not executor._admission._queue:
+        assert time.monotonic() < end
+    while any(thread.is_alive() for thread in runs):
+        software._present().library.kaas_softgpu_end_hangs()
+        assert time.monotonic() < end
+    assert ended == ["CUDA_ERROR_LAUNCH_TIMEOUT"] * SLOTS
