@@ -145,18 +145,31 @@ def test_as_many_run_at_a_time_as_there_are_slots(
 
 
 def test_a_request_takes_the_slot_it_is_given(
-    make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, stop: Stop, waits: Waits
+    make_executor: MakeExecutor,
+    task: kaas.KTask,
+    threads: ThreadPoolExecutor,
+    stop: Stop,
+    waits: Waits,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     executor = make_executor(64 * KIB, slots=2)
-    first = threads.submit(executor.run, request(task, 1, 2), 0)
+    places: dict[str, int] = {}
+    enter = Slot.enter
+
+    def watched(slot: Slot, client: str) -> None:
+        places[client] = slot.number
+        enter(slot, client)
+
+    monkeypatch.setattr(Slot, "enter", watched)
+    first = threads.submit(executor.run, request(task, 1, 2, "first"), 0)
     stop.reached()
-    second = threads.submit(executor.run, request(task, 1, 3), 0)
+    second = threads.submit(executor.run, request(task, 1, 3, "second"), 0)
     waits.one_more()
-    check(threads.submit(executor.run, request(task, 1, 4), 1), 5)  # overtakes the one that waits for the other slot
-    assert not second.done()
+    check(threads.submit(executor.run, request(task, 1, 4, "third"), 1), 5)  # overtakes who waits for the other slot
     stop.go_on()
     check(first, 3)
     check(second, 4)
+    assert places == {"first": 0, "second": 0, "third": 1}
     with pytest.raises(ValueError, match="no slot 2"):
         executor.run(request(task, 1, 2), 2)
 
