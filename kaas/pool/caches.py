@@ -93,16 +93,21 @@ class Caches:
     async def _do(self, worker: Worker, function: str, client: str, way: Way) -> None:
         """
         Raises:
-            KaasError: what the worker says; DeviceUnavailable if it ended.
+            KaasError: what the worker says; DeviceUnavailable if it ended, or lost its device beside requests, whose
+                fault it then is.
         """
+        name = f"worker {worker.id} on device {worker.device.index}"
         try:
             if worker.id not in self._workers:
                 raise WorkerLost("it ended")
             reply = await way(worker.id)
         except WorkerLost as lost:
-            raise DeviceUnavailable(f"worker {worker.id} on device {worker.device.index}: {lost}") from lost
+            raise DeviceUnavailable(f"{name}: {lost}") from lost
         if isinstance(reply.error, DeviceLost):
+            alone = worker.id in self._workers and not worker.running
             self._host.gone(worker, reply.error.message, reply.error)
+            if not alone:
+                raise DeviceUnavailable(f"{name}: {reply.error.message}") from reply.error
         if reply.error is not None:
             raise reply.error
         if reply.record is not None and reply.record.tiers:

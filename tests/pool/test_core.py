@@ -614,6 +614,20 @@ def test_an_order_that_fails() -> None:
     play(scenario)
 
 
+def test_an_order_beside_a_request_does_not_get_its_fault() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(call(retries=0)))
+        with pytest.raises(DeviceUnavailable, match="illegal address") as caught:
+            await pool.upkeep(Order(Reply(error=LOST)))
+        assert caught.value.__cause__ is LOST
+        assert workers.killed == [0]
+        error = await failure_of(task)
+        assert isinstance(error, ExecutorDied)
+        assert error.__cause__ is LOST
+
+    play(scenario)
+
+
 def test_an_order_waits_for_its_worker_to_start() -> None:
     workers = FakeWorkers()
     workers.hang_at_start = True
