@@ -303,7 +303,7 @@ void strict_poison(uintptr_t base, size_t bytes); /* in strict mode only */
 void memory_free(uintptr_t base, size_t bytes);   /* to the C library, sooner or later */
 bool strict_order(const struct CUgraphExec_st *exec, uint32_t *order);
 
-/* --- queues and who runs them (work.c, workers.c) */
+/* --- queues and who runs them (work.c, submit.c, workers.c; events: event.c) */
 
 typedef struct fence { /* under work_lock */
   unsigned references;
