@@ -111,8 +111,10 @@ def set_model(ordinal: int, model: Model) -> None:
 def set_strict(seed: int | None) -> None:
     """Strict mode, with this seed, from now on; None: no longer.
 
-    Nothing runs before somebody waits for it, independent work runs in any order, new and freed memory holds poison: a
-    missing synchronisation or a use after free gives wrong results. Programs that are right get the same results.
+    Two pieces of work that touch the same bytes, one changing them, fail the context with CUDA_ERROR_LAUNCH_FAILED and
+    both names if nothing orders them, whether they meet or not; so do writes to freed memory. Nothing runs before
+    somebody waits for it, and new and freed memory holds poison. Kernels launched meanwhile are compiled with checks.
+    Programs that are right get the same results.
     """
     strict_mode(_present().library, seed)
 

@@ -93,6 +93,12 @@ typedef struct device {
   _Atomic bool lost;
 } device;
 
+/* In strict mode, a place in the order of all work: of each track of work, how much has come before (order.c). */
+enum { TRACKS = 64 };
+typedef struct moment {
+  uint64_t at[TRACKS];
+} moment;
+
 struct CUstream_st {
   handle head;
   CUcontext ctx;
@@ -108,6 +114,8 @@ struct CUstream_st {
   uint64_t legacy_seen;      /* the work of the default stream that this one last waited for */
   int64_t clock_ns;          /* the modelled end of its latest work */
   struct CUstream_st *next_busy;
+  uint32_t track;
+  moment order; /* of its latest work, and of what the next will wait for */
   /* Under capture_lock; `capture` may be read without to learn whether there is one. */
   _Atomic(struct capture *) capture;
   struct CUstream_st *next_captured;
@@ -130,6 +138,7 @@ struct CUctx_st {
   size_t limits[LIMITS];
   struct CUstream_st *streams; /* under state_lock */
   struct CUstream_st legacy, per_thread;
+  moment all, blocking; /* under work_lock: of the latest work of all its streams, of its blocking ones */
 };
 
 extern device devices[MAX_DEVICES];
@@ -144,6 +153,7 @@ int processor_count(void);                /* of the machine; a device has as man
 CUresult current_context(CUcontext *ctx); /* initialised, current and without a sticky error */
 CUcontext peek_context(void);             /* NULL if none */
 CUresult context_status(CUcontext ctx);   /* the error that sticks to it */
+CUresult context_fail(CUcontext ctx, CUresult status); /* sticks to it, with this thread's latest explanation */
 CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx);
 void context_delete(CUcontext ctx);
 CUresult primary_context(device *dev, CUcontext *ctx); /* retained once and kept */
@@ -160,6 +170,7 @@ typedef struct allocation {
   device *dev;
   CUcontext ctx;
   CUmemoryPool pool;
+  bool leaving; /* its freeing is queued: for work under way only */
   unsigned long long id;
 } allocation;
 
@@ -183,6 +194,7 @@ bool memory_find(uintptr_t address, allocation *found);
 CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known);
 CUresult memory_add(const allocation *entry);                /* adds a range to the table */
 bool memory_remove(uintptr_t base, allocation *removed);     /* by its first byte */
+bool memory_leave(uintptr_t base, allocation *leaving);      /* no longer found, but there until it is removed */
 CUresult memory_reserve_locked(device *dev, size_t bytes);   /* counts bytes, or CUDA_ERROR_OUT_OF_MEMORY */
 CUresult memory_allocate(allocation entry, uintptr_t *base); /* entry says bytes, kind, device, context */
 void memory_give_back(const allocation *entry);              /* after memory_remove */
@@ -200,6 +212,7 @@ void pools_release_locked(device *dev);
 typedef struct variant { /* a kernel compiled for one block shape */
   struct variant *next;
   uint64_t module;
+  bool checked;
   uint32_t block[3];
   kaas_kernel_fn fn;
 } variant;
@@ -244,6 +257,7 @@ CUresult kernel_get(const void *function, kernel **kern);
 size_t param_storage_bytes(const kernel *kern); /* of the parameter buffer, at least 16 */
 CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
                         kernel_call *call); /* checks and compiles; the parameters are left to kernel_pack */
+CUresult kernel_checked(kernel *kern, device *dev, const uint32_t block[3], kaas_kernel_fn *fn); /* for strict mode */
 CUresult kernel_pack(const kernel *kern, kernel_args args, uint8_t *buffer);
 /* Memory for packed parameters (copied from params unless NULL), followed by a pointer to each of them. */
 CUresult kernel_storage(const kernel *kern, const uint8_t *params, void **storage);
@@ -301,7 +315,17 @@ extern _Atomic bool strict;
 uint32_t strict_draw(uint32_t limit);
 void strict_poison(uintptr_t base, size_t bytes); /* in strict mode only */
 void memory_free(uintptr_t base, size_t bytes);   /* to the C library, sooner or later */
+CUresult pools_look(CUcontext ctx);               /* at the freed blocks of all pools */
 bool strict_order(const struct CUgraphExec_st *exec, uint32_t *order);
+CUresult strict_look(CUcontext ctx); /* fails it if freed memory was written */
+CUresult strict_look_at(CUcontext ctx, uintptr_t base, size_t bytes);
+void strict_note(uintptr_t base, size_t bytes); /* of poison that leaves a pool: for the next look */
+void pools_poison(void);
+void track_take(CUstream s);
+void track_give_back(CUstream s);
+void host_learns_all_locked(void);
+void race_forget(uintptr_t base, size_t bytes); /* it goes back to the C library, which may give it to anybody */
+void race_forget_all(void);
 
 /* --- queues and who runs them (work.c, submit.c, workers.c; events: event.c) */
 
@@ -310,6 +334,7 @@ typedef struct fence { /* under work_lock */
   bool done;
   CUstream stream; /* which signals it; alive until it has */
   int64_t time_ns; /* when it was done */
+  moment *moment;  /* of the work that signals it; NULL if that was not submitted in strict mode */
   struct fence *next;
 } fence;
 
@@ -461,6 +486,7 @@ CUresult set_any(op *o, void **storage, const CUgraphNodeParams *p); /* all of t
 CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec);
 void exec_delete(CUgraphExec exec); /* drops a reference */
 void exec_launched_locked(CUgraphExec exec, fence *launch);
+void exec_follow_locked(CUgraphExec exec, moment *order); /* joins the events that it waits for */
 CUresult exec_run(CUgraphExec exec, CUcontext ctx);
 CUresult objects_copy(user_objects *to, const user_objects *from);
 void objects_release(user_objects *list);

@@ -1,5 +1,5 @@
 /* Events: a fence in a stream, or the place in a stream capture where they were recorded. */
-#include "work.h"
+#include "races.h"
 
 CUresult event_record(CUevent e, CUstream s) {
   work *w;
@@ -24,6 +24,7 @@ void event_record_now(CUevent e) {
   if (f != NULL) {
     f->done = true;
     f->time_ns = e->ctx->dev->model != NULL ? model_clock() : now_ns();
+    if (work_running != NULL && work_running->moment != NULL) f->moment = moment_copy(work_running->moment);
     fence_drop_locked(e->fence);
     e->fence = f;
   }
@@ -62,9 +63,10 @@ CUresult event_wait(CUevent e) {
   TRY(work_may_wait());
   pthread_mutex_lock(&work_lock);
   fence *f = e->fence;
-  if (f != NULL && !f->done) {
+  if (f != NULL) {
     fence_keep_locked(f);
     work_wait_locked(f);
+    host_learns_locked(f->moment);
     fence_drop_locked(f);
   }
   pthread_mutex_unlock(&work_lock);
@@ -75,6 +77,7 @@ bool event_done(CUevent e) {
   pthread_mutex_lock(&work_lock);
   bool done = e->fence == NULL || e->fence->done;
   if (!done) work_ask_locked(e->fence->stream);
+  else if (e->fence != NULL) host_learns_locked(e->fence->moment);
   pthread_mutex_unlock(&work_lock);
   return done;
 }

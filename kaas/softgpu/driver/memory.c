@@ -35,9 +35,10 @@ static allocation *find_locked(uintptr_t address) {
 bool memory_find(uintptr_t address, allocation *found) {
   pthread_mutex_lock(&memory_lock);
   const allocation *entry = find_locked(address);
-  if (entry != NULL) *found = *entry;
+  bool there = entry != NULL && !entry->leaving;
+  if (there) *found = *entry;
   pthread_mutex_unlock(&memory_lock);
-  return entry != NULL;
+  return there;
 }
 
 uint64_t kaas_memory_changes(void) { return atomic_load(&changes); }
@@ -100,6 +101,18 @@ bool memory_remove(uintptr_t base, allocation *removed) {
     memmove(entry, entry + 1, (size_t)(&table.items[table.count] - (entry + 1)) * sizeof *entry);
     table.count--;
     atomic_fetch_add(&changes, 1);
+  }
+  pthread_mutex_unlock(&memory_lock);
+  return found;
+}
+
+bool memory_leave(uintptr_t base, allocation *leaving) {
+  pthread_mutex_lock(&memory_lock);
+  allocation *entry = find_locked(base);
+  bool found = entry != NULL && entry->base == base && !entry->leaving;
+  if (found) {
+    entry->leaving = true;
+    *leaving = *entry;
   }
   pthread_mutex_unlock(&memory_lock);
   return found;

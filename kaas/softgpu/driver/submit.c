@@ -1,5 +1,5 @@
 /* Submitting to the work queues, and what the program asks of them. */
-#include "work.h"
+#include "races.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +29,7 @@ static CUresult keep_arguments(work *w, const op *o) {
 /* An instance never runs beside itself. */
 static CUresult queue_exec_locked(CUstream s, CUgraphExec exec, const op *o, work **made) {
   if (exec->last != NULL) TRY(work_await_locked(s, exec->last));
+  if (atomic_load_explicit(&strict, memory_order_relaxed)) exec_follow_locked(exec, &s->order);
   work *w = work_append_locked(s, o);
   fence *f = w != NULL ? work_signal_locked(s, w) : NULL;
   *made = w;
@@ -63,6 +64,7 @@ static CUresult queue_and_wait_locked(CUstream s, const op *o) {
   REQUIRE(f != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for work");
   fence_keep_locked(f);
   work_wait_locked(f);
+  host_learns_locked(f->moment);
   fence_drop_locked(f);
   return CUDA_SUCCESS;
 }
@@ -103,6 +105,7 @@ bool stream_idle(CUstream s) {
   pthread_mutex_lock(&work_lock);
   bool idle = s->first == NULL;
   if (!idle) work_ask_locked(s);
+  else host_learns_locked(&s->order);
   pthread_mutex_unlock(&work_lock);
   return idle;
 }
@@ -122,28 +125,47 @@ CUresult stream_wait(CUstream s) {
   if (f != NULL) {
     fence_keep_locked(f);
     work_wait_locked(f);
+    host_learns_locked(f->moment);
     fence_drop_locked(f);
+  } else {
+    host_learns_locked(&s->order);
   }
   pthread_mutex_unlock(&work_lock);
   return CUDA_SUCCESS;
+}
+
+/* For what was submitted to a context so far, NULL: to any. */
+static void wait_for_all_locked(CUcontext ctx) {
+  uint64_t latest = work_last_ticket;
+  bool shuffled = atomic_load_explicit(&strict, memory_order_relaxed);
+  for (;;) {
+    CUstream s = work_busy;
+    while (s != NULL && ((ctx != NULL && s->ctx != ctx) || s->first->ticket > latest)) s = s->next_busy;
+    if (s == NULL) break;
+    if (!(shuffled ? work_help_any_locked() : work_help_locked(s))) pthread_cond_wait(&work_progress, &work_lock);
+  }
 }
 
 CUresult context_wait(CUcontext ctx) {
   TRY(work_may_wait());
   pthread_mutex_lock(&work_lock);
-  uint64_t latest = work_last_ticket;
-  for (;;) {
-    CUstream s = work_busy;
-    while (s != NULL && ((ctx != NULL && s->ctx != ctx) || s->first->ticket > latest)) s = s->next_busy;
-    if (s == NULL) break;
-    if (!work_help_somehow_locked(s, atomic_load(&strict) ? 1 : 0)) pthread_cond_wait(&work_progress, &work_lock);
-  }
+  moment before = {0};
+  bool learns = ctx != NULL && atomic_load_explicit(&strict, memory_order_relaxed);
+  if (learns) before = ctx->all;
+  wait_for_all_locked(ctx);
+  if (learns) host_learns_locked(&before);
+  else if (ctx == NULL) host_learns_all_locked();
   pthread_mutex_unlock(&work_lock);
   return CUDA_SUCCESS;
 }
 
+/* The program has not waited: what it may rely on stays as it is. */
 bool frees_awaited(CUcontext ctx) {
-  return atomic_load(&work_pending_frees) > 0 && context_wait(ctx) == CUDA_SUCCESS;
+  if (atomic_load(&work_pending_frees) == 0 || work_may_wait() != CUDA_SUCCESS) return false;
+  pthread_mutex_lock(&work_lock);
+  wait_for_all_locked(ctx);
+  pthread_mutex_unlock(&work_lock);
+  return true;
 }
 
 void stream_let_go(CUstream s) {

@@ -6,7 +6,7 @@
  * of one graph instance. A fence is signalled by work that was submitted before any that awaits it: there is always
  * something that can run.
  */
-#include "work.h"
+#include "races.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +33,7 @@ fence *fence_new_locked(CUstream s) {
 
 void fence_drop_locked(fence *f) {
   if (f == NULL || --f->references > 0) return;
+  free(f->moment);
   f->next = spare_fences;
   spare_fences = f;
 }
@@ -43,8 +44,14 @@ fence *fence_keep_locked(fence *f) {
 }
 
 fence *work_signal_locked(CUstream s, work *w) {
-  if (w->signals == NULL) w->signals = fence_new_locked(s);
-  return w->signals;
+  if (w->signals != NULL) return w->signals;
+  fence *f = fence_new_locked(s);
+  bool ordered = atomic_load_explicit(&strict, memory_order_relaxed);
+  if (f != NULL && ordered && (f->moment = moment_copy(&s->order)) == NULL) { /* w is the latest of s */
+    fence_drop_locked(f);
+    return NULL;
+  }
+  return w->signals = f;
 }
 
 int64_t now_ns(void) {
@@ -59,6 +66,12 @@ work *work_append_locked(CUstream s, const op *o) {
   work *w = spare_work;
   if (w != NULL) spare_work = w->next;
   else if (posix_memalign((void **)&w, PARAM_ALIGNMENT, sizeof *w) != 0) return NULL;
+  w->moment = NULL;
+  if (atomic_load_explicit(&strict, memory_order_relaxed) && (w->moment = moment_next_locked(s)) == NULL) {
+    w->next = spare_work;
+    spare_work = w;
+    return NULL;
+  }
   w->next = NULL;
   w->op = *o;
   w->ticket = ++work_last_ticket;
@@ -79,6 +92,7 @@ work *work_append_locked(CUstream s, const op *o) {
 }
 
 CUresult work_await_locked(CUstream s, fence *f) {
+  if (f->moment != NULL) moment_join(&s->order, f->moment);
   if (f->done || f->stream == s) return CUDA_SUCCESS;
   work *w = work_append_locked(s, &(op){.kind = OP_AWAIT});
   REQUIRE(w != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for work");
@@ -96,7 +110,10 @@ static CUresult await_tail_locked(CUstream s, CUstream of) {
 /* The default stream waits for every blocking stream of its context, and they wait for it. */
 CUresult work_await_legacy_locked(CUstream s) {
   CUstream legacy = &s->ctx->legacy;
-  if (!stream_blocks(s) || work_busy == NULL) return CUDA_SUCCESS;
+  if (!stream_blocks(s)) return CUDA_SUCCESS;
+  if (atomic_load_explicit(&strict, memory_order_relaxed))
+    moment_join(&s->order, s == legacy ? &s->ctx->blocking : &legacy->order);
+  if (work_busy == NULL) return CUDA_SUCCESS;
   if (s == legacy) {
     for (CUstream other = work_busy; other != NULL; other = other->next_busy)
       if (other != s && other->ctx == s->ctx && stream_blocks(other)) TRY(await_tail_locked(s, other));
@@ -128,6 +145,7 @@ bool work_any_locked(void) { return work_busy != NULL; }
 
 static void recycle_locked(work *w) {
   free(w->storage);
+  free(w->moment);
   fence_drop_locked(w->awaits);
   fence_drop_locked(w->signals);
   w->next = spare_work;
@@ -141,9 +159,13 @@ static void unlink_locked(CUstream s) {
 }
 
 /* After an error nothing runs any more but what gives back. */
-static void perform(const op *o, CUcontext ctx) {
+static void perform(work *w, CUstream s) {
+  const op *o = &w->op;
+  CUcontext ctx = s->ctx;
   bool failed = atomic_load_explicit(&ctx->sticky, memory_order_acquire) != 0 || atomic_load(&ctx->dev->lost);
-  if (!failed || o->kind == OP_FREE) (void)op_run(o, ctx);
+  bool runs = !failed || o->kind == OP_FREE;
+  if (runs && __builtin_expect(w->moment != NULL, 0)) race_run(w, s);
+  else if (runs) (void)op_run(o, ctx);
   if (o->kind == OP_EXEC) exec_delete(o->exec);
   if (o->kind == OP_FREE) atomic_fetch_sub(&work_pending_frees, 1);
 }
@@ -172,7 +194,7 @@ static void perform_modelled_locked(CUstream s, work *w) {
   int64_t outer_clock = model_clock();
   work_running = w;
   model_set_clock(s->clock_ns);
-  perform(&w->op, s->ctx);
+  perform(w, s);
   work_running = outer;
   pthread_mutex_lock(&work_lock);
   s->clock_ns = model_clock();
@@ -190,7 +212,7 @@ void work_run_first_locked(CUstream s) {
     pthread_mutex_unlock(&work_lock);
     work *outer = work_running;
     work_running = w;
-    perform(&w->op, s->ctx);
+    perform(w, s);
     work_running = outer;
     pthread_mutex_lock(&work_lock);
   }
@@ -223,33 +245,19 @@ bool work_help_locked(CUstream s) {
   return false;
 }
 
-static CUstream latest_ready_locked(void) {
-  CUstream found = NULL;
-  for (CUstream s = work_busy; s != NULL; s = s->next_busy)
-    if (work_is_ready_locked(s) && (found == NULL || s->first->ticket > found->first->ticket)) found = s;
-  return found;
-}
-
-static CUstream any_ready_locked(void) {
+/* Runs any piece of work that can run. False if other threads are at all of it. */
+bool work_help_any_locked(void) {
   CUstream found = NULL;
   uint32_t choices = 0;
   for (CUstream s = work_busy; s != NULL; s = s->next_busy)
     if (work_is_ready_locked(s) && strict_draw(++choices) == 0) found = s;
-  return found;
-}
-
-/* As work_help_locked, but what runs need not be what is waited for. */
-bool work_help_somehow_locked(CUstream s, uint32_t how) {
-  CUstream found = how == 0 ? NULL : how == 1 ? latest_ready_locked() : any_ready_locked();
-  if (found == NULL) return work_help_locked(s);
-  work_run_first_locked(found);
-  return true;
+  if (found != NULL) work_run_first_locked(found);
+  return found != NULL;
 }
 
 void work_wait_locked(fence *f) {
-  uint32_t how = atomic_load_explicit(&strict, memory_order_relaxed) ? strict_draw(3) : 0;
   while (!f->done)
-    if (!work_help_somehow_locked(f->stream, how)) pthread_cond_wait(&work_progress, &work_lock);
+    if (!work_help_locked(f->stream)) pthread_cond_wait(&work_progress, &work_lock);
 }
 
 CUresult work_may_wait(void) {

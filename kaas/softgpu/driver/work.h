@@ -13,6 +13,7 @@ typedef struct work {
   fence *signals;   /* or NULL */
   bool seen;        /* by a look of the workers' clock */
   int64_t submitted_ns; /* where time is modelled */
+  moment *moment;       /* in strict mode, else NULL */
   void *storage;    /* of what does not fit into bytes */
   _Alignas(PARAM_ALIGNMENT) uint8_t bytes[INLINE_BYTES];
 } work;
@@ -33,7 +34,7 @@ work *work_append_locked(CUstream s, const op *o);
 CUresult work_await_locked(CUstream s, fence *f);
 CUresult work_await_legacy_locked(CUstream s);
 bool work_help_locked(CUstream s);
-bool work_help_somehow_locked(CUstream s, uint32_t how);
+bool work_help_any_locked(void);
 void work_wait_locked(fence *f);
 CUresult work_may_wait(void); /* refuses inside a host function */
 CUresult work_queue_locked(CUstream s, const op *o, work **made);

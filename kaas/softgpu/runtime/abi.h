@@ -53,7 +53,8 @@ typedef struct kaas_compiler {
   int (*load)(const void *image, size_t bytes, uint64_t *module);
   int (*describe)(uint64_t module, const kaas_kernel_info **kernels, uint32_t *kernel_count,
                   const kaas_global_info **globals, uint32_t *global_count);
-  int (*compile)(uint64_t module, uint32_t kernel, const uint32_t block[3], kaas_kernel_fn *fn);
+  /* checked: as for memcheck, so that the code also tells what it touches. */
+  int (*compile)(uint64_t module, uint32_t kernel, const uint32_t block[3], uint32_t checked, kaas_kernel_fn *fn);
   void (*unload)(uint64_t module);
 } kaas_compiler;
 
@@ -66,6 +67,7 @@ typedef struct kaas_launch {
   uint32_t static_shared_bytes, dynamic_shared_bytes, local_bytes, param_bytes;
   uint32_t device; /* whose output this is */
   const volatile uint32_t *stop; /* as in kaas_warp; NULL: it cannot be stopped */
+  struct kaas_touched *touched;  /* where checked code notes the device memory that it touches; NULL: nowhere */
 } kaas_launch;
 
 /* Runs every block; returns 0, or the CUresult of a trap, a bad access or a stop. error (may be NULL) receives a sentence. */
@@ -80,6 +82,28 @@ typedef struct kaas_range {
 int kaas_memory_nearest(uint64_t address, kaas_range *range);
 /* Grows when an allocation comes or goes: a range found at another count may be gone. */
 uint64_t kaas_memory_changes(void);
+
+/* faults.c: where an address lies, for a message. */
+int kaas_describe_access(uint64_t address, uint32_t bytes, char *text, size_t text_bytes)
+    __attribute__((visibility("hidden")));
+
+/* --- touched.c: the bytes that a piece of work has touched, by what it did to them */
+
+enum { KAAS_READ, KAAS_WRITE, KAAS_UPDATE /* atomically */, KAAS_VERBS }; /* as codegen/memcheck.py counts them */
+typedef struct kaas_span {
+  uint64_t from, to;
+  const char *by; /* the name of what touched them; lives for ever */
+} kaas_span;
+typedef struct kaas_touched {
+  struct kaas_spans {
+    kaas_span *items;
+    size_t count, capacity;
+  } sets[KAAS_VERBS];
+  const char *by;  /* of spans to be added */
+  int incomplete;  /* there was no memory for all */
+} kaas_touched;
+/* Called by one thread at a time. */
+void kaas_touched_add(kaas_touched *touched, uint32_t verb, uint64_t address, uint64_t bytes);
 
 /* --- output.c: what kernels print */
 
