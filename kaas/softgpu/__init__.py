@@ -19,6 +19,7 @@ from typing import Any
 from kaas.errors import DeviceUnavailable
 from kaas.softgpu.faults import FAULTS, Fault, forgive_faults, inject_fault
 from kaas.softgpu.model import Device, Model, Takes, describe_time
+from kaas.softgpu.watch import describe_regions, running_kernels
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
@@ -32,12 +33,15 @@ __all__ = [
     "Model",
     "Takes",
     "cancel",
+    "checks_memory",
+    "describe",
     "forgive",
     "inject",
     "last_error",
     "load",
     "loaded_devices",
     "real_driver_present",
+    "running",
     "set_model",
     "set_strict",
     "take_output",
@@ -111,8 +115,10 @@ def set_model(ordinal: int, model: Model) -> None:
 def set_strict(seed: int | None) -> None:
     """Strict mode, with this seed, from now on; None: no longer.
 
-    Nothing runs before somebody waits for it, independent work runs in any order, new and freed memory holds poison: a
-    missing synchronisation or a use after free gives wrong results. Programs that are right get the same results.
+    Two pieces of work that touch the same bytes, one changing them, fail the context with CUDA_ERROR_LAUNCH_FAILED and
+    both names if nothing orders them, whether they meet or not; so do writes to freed memory. Nothing runs before
+    somebody waits for it, and new and freed memory holds poison. Kernels launched meanwhile are compiled with checks.
+    Programs that are right get the same results.
     """
     strict_mode(_present().library, seed)
 
@@ -142,6 +148,12 @@ def _present() -> _Loaded:
     return present
 
 
+def checks_memory() -> bool:
+    """Whether the software devices of this process were loaded with memcheck."""
+    present = _state.get("driver")
+    return present is not None and present.memcheck
+
+
 def loaded_devices() -> tuple[int, ...]:
     """The memory in bytes of each software device of this process; empty before `load`."""
     present = _state.get("driver")
@@ -159,13 +171,39 @@ def last_error() -> str:
 
 def cancel(device: int = 0) -> None:
     """Ends the kernels that run on this device, from any thread: their launches, and later ones, fail with
-    CUDA_ERROR_LAUNCH_TIMEOUT, which sticks to their context, until the device gets a new context.
+    CUDA_ERROR_LAUNCH_TIMEOUT, which sticks to their context, until the device gets a new context. The error names the
+    kernels that ran.
 
     Returns at once; a kernel ends at its next block or round of a loop. Does nothing if not loaded.
     """
     present = _state.get("driver")
     if present is not None and present.library.kaas_softgpu_cancel(device) != 0:
         raise DeviceUnavailable(f"there is no device {device} to cancel")
+
+
+def describe(address: int, nbytes: int, regions: Sequence[tuple[str, int, int]]) -> None:
+    """Says what a program makes of memory in one of its allocations: regions (name, offset, bytes), each within nbytes.
+
+    From now on an access to these nbytes by kernels with checks (memcheck, strict mode) must lie in one of the regions,
+    as if each were an allocation; the error names the nearest. Regions may overlap. What was said of this memory before
+    is forgotten, and all of it with no regions or with the allocation. Raises DeviceUnavailable if there is no such
+    memory, or not loaded.
+    """
+    library = _present().library
+    _check(library, describe_regions(library, address, nbytes, regions))
+
+
+def running(device: int = 0) -> tuple[str, ...]:
+    """The symbols of the kernels that run on this device now; asked twice, some way apart, it tells which one hangs.
+
+    Up to 64 KB of names. Empty if none runs, or not loaded.
+    """
+    present = _state.get("driver")
+    if present is None:
+        return ()
+    if not 0 <= device < len(present.devices):
+        raise DeviceUnavailable(f"there is no device {device}")
+    return running_kernels(present.library, device)
 
 
 def take_output(device: int = 0) -> str:

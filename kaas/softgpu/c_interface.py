@@ -52,7 +52,9 @@ _DESCRIBE = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.POINTER(GlobalRecord)),
     ctypes.POINTER(_U32),
 )
-_COMPILE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, _U32, ctypes.POINTER(_U32), ctypes.POINTER(ctypes.c_void_p))
+_COMPILE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_uint64, _U32, ctypes.POINTER(_U32), _U32, ctypes.POINTER(ctypes.c_void_p)
+)
 _UNLOAD = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
 
 
@@ -104,9 +106,10 @@ class CInterface:
 
         return self._guarded(action)
 
-    def _compile(self, module: int, kernel: int, block: Any, function: Any) -> int:
+    def _compile(self, module: int, kernel: int, block: Any, checked: int, function: Any) -> int:
         def action() -> None:
-            function[0] = self._compiler.compile(module, kernel, (block[0], block[1], block[2]))
+            shape = (block[0], block[1], block[2])
+            function[0] = self._compiler.compile(module, kernel, shape, checked=checked != 0)
 
         return self._guarded(action)
 

@@ -82,7 +82,7 @@ class LoadedModule:
     memory: ctypes.Array[ctypes.c_char]
     base: int
     kernels: dict[str, inline.Kernel] = field(default_factory=dict)
-    code: dict[tuple[int, tuple[int, int, int]], machine_code.Loaded] = field(default_factory=dict)
+    code: dict[tuple[int, tuple[int, int, int], bool], machine_code.Loaded] = field(default_factory=dict)
 
 
 class Compiler:
@@ -139,20 +139,23 @@ class Compiler:
         module = self._module(handle)
         return module.info, module.base
 
-    def compile(self, handle: int, kernel: int, block: tuple[int, int, int]) -> int:
-        """The address of the kaas_kernel_fn of a kernel (by its place in describe) for blocks of this shape."""
+    def compile(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> int:
+        """The address of the kaas_kernel_fn of a kernel (by its place in describe) for blocks of this shape.
+
+        checked: the code checks every access, as with memcheck, and tells strict mode of it."""
+        checked = checked or self._memcheck
         with self._lock:
             module = self._module(handle)
             if not 0 <= kernel < len(module.info.kernels):
                 raise CompileError(INVALID_VALUE, f"no kernel {kernel} in this module")
             if min(block) < 1 or block[0] * block[1] * block[2] > 1024:
                 raise CompileError(INVALID_VALUE, f"no block can be {block[0]} x {block[1]} x {block[2]}")
-            loaded = module.code.get((kernel, block))
+            loaded = module.code.get((kernel, block, checked))
             if loaded is None:
-                entry = self._entry(module, module.info.kernels[kernel].name, block)
+                entry = self._entry(module, module.info.kernels[kernel].name, block, checked=checked)
                 base = module.base if entry.needs_globals else None
                 loaded = machine_code.place(entry.code, self._target, self._addresses(entry.imports), base)
-                module.code[kernel, block] = loaded
+                module.code[kernel, block, checked] = loaded
             return loaded.entry
 
     def unload(self, handle: int) -> None:
@@ -168,8 +171,8 @@ class Compiler:
             raise CompileError(INVALID_HANDLE, f"no module {handle}")
         return self._modules[handle]
 
-    def _entry(self, module: LoadedModule, name: str, block: tuple[int, int, int]) -> _Entry:
-        variant = f"{name}\0{block}" + ("\0memcheck" if self._memcheck else "")
+    def _entry(self, module: LoadedModule, name: str, block: tuple[int, int, int], *, checked: bool) -> _Entry:
+        variant = f"{name}\0{block}" + ("\0memcheck" if checked else "")
         digest = hashlib.blake2b(variant.encode(), digest_size=12).hexdigest()
         key = f"{module.key}.{digest}"
         cached = self._cache.get(key)
@@ -177,12 +180,12 @@ class Compiler:
             return msgspec.msgpack.decode(cached, type=_Entry)
         if not module.kernels:
             _, module.kernels = _translating(lambda: examine(module.text))
-        entry = _translating(lambda: self._compiled(module.kernels[name], block))
+        entry = _translating(lambda: self._compiled(module.kernels[name], block, checked=checked))
         self._cache.put(key, msgspec.msgpack.encode(entry))
         return entry
 
-    def _compiled(self, kernel: inline.Kernel, block: tuple[int, int, int]) -> _Entry:
-        code = codegen.generate(kernel, block, self._target, memcheck=self._memcheck)
+    def _compiled(self, kernel: inline.Kernel, block: tuple[int, int, int], *, checked: bool) -> _Entry:
+        code = codegen.generate(kernel, block, self._target, memcheck=checked)
         return _Entry(machine_code.assemble(code.text, self._target), code.imports, code.needs_globals)
 
     def _addresses(self, imports: tuple[str, ...]) -> dict[str, int]:

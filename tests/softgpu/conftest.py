@@ -30,7 +30,28 @@ class Launch(ctypes.Structure):
         ("param_bytes", ctypes.c_uint32),
         ("device", ctypes.c_uint32),
         ("stop", ctypes.c_void_p),
+        ("touched", ctypes.c_void_p),
     ]
+
+
+class Span(ctypes.Structure):
+    """kaas_span of abi.h."""
+
+    _fields_ = [("start", ctypes.c_uint64), ("end", ctypes.c_uint64), ("by", ctypes.c_char_p)]
+
+
+class Spans(ctypes.Structure):
+    _fields_ = [("items", ctypes.POINTER(Span)), ("count", ctypes.c_size_t), ("capacity", ctypes.c_size_t)]
+
+
+class Touched(ctypes.Structure):
+    """kaas_touched of abi.h: what a launch reads, writes and updates."""
+
+    _fields_ = [("sets", Spans * 3), ("by", ctypes.c_char_p), ("incomplete", ctypes.c_int)]
+
+    def bytes_of(self, verb: int) -> set[int]:
+        spans = self.sets[verb]
+        return {at for i in range(spans.count) for at in range(spans.items[i].start, spans.items[i].end)}
 
 
 def triple(extent: int | tuple[int, ...]) -> tuple[int, int, int]:
@@ -63,11 +84,12 @@ class Gpu:
         dynamic: int = 0,
         reached: tuple[np.ndarray, ...] = (),
         stop: np.ndarray | None = None,
+        touched: Touched | None = None,
     ) -> None:
         """Arguments: arrays (their address is passed), NumPy scalars and bytes (a struct by value).
 
         stop: a uint32 that ends the launch once not 0. With memcheck the kernel may touch the arrays, the module's
-        variables, and what is reached from there.
+        variables, and what is reached from there; touched receives what it did.
         """
         module = self.load(text)
         info, base = self.compiler.describe(module)
@@ -96,6 +118,7 @@ class Gpu:
             end,
             0,
             None if stop is None else stop.ctypes.data,
+            None if touched is None else ctypes.addressof(touched),
         )
         error = ctypes.create_string_buffer(400)
         result = self.library.kaas_run(ctypes.byref(launch), error, len(error))

@@ -201,7 +201,7 @@ def test_the_c_interface(gpu: Gpu, capfd: pytest.CaptureFixture[str]) -> None:
     assert shared == 16 * 17 * 4
     assert b"counter" in [variables[i].name for i in range(counts[1].value)]
     function = ctypes.c_void_p()
-    assert table.compile(handle, 0, (ctypes.c_uint32 * 3)(64, 1, 1), ctypes.byref(function)) == 0
+    assert table.compile(handle, 0, (ctypes.c_uint32 * 3)(64, 1, 1), 0, ctypes.byref(function)) == 0
     assert function.value
     table.unload(handle)
     assert table.load(b"nonsense", 8, ctypes.byref(handle)) == INVALID_PTX

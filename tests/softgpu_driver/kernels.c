@@ -13,6 +13,13 @@
 static _Thread_local int trap_status;
 static _Atomic int compiles, modules;
 
+static _Thread_local kaas_touched *touched;
+
+/* As checked code does it. */
+static void touch(uint32_t verb, const void *address, size_t bytes) {
+  if (touched != NULL) kaas_touched_add(touched, verb, (uintptr_t)address, bytes);
+}
+
 #define LANES(w, i) \
   for (uint32_t lane = 0, i = (w)->ctaid[0] * block_threads + 32 * (w)->warp; lane < 32; lane++, i++) \
     if ((w)->live >> lane & 1)
@@ -21,6 +28,7 @@ static _Thread_local uint32_t block_threads;
 
 int kaas_run(const kaas_launch *l, char *error, size_t error_bytes) {
   trap_status = 0;
+  touched = l->touched;
   block_threads = l->block[0] * l->block[1] * l->block[2];
   kaas_warp w = {.nctaid = {l->grid[0], l->grid[1], l->grid[2]}, .dynamic_shared_bytes = l->dynamic_shared_bytes,
                  .shared_bytes = l->static_shared_bytes + l->dynamic_shared_bytes};
@@ -39,6 +47,7 @@ static void empty(const uint8_t *params, kaas_warp *w) { (void)params, (void)w; 
 static void add(const uint8_t *params, kaas_warp *w) { /* (int *x, int n, int amount) */
   int *x, n, amount;
   memcpy(&x, params, 8), memcpy(&n, params + 8, 4), memcpy(&amount, params + 12, 4);
+  touch(KAAS_READ, x, 4 * (size_t)n), touch(KAAS_WRITE, x, 4 * (size_t)n);
   LANES(w, i) if ((int)i < n) x[i] += amount;
 }
 
@@ -46,6 +55,7 @@ static void vecadd(const uint8_t *params, kaas_warp *w) { /* (const float *a, co
   float *p[3];
   int n;
   memcpy(p, params, 24), memcpy(&n, params + 24, 4);
+  for (int i = 0; i < 3; i++) touch(i == 2 ? KAAS_WRITE : KAAS_READ, p[i], 4 * (size_t)n);
   LANES(w, i) if ((int)i < n) p[2][i] = p[0][i] + p[1][i];
 }
 
@@ -54,6 +64,7 @@ static void append(const uint8_t *params, kaas_warp *w) { /* (int *log, int id):
   (void)w;
   memcpy(&log, params, 8), memcpy(&id, params + 8, 4);
   log[++log[0]] = id;
+  touch(KAAS_READ, log, 4), touch(KAAS_WRITE, log, 4), touch(KAAS_WRITE, log + log[0], 4);
 }
 
 static void trap(const uint8_t *params, kaas_warp *w) {
@@ -65,17 +76,19 @@ static void meet(const uint8_t *params, kaas_warp *w) { /* (int *arrived): ends 
   _Atomic int *arrived;
   (void)w;
   memcpy(&arrived, params, 8);
+  touch(KAAS_UPDATE, arrived, 4);
   atomic_fetch_add(arrived, 1);
   while (atomic_load(arrived) < 2) sched_yield();
 }
 
-static void touch(const uint8_t *params, kaas_warp *w) { /* (int *x): not atomic, with a switch in its middle */
+static void increment(const uint8_t *params, kaas_warp *w) { /* (int *x): not atomic, with a switch in its middle */
   int *x;
   (void)w;
   memcpy(&x, params, 8);
   int seen = *(volatile int *)x;
   sched_yield();
   *(volatile int *)x = seen + 1;
+  touch(KAAS_READ, x, 4), touch(KAAS_WRITE, x, 4);
 }
 
 static void shared(const uint8_t *params, kaas_warp *w) { /* (uint32_t *out) */
@@ -105,7 +118,7 @@ static const kaas_kernel_info infos[] = {
   {"shared", 1, U32(0), U32(8), 8, 1024, 16, 256, 8},
   {"blob", 3, U32(0, 8, 12), U32(8, 1, 20), 32, 0, 0, 1024, 8},
 };
-static const kaas_kernel_fn functions[] = {empty, add, vecadd, append, trap, meet, touch, shared, blob};
+static const kaas_kernel_fn functions[] = {empty, add, vecadd, append, trap, meet, increment, shared, blob};
 enum { KERNELS = sizeof infos / sizeof *infos };
 
 typedef struct module { kaas_global_info global; uint32_t globals; int value[4]; } module;
@@ -136,8 +149,9 @@ static int describe(uint64_t made, const kaas_kernel_info **kernels, uint32_t *k
   return 0;
 }
 
-static int compile(uint64_t made, uint32_t kernel, const uint32_t block[3], kaas_kernel_fn *fn) {
-  (void)made;
+static int compile(uint64_t made, uint32_t kernel, const uint32_t block[3], uint32_t checked,
+                   kaas_kernel_fn *fn) {
+  (void)made, (void)checked;
   if (kernel >= KERNELS) return 500;
   if (block[0] == 7) {
     kaas_softgpu_set_last_error("blocks of 7 cannot be compiled");

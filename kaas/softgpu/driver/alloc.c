@@ -1,5 +1,5 @@
 /* Allocation calls: device, managed and page-locked host memory. */
-#include "driver.h"
+#include "races.h"
 
 #include <string.h>
 
@@ -47,9 +47,10 @@ static CUresult release(uintptr_t base, bool host, CUstream stream) {
   bool right = known && (host ? entry.kind == MEMORY_HOST
                               : entry.kind == MEMORY_DEVICE || entry.kind == MEMORY_MANAGED ||
                                     (entry.kind == MEMORY_HOST && entry.pool != NULL));
-  REQUIRE(right && memory_remove(base, &entry), CUDA_ERROR_INVALID_VALUE, "0x%zx is not the start of %s allocation",
-          (size_t)base, host ? "a host" : "a device");
-  if (stream != NULL && !stream_settled(stream)) return submit(stream, &(op){.kind = OP_FREE, .freed = entry}, false);
+  bool later = stream != NULL && (atomic_load(&strict) || !stream_settled(stream));
+  REQUIRE(right && (later ? memory_leave(base, &entry) : memory_remove(base, &entry)), CUDA_ERROR_INVALID_VALUE,
+          "0x%zx is not the start of %s allocation", (size_t)base, host ? "a host" : "a device");
+  if (later) return submit(stream, &(op){.kind = OP_FREE, .freed = entry}, false);
   memory_give_back(&entry);
   return CUDA_SUCCESS;
 }
@@ -57,10 +58,18 @@ static CUresult release(uintptr_t base, bool host, CUstream stream) {
 /* Work under way may use the memory: CUDA waits for it too. Inside a host function there is no waiting. */
 static void settle(CUcontext ctx) { (void)context_wait(ctx); }
 
+/* In strict mode: memory of a pool is freed without waiting, says CUDA, so that its user must have waited. */
+static CUresult look_in_use(CUcontext ctx, CUdeviceptr address) {
+  allocation entry;
+  bool pooled = atomic_load(&strict) && memory_find(address, &entry) && entry.base == address && entry.pool != NULL;
+  return pooled ? race_freed_by_host(ctx, entry.base, entry.reserved) : CUDA_SUCCESS;
+}
+
 CUresult cuMemFree_v2(CUdeviceptr address) {
   CUcontext ctx;
   TRY(current_context(&ctx));
   TRY(capture_gate());
+  TRY(look_in_use(ctx, address));
   settle(ctx);
   return release(address, false, NULL);
 }

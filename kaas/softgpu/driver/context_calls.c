@@ -42,7 +42,8 @@ CUresult cuCtxSynchronize_v2(CUcontext given) {
   TRY(context_or_current(given, &ctx));
   TRY(capture_gate());
   TRY(context_wait(ctx));
-  return context_status(ctx);
+  TRY(context_status(ctx));
+  return strict_look(ctx);
 }
 
 CUresult cuCtxSynchronize(void) { return cuCtxSynchronize_v2(NULL); }

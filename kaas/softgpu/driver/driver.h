@@ -78,6 +78,9 @@ unsigned long long unique_id(void);
 #define REQUIRE_HANDLE(object, kind) \
   REQUIRE(handle_is((object), (kind)), CUDA_ERROR_INVALID_HANDLE, "%s: %s is not a live handle", __func__, #object)
 
+/* For what the shortest work looks at: a thread's variable without a call. */
+#define INITIAL_EXEC __attribute__((tls_model("initial-exec")))
+
 /* --- devices and contexts (device.c, context.c) */
 
 typedef struct device {
@@ -88,10 +91,17 @@ typedef struct device {
   unsigned primary_references, primary_flags;
   CUmemoryPool default_pool, pool;
   _Atomic uint32_t stop; /* its kernels end; until it gets a new context */
+  char stopped[256];     /* the names of those that ran when it was set; written before it */
   struct model *model; /* of its time; NULL: work takes what it takes */
   _Atomic bool faulty; /* faults may come */
   _Atomic bool lost;
 } device;
+
+/* In strict mode, a place in the order of all work: of each track of work, how much has come before (order.c). */
+enum { TRACKS = 64 };
+typedef struct moment {
+  uint64_t at[TRACKS];
+} moment;
 
 struct CUstream_st {
   handle head;
@@ -108,6 +118,8 @@ struct CUstream_st {
   uint64_t legacy_seen;      /* the work of the default stream that this one last waited for */
   int64_t clock_ns;          /* the modelled end of its latest work */
   struct CUstream_st *next_busy;
+  uint32_t track;
+  moment order; /* of its latest work, and of what the next will wait for */
   /* Under capture_lock; `capture` may be read without to learn whether there is one. */
   _Atomic(struct capture *) capture;
   struct CUstream_st *next_captured;
@@ -130,6 +142,7 @@ struct CUctx_st {
   size_t limits[LIMITS];
   struct CUstream_st *streams; /* under state_lock */
   struct CUstream_st legacy, per_thread;
+  moment all, blocking; /* under work_lock: of the latest work of all its streams, of its blocking ones */
 };
 
 extern device devices[MAX_DEVICES];
@@ -144,6 +157,7 @@ int processor_count(void);                /* of the machine; a device has as man
 CUresult current_context(CUcontext *ctx); /* initialised, current and without a sticky error */
 CUcontext peek_context(void);             /* NULL if none */
 CUresult context_status(CUcontext ctx);   /* the error that sticks to it */
+CUresult context_fail(CUcontext ctx, CUresult status); /* sticks to it, with this thread's latest explanation */
 CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx);
 void context_delete(CUcontext ctx);
 CUresult primary_context(device *dev, CUcontext *ctx); /* retained once and kept */
@@ -160,6 +174,7 @@ typedef struct allocation {
   device *dev;
   CUcontext ctx;
   CUmemoryPool pool;
+  bool leaving; /* its freeing is queued: for work under way only */
   unsigned long long id;
 } allocation;
 
@@ -183,11 +198,15 @@ bool memory_find(uintptr_t address, allocation *found);
 CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known);
 CUresult memory_add(const allocation *entry);                /* adds a range to the table */
 bool memory_remove(uintptr_t base, allocation *removed);     /* by its first byte */
+bool memory_leave(uintptr_t base, allocation *leaving);      /* no longer found, but there until it is removed */
 CUresult memory_reserve_locked(device *dev, size_t bytes);   /* counts bytes, or CUDA_ERROR_OUT_OF_MEMORY */
 CUresult memory_allocate(allocation entry, uintptr_t *base); /* entry says bytes, kind, device, context */
 void memory_give_back(const allocation *entry);              /* after memory_remove */
 static inline size_t memory_round(size_t bytes) { return (bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1); }
 void memory_free_context(CUcontext ctx);
+void memory_changed(void); /* what was found so far may be gone */
+void regions_narrow_locked(uint64_t address, kaas_range *range); /* to where checked code may go from the address */
+void regions_forget_locked(uint64_t address, uint64_t bytes);
 extern CUmemoryPool host_pool;
 CUresult pool_location(CUmemLocation location, device **dev); /* NULL: the host */
 CUresult pool_new(const CUmemPoolProps *props, device *dev, CUmemoryPool *pool);
@@ -200,6 +219,7 @@ void pools_release_locked(device *dev);
 typedef struct variant { /* a kernel compiled for one block shape */
   struct variant *next;
   uint64_t module;
+  bool checked;
   uint32_t block[3];
   kaas_kernel_fn fn;
 } variant;
@@ -244,10 +264,16 @@ CUresult kernel_get(const void *function, kernel **kern);
 size_t param_storage_bytes(const kernel *kern); /* of the parameter buffer, at least 16 */
 CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
                         kernel_call *call); /* checks and compiles; the parameters are left to kernel_pack */
+CUresult kernel_checked(kernel *kern, device *dev, const uint32_t block[3], kaas_kernel_fn *fn); /* for strict mode */
 CUresult kernel_pack(const kernel *kern, kernel_args args, uint8_t *buffer);
 /* Memory for packed parameters (copied from params unless NULL), followed by a pointer to each of them. */
 CUresult kernel_storage(const kernel *kern, const uint8_t *params, void **storage);
 void **kernel_pointers(const kernel *kern, void *storage);
+
+/* Around a kernel's run, and before a library's names go (running.c). */
+void running_begin(device *dev, const kernel *kern);
+void running_end(void);
+void running_settle(void);
 
 /* --- operations (op.c) */
 
@@ -301,15 +327,26 @@ extern _Atomic bool strict;
 uint32_t strict_draw(uint32_t limit);
 void strict_poison(uintptr_t base, size_t bytes); /* in strict mode only */
 void memory_free(uintptr_t base, size_t bytes);   /* to the C library, sooner or later */
+CUresult pools_look(CUcontext ctx);               /* at the freed blocks of all pools */
 bool strict_order(const struct CUgraphExec_st *exec, uint32_t *order);
+CUresult strict_look(CUcontext ctx); /* fails it if freed memory was written */
+CUresult strict_look_at(CUcontext ctx, uintptr_t base, size_t bytes);
+void strict_note(uintptr_t base, size_t bytes); /* of poison that leaves a pool: for the next look */
+void pools_poison(void);
+void track_take(CUstream s);
+void track_give_back(CUstream s);
+void host_learns_all_locked(void);
+void race_forget(uintptr_t base, size_t bytes); /* it goes back to the C library, which may give it to anybody */
+void race_forget_all(void);
 
-/* --- queues and who runs them (work.c, workers.c) */
+/* --- queues and who runs them (work.c, submit.c, workers.c; events: event.c) */
 
 typedef struct fence { /* under work_lock */
   unsigned references;
   bool done;
   CUstream stream; /* which signals it; alive until it has */
   int64_t time_ns; /* when it was done */
+  moment *moment;  /* of the work that signals it; NULL if that was not submitted in strict mode */
   struct fence *next;
 } fence;
 
@@ -319,10 +356,13 @@ void model_set_clock(int64_t time_ns);
 void model_account(struct model *m, const op *o, int64_t began_ns);
 
 extern pthread_mutex_t work_lock;
+extern const pthread_mutex_t work_lock_free;
 int64_t now_ns(void);
 void fence_drop_locked(fence *f);
 void work_run_first_locked(CUstream s);    /* which must be ready; lets go of the lock meanwhile */
-CUstream work_find_locked(bool aged);      /* NULL if there is none */
+void work_look_locked(void);               /* at regular intervals */
+CUstream work_find_due_locked(void);       /* a stream with work for a worker; NULL if there is none */
+bool work_is_due_locked(const struct CUstream_st *s);
 bool work_is_ready_locked(const struct CUstream_st *s);
 bool work_any_locked(void);
 void workers_wake_locked(void);   /* one more, now */
@@ -461,6 +501,7 @@ CUresult set_any(op *o, void **storage, const CUgraphNodeParams *p); /* all of t
 CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec);
 void exec_delete(CUgraphExec exec); /* drops a reference */
 void exec_launched_locked(CUgraphExec exec, fence *launch);
+void exec_follow_locked(CUgraphExec exec, moment *order); /* joins the events that it waits for */
 CUresult exec_run(CUgraphExec exec, CUcontext ctx);
 CUresult objects_copy(user_objects *to, const user_objects *from);
 void objects_release(user_objects *list);

@@ -1,5 +1,102 @@
 /* Events: a fence in a stream, or the place in a stream capture where they were recorded. */
-#include "driver.h"
+#include "races.h"
+
+CUresult event_record(CUevent e, CUstream s) {
+  work *w;
+  pthread_mutex_lock(&work_lock);
+  CUresult status = work_queue_locked(s, &(op){.kind = OP_EMPTY}, &w);
+  fence *f = status == CUDA_SUCCESS ? work_signal_locked(s, w) : NULL;
+  if (f != NULL) {
+    fence_drop_locked(e->fence);
+    e->fence = fence_keep_locked(f);
+  }
+  workers_notice_locked();
+  pthread_mutex_unlock(&work_lock);
+  TRY(status);
+  REQUIRE(f != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for an event");
+  return CUDA_SUCCESS;
+}
+
+/* A record inside a graph that is running now. */
+void event_record_now(CUevent e) {
+  pthread_mutex_lock(&work_lock);
+  fence *f = fence_new_locked(NULL);
+  if (f != NULL) {
+    f->done = true;
+    f->time_ns = e->ctx->dev->model != NULL ? model_clock() : now_ns();
+    if (work_running != NULL && work_running->moment != NULL) f->moment = moment_copy(work_running->moment);
+    fence_drop_locked(e->fence);
+    e->fence = f;
+  }
+  pthread_mutex_unlock(&work_lock);
+}
+
+/* A launch that will record e is under way: until then, e stands for the launch. */
+void event_expect_locked(CUevent e, fence *launch) {
+  fence_drop_locked(e->fence);
+  e->fence = fence_keep_locked(launch);
+}
+
+CUresult event_await(CUstream s, CUevent e) {
+  pthread_mutex_lock(&work_lock);
+  CUresult status = e->fence != NULL ? work_await_locked(s, e->fence) : CUDA_SUCCESS;
+  workers_notice_locked();
+  pthread_mutex_unlock(&work_lock);
+  return status;
+}
+
+/* A wait inside a graph that is running now: not for this launch itself, nor for what comes behind it. */
+void event_wait_now(CUevent e) {
+  pthread_mutex_lock(&work_lock);
+  fence *f = e->fence;
+  const work *launch = work_running;
+  if (f != NULL && !f->done && launch != NULL && launch->signals != NULL && f->stream != launch->signals->stream) {
+    fence_keep_locked(f);
+    work_wait_locked(f);
+    model_set_clock(later(model_clock(), f->time_ns));
+    fence_drop_locked(f);
+  }
+  pthread_mutex_unlock(&work_lock);
+}
+
+CUresult event_wait(CUevent e) {
+  TRY(work_may_wait());
+  pthread_mutex_lock(&work_lock);
+  fence *f = e->fence;
+  if (f != NULL) {
+    fence_keep_locked(f);
+    work_wait_locked(f);
+    host_learns_locked(f->moment);
+    fence_drop_locked(f);
+  }
+  pthread_mutex_unlock(&work_lock);
+  return CUDA_SUCCESS;
+}
+
+bool event_done(CUevent e) {
+  pthread_mutex_lock(&work_lock);
+  bool done = e->fence == NULL || e->fence->done;
+  if (!done) work_ask_locked(e->fence->stream);
+  else if (e->fence != NULL) host_learns_locked(e->fence->moment);
+  pthread_mutex_unlock(&work_lock);
+  return done;
+}
+
+int64_t event_time_ns(CUevent e) {
+  pthread_mutex_lock(&work_lock);
+  int64_t time = e->fence != NULL ? e->fence->time_ns : 0;
+  pthread_mutex_unlock(&work_lock);
+  return time;
+}
+
+void event_forget(CUevent e) {
+  pthread_mutex_lock(&work_lock);
+  fence_drop_locked(e->fence);
+  e->fence = NULL;
+  pthread_mutex_unlock(&work_lock);
+}
+
+/* --- calls */
 
 CUresult cuEventCreate(CUevent *event, unsigned flags) {
   CUcontext ctx;

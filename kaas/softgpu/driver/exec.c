@@ -1,4 +1,4 @@
-/* Graph instances: the nodes in an order that the edges allow, ready to run, and changes to them. */
+/* Graph instances: the nodes in an order that the edges allow, ready to run (exec_run.c), and changes to them. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -78,62 +78,6 @@ void exec_delete(CUgraphExec exec) {
   objects_release(&exec->objects);
   handle_kill(exec);
   handle_bury(exec, HANDLE_EXEC);
-}
-
-static void expect_records_locked(CUgraphExec exec, fence *launch) {
-  for (const step *s = exec->steps; s < exec->steps + exec->step_count; s++) {
-    if (s->op.kind == OP_RECORD) event_expect_locked(s->op.event, launch);
-    if (s->op.kind == OP_EXEC) expect_records_locked(s->op.exec, launch);
-  }
-}
-
-/* Steps run one after the other; in the model each begins when those that it needs have ended. */
-static CUresult run_modelled(CUgraphExec exec, CUcontext ctx) {
-  CUresult status = CUDA_SUCCESS;
-  int64_t began = model_clock(), end = began;
-  int64_t *ends = malloc((exec->step_count + 1) * sizeof *ends);
-  REQUIRE(ends != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory to run a graph");
-  for (size_t i = 0; i < exec->step_count && status == CUDA_SUCCESS; i++) {
-    const step *s = &exec->steps[i];
-    ends[i] = began;
-    for (uint32_t j = 0; j < s->needs_count; j++) {
-      int64_t need = ends[exec->position[exec->needs[s->needs_from + j]]];
-      if (need > ends[i]) ends[i] = need;
-    }
-    model_set_clock(ends[i]);
-    if (s->enabled) status = op_run(&s->op, ctx);
-    ends[i] = model_clock();
-    if (ends[i] > end) end = ends[i];
-  }
-  free(ends);
-  model_set_clock(end);
-  return status;
-}
-
-static CUresult run_strictly(CUgraphExec exec, CUcontext ctx) {
-  CUresult status = CUDA_SUCCESS;
-  uint32_t *order = malloc((exec->step_count + 1) * sizeof *order);
-  if (order == NULL || !strict_order(exec, order)) status = fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory for an order");
-  for (size_t i = 0; i < exec->step_count && status == CUDA_SUCCESS; i++)
-    if (exec->steps[order[i]].enabled) status = op_run(&exec->steps[order[i]].op, ctx);
-  free(order);
-  return status;
-}
-
-CUresult exec_run(CUgraphExec exec, CUcontext ctx) {
-  if (ctx->dev->model != NULL) return run_modelled(exec, ctx);
-  if (__builtin_expect(atomic_load_explicit(&strict, memory_order_relaxed), 0)) return run_strictly(exec, ctx);
-  CUresult status = CUDA_SUCCESS;
-  const step *end = exec->steps + exec->step_count;
-  for (const step *s = exec->steps; s < end && status == CUDA_SUCCESS; s++)
-    if (s->enabled) status = op_run(&s->op, ctx);
-  return status;
-}
-
-/* A launch was queued: it keeps the instance, and the events that it will record stand for it. */
-void exec_launched_locked(CUgraphExec exec, fence *launch) {
-  atomic_fetch_add(&exec->references, 1);
-  if (exec->records) expect_records_locked(exec, launch);
 }
 
 /* --- calls */

@@ -4,17 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static CUresult find_variant(kernel *kern, uint64_t module, const uint32_t block[3], kaas_kernel_fn *fn) {
+static CUresult find_variant(kernel *kern, uint64_t module, const uint32_t block[3], bool checked, kaas_kernel_fn *fn) {
   for (variant *v = atomic_load_explicit(&kern->variants, memory_order_acquire); v != NULL; v = v->next)
-    if (v->module == module && memcmp(v->block, block, sizeof v->block) == 0) {
+    if (v->module == module && v->checked == checked && memcmp(v->block, block, sizeof v->block) == 0) {
       *fn = v->fn;
       return CUDA_SUCCESS;
     }
   /* Compiled without a lock: two threads may do it twice, which costs time and nothing else. */
-  TRY((CUresult)compiler.compile(module, kern->index, block, fn));
+  TRY((CUresult)compiler.compile(module, kern->index, block, checked, fn));
   variant *made = malloc(sizeof *made);
   REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a compiled kernel");
-  *made = (variant){.module = module, .block = {block[0], block[1], block[2]}, .fn = *fn};
+  *made = (variant){.module = module, .checked = checked, .block = {block[0], block[1], block[2]}, .fn = *fn};
   made->next = atomic_load(&kern->variants);
   while (!atomic_compare_exchange_weak(&kern->variants, &made->next, made)) {}
   return CUDA_SUCCESS;
@@ -55,7 +55,14 @@ CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], con
   memcpy(call->launch.grid, grid, sizeof call->launch.grid);
   memcpy(call->launch.block, block, sizeof call->launch.block);
   TRY(library_module(kern->lib, ctx->dev, &module));
-  return find_variant(kern, module, block, &call->launch.fn);
+  bool checked = atomic_load_explicit(&strict, memory_order_relaxed);
+  return find_variant(kern, module, block, checked, &call->launch.fn);
+}
+
+CUresult kernel_checked(kernel *kern, device *dev, const uint32_t block[3], kaas_kernel_fn *fn) {
+  uint64_t module;
+  TRY(library_module(kern->lib, dev, &module));
+  return find_variant(kern, module, block, true, fn);
 }
 
 size_t param_storage_bytes(const kernel *kern) { return kern->info->param_bytes < 16 ? 16 : kern->info->param_bytes; }

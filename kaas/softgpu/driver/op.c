@@ -1,6 +1,7 @@
 /* Operations: the one place where work is done. */
-#include "driver.h"
+#include "races.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static void run_copy(const copy *c) {
@@ -26,8 +27,7 @@ static void run_fill(const fill *f) {
   for (size_t y = 0; y < f->height; y++) fill_row(f->dst + y * f->pitch, f->width, f->value, f->element_bytes);
 }
 
-/* The explanation that this thread gave last becomes the context's. */
-static CUresult stick(CUcontext ctx, CUresult status) {
+CUresult context_fail(CUcontext ctx, CUresult status) {
   int none = 0;
   if (atomic_load(&ctx->sticky) == 0) memcpy(ctx->failure, kaas_softgpu_last_error(), sizeof ctx->failure);
   ctx->failure[sizeof ctx->failure - 1] = 0;
@@ -35,30 +35,76 @@ static CUresult stick(CUcontext ctx, CUresult status) {
   return status;
 }
 
-static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
-  char message[400] = "";
-  const char *name = call->kern->info->name;
-  if (__builtin_expect(atomic_load_explicit(&ctx->dev->faulty, memory_order_relaxed), 0)) {
-    CUresult fault = fault_at(FAULT_AT_KERNEL, ctx->dev, ctx, name);
-    if (fault != CUDA_SUCCESS) return stick(ctx, fault);
+/* In strict mode: with code that tells what it touches. */
+static CUresult run_touching(const kernel_call *call, CUcontext ctx, char *message, size_t bytes) {
+  kaas_launch launch = call->launch;
+  launch.touched = touching;
+  CUresult status = kernel_checked(call->kern, ctx->dev, launch.block, &launch.fn);
+  if (status == CUDA_SUCCESS) return (CUresult)kaas_run(&launch, message, bytes);
+  snprintf(message, bytes, "%s", kaas_softgpu_last_error());
+  return status;
+}
+
+/* After fail: adds what else ran when the device's kernels were ended, for one of them may be to blame. */
+static CUresult fail_kernel(const kernel_call *call, CUcontext ctx, CUresult status) {
+  const char *all = ctx->dev->stopped;
+  bool ended = status == CUDA_ERROR_LAUNCH_TIMEOUT && atomic_load(&ctx->dev->stop) != 0;
+  if (ended && *all != 0 && strcmp(all, call->kern->info->name) != 0) {
+    char reason[600];
+    snprintf(reason, sizeof reason, "%s", kaas_softgpu_last_error());
+    explain("%s; there ran: %s", reason, all);
   }
-  int status = kaas_run(&call->launch, message, sizeof message);
-  if (__builtin_expect(status == 0, 1)) return CUDA_SUCCESS;
-  return stick(ctx, fail((CUresult)status, "kernel %s: %s", name, message));
+  return context_fail(ctx, status);
+}
+
+static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
+  char message[400]; /* kaas_run begins it: filling it all would cost more than a small kernel */
+  CUresult status;
+  running_begin(ctx->dev, call->kern);
+  if (__builtin_expect(atomic_load_explicit(&ctx->dev->faulty, memory_order_relaxed), 0)) {
+    status = fault_at(FAULT_AT_KERNEL, ctx->dev, ctx, call->kern->info->name);
+    if (status != CUDA_SUCCESS) {
+      running_end();
+      return fail_kernel(call, ctx, status);
+    }
+  }
+  if (__builtin_expect(touching != NULL, 0)) status = run_touching(call, ctx, message, sizeof message);
+  else status = (CUresult)kaas_run(&call->launch, message, sizeof message);
+  running_end();
+  if (__builtin_expect(status == CUDA_SUCCESS, 1)) return CUDA_SUCCESS;
+  return fail_kernel(call, ctx, fail(status, "kernel %s: %s", call->kern->info->name, message));
+}
+
+/* What the host does in it may follow from all that came before. */
+static void run_host(const op *o) {
+  if (__builtin_expect(touching != NULL, 0)) {
+    pthread_mutex_lock(&work_lock);
+    host_learns_locked(work_running->moment);
+    pthread_mutex_unlock(&work_lock);
+  }
+  o->host.fn(o->host.data);
+}
+
+static CUresult run_free(const op *o) {
+  allocation gone;
+  memory_remove(o->freed.base, &gone);
+  memory_give_back(&o->freed);
+  return CUDA_SUCCESS;
 }
 
 static CUresult run(const op *o, CUcontext ctx) {
+  if (__builtin_expect(touching != NULL, 0)) race_note(o);
   switch (o->kind) {
     case OP_KERNEL: return run_kernel(&o->kernel, ctx);
     case OP_COPY:
       run_copy(&o->copy);
       return ctx->dev->faulty ? fault_at(FAULT_AT_COPY, ctx->dev, ctx, "") : CUDA_SUCCESS;
     case OP_FILL: run_fill(&o->fill); return CUDA_SUCCESS;
-    case OP_HOST: o->host.fn(o->host.data); return CUDA_SUCCESS;
+    case OP_HOST: run_host(o); return CUDA_SUCCESS;
     case OP_RECORD: event_record_now(o->event); return CUDA_SUCCESS;
     case OP_EXEC: return exec_run(o->exec, ctx);
     case OP_WAIT: event_wait_now(o->event); return CUDA_SUCCESS;
-    case OP_FREE: memory_give_back(&o->freed); return CUDA_SUCCESS;
+    case OP_FREE: return run_free(o);
     case OP_AWAIT:
     case OP_EMPTY: return CUDA_SUCCESS;
     case OP_CHILD: break; /* only in graphs; an instance holds OP_EXEC in its place */

@@ -1,5 +1,5 @@
 /* Stream-ordered allocation: pools that keep freed blocks, up to a threshold, for the allocations to come. */
-#include "driver.h"
+#include "races.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,9 +29,27 @@ static void trim_locked(CUmemoryPool pool, uint64_t keep) {
     pool->cached = block->next;
     pool->reserved -= block->bytes;
     if (pool->dev != NULL) pool->dev->used_bytes -= block->bytes;
+    strict_note(block->base, block->bytes);
     memory_free(block->base, block->bytes);
     free(block);
   }
+}
+
+void pools_poison(void) {
+  pthread_mutex_lock(&memory_lock);
+  for (CUmemoryPool pool = pools; pool != NULL; pool = pool->next)
+    for (const struct block *b = pool->cached; b != NULL; b = b->next) strict_poison(b->base, b->bytes);
+  pthread_mutex_unlock(&memory_lock);
+}
+
+CUresult pools_look(CUcontext ctx) {
+  CUresult status = CUDA_SUCCESS;
+  pthread_mutex_lock(&memory_lock);
+  for (CUmemoryPool pool = pools; pool != NULL; pool = pool->next)
+    for (const struct block *b = pool->cached; b != NULL && status == CUDA_SUCCESS; b = b->next)
+      status = strict_look_at(ctx, b->base, b->bytes);
+  pthread_mutex_unlock(&memory_lock);
+  return status;
 }
 
 void pools_release_locked(device *dev) {
@@ -52,8 +70,9 @@ static uintptr_t take_cached_locked(CUmemoryPool pool, size_t bytes) {
   return 0;
 }
 
-static CUresult take_locked(CUmemoryPool pool, size_t *bytes, uintptr_t *base) {
+static CUresult take_locked(CUmemoryPool pool, size_t *bytes, uintptr_t *base, bool *recycled) {
   *base = take_cached_locked(pool, *bytes);
+  *recycled = *base != 0;
   if (*base == 0) {
     uint64_t limit = pool->props.maxSize;
     REQUIRE(limit == 0 || pool->used + *bytes <= limit, CUDA_ERROR_OUT_OF_MEMORY,
@@ -72,9 +91,9 @@ static CUresult take_locked(CUmemoryPool pool, size_t *bytes, uintptr_t *base) {
   return CUDA_SUCCESS;
 }
 
-static CUresult take(CUmemoryPool pool, allocation *entry) {
+static CUresult take(CUmemoryPool pool, allocation *entry, bool *recycled) {
   pthread_mutex_lock(&memory_lock);
-  CUresult status = take_locked(pool, &entry->reserved, &entry->base);
+  CUresult status = take_locked(pool, &entry->reserved, &entry->base, recycled);
   pthread_mutex_unlock(&memory_lock);
   return status;
 }
@@ -89,10 +108,12 @@ CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr 
                       .pool = pool,
                       .kind = pool->dev == NULL ? MEMORY_HOST : MEMORY_DEVICE};
   if (pool->dev != NULL && pool->dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, pool->dev, NULL, ""));
-  CUresult status = take(pool, &entry);
-  if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(ctx)) status = take(pool, &entry);
+  bool recycled;
+  CUresult status = take(pool, &entry, &recycled);
+  if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(ctx)) status = take(pool, &entry, &recycled);
   TRY(status);
-  status = memory_add(&entry);
+  if (recycled) status = strict_look_at(ctx, entry.base, entry.reserved);
+  if (status == CUDA_SUCCESS) status = memory_add(&entry);
   if (status != CUDA_SUCCESS) pool_take_back(&entry);
   else strict_poison(entry.base, entry.reserved);
   *address = entry.base;
@@ -120,7 +141,8 @@ void pool_take_back(const allocation *entry) {
 static CUresult alloc_on(CUmemoryPool pool, CUdeviceptr *address, size_t bytes, CUstream s) {
   REQUIRE_POINTER(address);
   TRY(capture_forbids(s));
-  return pool_alloc(pool, bytes, s->ctx, address);
+  TRY(pool_alloc(pool, bytes, s->ctx, address));
+  return race_allocated(s, *address, memory_round(bytes));
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {

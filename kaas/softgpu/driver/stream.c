@@ -8,6 +8,7 @@ void stream_init(CUstream s, CUcontext ctx, unsigned flags, int priority) {
   s->flags = flags;
   s->priority = priority;
   s->id = unique_id();
+  track_take(s);
 }
 
 static CUresult stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *stream) {
@@ -32,6 +33,7 @@ void stream_forget(CUstream s) {
     }
   pthread_mutex_unlock(&state_lock);
   nodes_clear(&s->tail);
+  track_give_back(s);
   if (s != &s->ctx->legacy && s != &s->ctx->per_thread) stream_let_go(s);
 }
 

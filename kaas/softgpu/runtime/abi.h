@@ -53,7 +53,8 @@ typedef struct kaas_compiler {
   int (*load)(const void *image, size_t bytes, uint64_t *module);
   int (*describe)(uint64_t module, const kaas_kernel_info **kernels, uint32_t *kernel_count,
                   const kaas_global_info **globals, uint32_t *global_count);
-  int (*compile)(uint64_t module, uint32_t kernel, const uint32_t block[3], kaas_kernel_fn *fn);
+  /* checked: as for memcheck, so that the code also tells what it touches. */
+  int (*compile)(uint64_t module, uint32_t kernel, const uint32_t block[3], uint32_t checked, kaas_kernel_fn *fn);
   void (*unload)(uint64_t module);
 } kaas_compiler;
 
@@ -66,6 +67,7 @@ typedef struct kaas_launch {
   uint32_t static_shared_bytes, dynamic_shared_bytes, local_bytes, param_bytes;
   uint32_t device; /* whose output this is */
   const volatile uint32_t *stop; /* as in kaas_warp; NULL: it cannot be stopped */
+  struct kaas_touched *touched;  /* where checked code notes the device memory that it touches; NULL: nowhere */
 } kaas_launch;
 
 /* Runs every block; returns 0, or the CUresult of a trap, a bad access or a stop. error (may be NULL) receives a sentence. */
@@ -75,11 +77,34 @@ int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes);
 
 typedef struct kaas_range {
   uint64_t address, bytes;
+  char name[64]; /* "" if it has none */
 } kaas_range;
-/* The live allocation that holds the address, or else the nearest; 0 if there is none. */
+/* The live allocation, or region of one, that holds the address, or else the nearest; 0 if there is none. */
 int kaas_memory_nearest(uint64_t address, kaas_range *range);
-/* Grows when an allocation comes or goes: a range found at another count may be gone. */
+/* Grows when an allocation or region comes or goes: a range found at another count may be gone. */
 uint64_t kaas_memory_changes(void);
+
+/* faults.c: where an address lies, for a message. */
+int kaas_describe_access(uint64_t address, uint32_t bytes, char *text, size_t text_bytes)
+    __attribute__((visibility("hidden")));
+
+/* --- touched.c: the bytes that a piece of work has touched, by what it did to them */
+
+enum { KAAS_READ, KAAS_WRITE, KAAS_UPDATE /* atomically */, KAAS_VERBS }; /* as codegen/memcheck.py counts them */
+typedef struct kaas_span {
+  uint64_t from, to;
+  const char *by; /* the name of what touched them; lives for ever */
+} kaas_span;
+typedef struct kaas_touched {
+  struct kaas_spans {
+    kaas_span *items;
+    size_t count, capacity;
+  } sets[KAAS_VERBS];
+  const char *by;  /* of spans to be added */
+  int incomplete;  /* there was no memory for all */
+} kaas_touched;
+/* Called by one thread at a time. */
+void kaas_touched_add(kaas_touched *touched, uint32_t verb, uint64_t address, uint64_t bytes);
 
 /* --- output.c: what kernels print */
 
@@ -95,6 +120,8 @@ int kaas_softgpu_configure(uint32_t devices, const uint64_t *memory_bytes, const
 /* Ends the kernels that run on a device and those to come, with CUDA_ERROR_LAUNCH_TIMEOUT, until it gets a new context.
  * May be called from any thread; returns before they have ended. */
 int kaas_softgpu_cancel(uint32_t device);
+/* The names of the kernels that run on a device now, one a line, as many as there is room for; how many bytes. */
+size_t kaas_softgpu_running(uint32_t device, char *text, size_t bytes);
 /* The sentence left by the last failing call of this thread ("" if none). */
 const char *kaas_softgpu_last_error(void);
 /* Makes a fault come; see kaas.softgpu.Fault for the kinds, by number. And takes all back. */
@@ -103,6 +130,9 @@ void kaas_softgpu_forgive(void);
 void kaas_softgpu_end_hangs(void);
 /* Strict mode for all devices; see strict.c. Memory and work from before are as they were. */
 void kaas_softgpu_strict(int on, uint64_t seed);
+/* Describes memory in an allocation as regions (regions.c), in place of what was said of it before; 0 regions: no longer. */
+int kaas_softgpu_regions(uint64_t address, uint64_t bytes, uint32_t regions, const uint64_t *offsets,
+                         const uint64_t *sizes, const char *const *names);
 /* The time that copies and kernels of a device are to take; see kaas.softgpu.Model. A rate of 0: as it comes. */
 int kaas_softgpu_model(uint32_t device, double copy_bytes_per_s, double copy_latency_s, double launch_latency_s,
                        uint32_t kernels, const char *const *names, const double *seconds, const double *shares);

@@ -41,6 +41,7 @@ typedef struct kaas_block {
   void *signal_stack;
   kaas_range known; /* memcheck: a live range, as of known_at_change */
   uint64_t known_at_change;
+  struct kaas_pages *pages; /* what the launch has touched so far, if it wants to know */
 } kaas_block;
 
 /* Runs all warps of the block that `warps` describe. Does not return if one traps or a barrier is never met: block->result
@@ -54,12 +55,14 @@ void kaas_thread_index(const kaas_warp *warp, uint32_t lane, uint32_t at[3]) __a
 /* The block that this thread works with; its fibers find it here. */
 extern _Thread_local kaas_block *kaas_current_block __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
-/* faults.c: before blocks run; for a thread with its first block, and at its end; after an escape for a fault; and
- * where an address lies, for a message. */
+/* rt_touch.c: a thread notes what it touches, and at its end tells the launch. */
+struct kaas_pages *kaas_pages_new(void) __attribute__((visibility("hidden")));
+void kaas_touch(kaas_block *block, uint64_t address, uint32_t bytes, uint32_t verb) __attribute__((visibility("hidden")));
+void kaas_tell_touched(kaas_block *block) __attribute__((visibility("hidden")));
+
+/* faults.c: before blocks run; for a thread with its first block, and at its end; after an escape for a fault. */
 void kaas_watch_faults(kaas_block *block) __attribute__((visibility("hidden")));
 void kaas_open_signal_stack(kaas_block *block) __attribute__((visibility("hidden")));
 void kaas_close_signal_stack(kaas_block *block) __attribute__((visibility("hidden")));
 void kaas_tell_fault(kaas_block *block) __attribute__((visibility("hidden")));
-int kaas_describe_access(uint64_t address, uint32_t bytes, char *text, size_t text_bytes)
-    __attribute__((visibility("hidden")));
 #endif

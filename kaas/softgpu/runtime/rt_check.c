@@ -1,4 +1,5 @@
-/* memcheck: what compiled code calls before it touches memory. The first bad access of a launch ends it. */
+/* memcheck: what compiled code calls before it touches memory. The first bad access of a launch ends it; what good ones
+ * touch is noted, if the launch is one of strict mode. */
 #include "block.h"
 
 #include <inttypes.h>
@@ -43,12 +44,18 @@ static int is_device_memory(const access *a) {
          is_within(a->address, a->bytes, block->known.address, block->known.bytes);
 }
 
+static int is_good_device_access(const access *a) {
+  if (!is_device_memory(a)) return 0;
+  if (a->warp->block->launch->touched) kaas_touch(a->warp->block, a->address, a->bytes, a->verb);
+  return 1;
+}
+
 static int is_good(const access *a) {
   switch (a->space) {
     case SHARED: return is_shared(a);
     case LOCAL: return is_local(a);
-    case GLOBAL: return is_device_memory(a);
-    default: return is_shared(a) || is_local(a) || is_device_memory(a) || is_parameter(a);
+    case GLOBAL: return is_good_device_access(a);
+    default: return is_shared(a) || is_local(a) || is_parameter(a) || is_good_device_access(a);
   }
 }
 

@@ -36,6 +36,7 @@ static int prepare_block(kaas_block *block, const kaas_launch *launch) {
   block->warp_count = (threads + KAAS_WARP - 1) / KAAS_WARP;
   /* Room behind the end: a vector access may touch the lanes that are switched off. */
   if (grow(&block->shared, &block->shared_capacity, shared + 1024) != OK) return OUT_OF_MEMORY;
+  if (launch->touched && !block->pages && !(block->pages = kaas_pages_new())) return OUT_OF_MEMORY;
   if (local && grow(&block->local, &block->local_capacity, local * block->warp_count) != OK) return OUT_OF_MEMORY;
   for (uint32_t i = 0; i < block->warp_count; i++) {
     kaas_warp *warp = &block->warps[i];
@@ -101,6 +102,7 @@ static void free_block(void *memory) {
     if (block->stacks[i]) munmap(block->stacks[i], STACK_BYTES + GUARD_BYTES);
   free(block->shared);
   free(block->local);
+  free(block->pages);
   kaas_close_signal_stack(block);
   if (kaas_current_block == block) kaas_current_block = NULL;
   free(block);
@@ -150,6 +152,7 @@ static void take_part(job *work) {
     uint64_t to = from + work->chunk < work->blocks ? from + work->chunk : work->blocks;
     result = run_range(block, from, to);
   }
+  if (work->launch->touched && block && block->pages) kaas_tell_touched(block);
   int expected = OK;
   if (result != OK && atomic_compare_exchange_strong(&work->result, &expected, result) && work->error)
     snprintf(work->error, work->error_bytes, "%s", error);
@@ -247,6 +250,20 @@ static int run_short(kaas_block *block, uint64_t blocks, uint64_t *done) {
   return OK;
 }
 
+static int run_blocks(kaas_block *block, uint64_t blocks) {
+  if (blocks == 1) return run_range(block, 0, 1);
+  uint64_t done = 0;
+  int result = run_short(block, blocks, &done);
+  if (result != OK || done == blocks) return result;
+  if (blocks - done == 1 || pthread_mutex_trylock(&pool.busy)) return run_range(block, done, blocks);
+  job work = {.launch = block->launch, .blocks = blocks, .error = block->error, .error_bytes = block->error_bytes};
+  atomic_init(&work.next, done);
+  atomic_init(&work.result, OK);
+  share(&work);
+  pthread_mutex_unlock(&pool.busy);
+  return atomic_load(&work.result);
+}
+
 int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes) {
   uint64_t blocks = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
   uint64_t threads = (uint64_t)launch->block[0] * launch->block[1] * launch->block[2];
@@ -258,15 +275,7 @@ int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes) {
   block->error = error;
   block->error_bytes = error_bytes;
   kaas_watch_faults(block);
-  if (blocks == 1) return run_range(block, 0, 1);
-  uint64_t done = 0;
-  int result = run_short(block, blocks, &done);
-  if (result != OK || done == blocks) return result;
-  if (blocks - done == 1 || pthread_mutex_trylock(&pool.busy)) return run_range(block, done, blocks);
-  job work = {.launch = launch, .blocks = blocks, .error = error, .error_bytes = error_bytes};
-  atomic_init(&work.next, done);
-  atomic_init(&work.result, OK);
-  share(&work);
-  pthread_mutex_unlock(&pool.busy);
-  return atomic_load(&work.result);
+  int result = run_blocks(block, blocks);
+  if (__builtin_expect(launch->touched != NULL, 0)) kaas_tell_touched(block);
+  return result;
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from kaas.softgpu import strict_mode
 from tests.softgpu_driver.fake import load_fake
 
 
@@ -30,3 +31,16 @@ def ctx(library: ctypes.CDLL) -> Iterator[object]:  # noqa: ARG001 - cuda.bindin
     yield context
     driver.cuCtxSetCurrent(driver.CUcontext(0))
     driver.cuDevicePrimaryCtxReset(0)
+
+
+@pytest.fixture
+def strict(library: ctypes.CDLL) -> Iterator[Callable[[int], None]]:
+    """Turns strict mode on, with a seed; off afterwards, and pools keep nothing."""
+    from cuda.bindings import driver
+
+    from tests.softgpu_driver.mistakes import keep_blocks
+
+    yield lambda seed: strict_mode(library, seed)
+    strict_mode(library, None)
+    driver.cuMemPoolTrimTo(driver.cuDeviceGetDefaultMemPool(0)[1], 0)
+    keep_blocks(0)
