@@ -16,6 +16,7 @@ from kaas.errors import DeviceError, DeviceLost, InputFailed, OutOfDeviceMemory
 from kaas.executor.device import HostMemory, Stream
 from kaas.executor.executor import Executor, Request, Result, Source
 from kaas.executor.gate import Gate
+from kaas.executor.plan import Plan
 from kaas.executor.slot import Slot
 from tests.executor.conftest import MakeExecutor
 
@@ -156,9 +157,9 @@ def test_a_request_takes_the_slot_it_is_given(
     places: dict[str, int] = {}
     enter = Slot.enter
 
-    def watched(slot: Slot, client: str) -> None:
+    def watched(slot: Slot, client: str, plan: Plan) -> None:
         places[client] = slot.number
-        enter(slot, client)
+        enter(slot, client, plan)
 
     monkeypatch.setattr(Slot, "enter", watched)
     first = threads.submit(executor.run, request(task, 1, 2, "first"), 0)
