@@ -78,6 +78,9 @@ unsigned long long unique_id(void);
 #define REQUIRE_HANDLE(object, kind) \
   REQUIRE(handle_is((object), (kind)), CUDA_ERROR_INVALID_HANDLE, "%s: %s is not a live handle", __func__, #object)
 
+/* For what the shortest work looks at: a thread's variable without a call. */
+#define INITIAL_EXEC __attribute__((tls_model("initial-exec")))
+
 /* --- devices and contexts (device.c, context.c) */
 
 typedef struct device {
@@ -347,7 +350,9 @@ extern pthread_mutex_t work_lock;
 int64_t now_ns(void);
 void fence_drop_locked(fence *f);
 void work_run_first_locked(CUstream s);    /* which must be ready; lets go of the lock meanwhile */
-CUstream work_find_locked(bool aged);      /* NULL if there is none */
+void work_look_locked(void);               /* at regular intervals */
+CUstream work_find_due_locked(void);       /* a stream with work for a worker; NULL if there is none */
+bool work_is_due_locked(const struct CUstream_st *s);
 bool work_is_ready_locked(const struct CUstream_st *s);
 bool work_any_locked(void);
 void workers_wake_locked(void);   /* one more, now */

@@ -30,7 +30,7 @@ struct model {
   size_t booked;
 };
 
-static _Thread_local int64_t clock_ns; /* of the work that this thread runs */
+static _Thread_local int64_t clock_ns INITIAL_EXEC; /* of the work that this thread runs */
 
 int64_t model_clock(void) { return clock_ns; }
 void model_set_clock(int64_t time_ns) { clock_ns = time_ns; }

@@ -36,7 +36,7 @@ CUresult context_fail(CUcontext ctx, CUresult status) {
 
 /* In strict mode: with code that tells what it touches. */
 static CUresult run_touching(const kernel_call *call, CUcontext ctx) {
-  char message[400] = "";
+  char message[400];
   kaas_launch launch = call->launch;
   launch.touched = touching;
   CUresult status = kernel_checked(call->kern, ctx->dev, launch.block, &launch.fn);
@@ -47,7 +47,7 @@ static CUresult run_touching(const kernel_call *call, CUcontext ctx) {
 }
 
 static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
-  char message[400] = "";
+  char message[400]; /* kaas_run begins it: filling it all would cost more than a small kernel */
   const char *name = call->kern->info->name;
   if (__builtin_expect(atomic_load_explicit(&ctx->dev->faulty, memory_order_relaxed), 0)) {
     CUresult fault = fault_at(FAULT_AT_KERNEL, ctx->dev, ctx, name);

@@ -25,7 +25,7 @@ typedef struct record {
 
 static pthread_mutex_t race_lock = PTHREAD_MUTEX_INITIALIZER; /* the last to be taken */
 static record *records;
-_Thread_local kaas_touched *touching;
+_Thread_local kaas_touched *touching INITIAL_EXEC;
 
 /* --- names */
 

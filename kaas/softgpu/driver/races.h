@@ -15,7 +15,7 @@ void host_learns_locked(const moment *of); /* somebody has waited until then; NU
 bool host_knows_locked(uint32_t track, uint64_t number);
 
 /* What runs in this thread notes here what it touches; NULL: nobody wants to know. */
-extern _Thread_local kaas_touched *touching;
+extern _Thread_local kaas_touched *touching INITIAL_EXEC;
 void race_note(const op *o);                                 /* before it runs; a kernel tells the rest itself */
 void race_run(work *w, CUstream s);                          /* and compares with what ran before */
 void race_prune_locked(void);                                /* forgets what can meet nothing any more */

@@ -73,10 +73,10 @@ static CUresult queue_and_wait_locked(CUstream s, const op *o) {
 static void notice_locked(CUstream s, const op *o) {
   bool large = o->kind == OP_COPY && o->copy.width * o->copy.height * o->copy.depth >= LARGE_BYTES;
   bool hurry = !atomic_load_explicit(&strict, memory_order_relaxed) && (large || s->ctx->dev->model != NULL) &&
-               work_is_ready_locked(s) && !s->first->seen;
+               work_is_ready_locked(s) && !s->first->hurries;
   workers_notice_locked();
   if (!hurry) return;
-  s->first->seen = true;
+  s->first->hurries = true;
   workers_wake_locked();
 }
 
@@ -97,8 +97,14 @@ CUresult submit(CUstream s, const op *o, bool wait) {
 
 /* Who asks goes on asking: the work begins. */
 void work_ask_locked(CUstream s) {
-  if (atomic_load(&strict) && work_running == NULL) (void)work_help_locked(s);
-  else if (!s->running) workers_wake_locked();
+  if (atomic_load(&strict) && work_running == NULL) {
+    (void)work_help_locked(s);
+    return;
+  }
+  while (!s->running && s->first->op.kind == OP_AWAIT && !s->first->awaits->done) s = s->first->awaits->stream;
+  if (s->running) return;
+  s->first->hurries = true;
+  workers_wake_locked();
 }
 
 bool stream_idle(CUstream s) {
@@ -121,15 +127,13 @@ bool stream_settled(CUstream s) {
 CUresult stream_wait(CUstream s) {
   TRY(work_may_wait());
   pthread_mutex_lock(&work_lock);
-  fence *f = s->last != NULL ? work_signal_locked(s, s->last) : NULL;
-  if (f != NULL) {
-    fence_keep_locked(f);
-    work_wait_locked(f);
-    host_learns_locked(f->moment);
-    fence_drop_locked(f);
-  } else {
-    host_learns_locked(&s->order);
-  }
+  uint64_t last = s->last != NULL ? s->last->ticket : 0;
+  moment before;
+  bool learns = atomic_load_explicit(&strict, memory_order_relaxed);
+  if (learns) before = s->order;
+  while (s->first != NULL && s->first->ticket <= last) /* without a fence, which would look at the time */
+    if (!work_help_locked(s)) pthread_cond_wait(&work_progress, &work_lock);
+  if (learns) host_learns_locked(&before);
   pthread_mutex_unlock(&work_lock);
   return CUDA_SUCCESS;
 }

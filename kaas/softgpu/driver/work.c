@@ -12,14 +12,17 @@
 #include <string.h>
 #include <time.h>
 
+enum { MOST_AT_ONCE = 16 };
+
 pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t work_progress = PTHREAD_COND_INITIALIZER;
 CUstream work_busy;
 static work *spare_work;
 static fence *spare_fences;
 uint64_t work_last_ticket;
+static uint64_t looked_ticket, aged_ticket; /* the last at the clock's last look, and at the one before */
 _Atomic uint64_t work_pending_frees;
-_Thread_local work *work_running;
+_Thread_local work *work_running INITIAL_EXEC;
 
 /* --- fences */
 
@@ -76,7 +79,7 @@ work *work_append_locked(CUstream s, const op *o) {
   w->op = *o;
   w->ticket = ++work_last_ticket;
   w->awaits = w->signals = NULL;
-  w->seen = false;
+  w->hurries = false;
   w->storage = NULL;
   w->submitted_ns = s->ctx->dev->model != NULL ? now_ns() : 0;
   s->waiting++;
@@ -128,15 +131,21 @@ bool work_is_ready_locked(const struct CUstream_st *s) {
   return s->first != NULL && !s->running && (s->first->op.kind != OP_AWAIT || s->first->awaits->done);
 }
 
-/* A stream whose first work could run; aged: and could have run at the last look already. */
-CUstream work_find_locked(bool aged) {
-  CUstream found = NULL;
-  for (CUstream s = work_busy; s != NULL; s = s->next_busy) {
-    if (!work_is_ready_locked(s)) continue;
-    if (found == NULL && (!aged || s->first->seen)) found = s;
-    if (aged) s->first->seen = true;
-  }
-  return found;
+/* Workers leave what is newer than the last look but one to who may come to wait for it. */
+bool work_is_due_locked(const struct CUstream_st *s) {
+  if (!work_is_ready_locked(s)) return false;
+  return s->first->hurries || s->first->ticket <= aged_ticket || s->ctx->dev->model != NULL;
+}
+
+CUstream work_find_due_locked(void) {
+  CUstream s = work_busy;
+  while (s != NULL && !work_is_due_locked(s)) s = s->next_busy;
+  return s;
+}
+
+void work_look_locked(void) {
+  aged_ticket = looked_ticket;
+  looked_ticket = work_last_ticket;
 }
 
 bool work_any_locked(void) { return work_busy != NULL; }
@@ -185,10 +194,12 @@ static void sleep_until_locked(int64_t time_ns) {
   while (now_ns() < time_ns) pthread_cond_timedwait(&never, &work_lock, &until);
 }
 
+static bool performs(const work *w) { return w->op.kind != OP_AWAIT && w->op.kind != OP_EMPTY; }
+
 /* Runs w in modelled time. */
 static void perform_modelled_locked(CUstream s, work *w) {
   s->clock_ns = later(s->clock_ns, w->op.kind == OP_AWAIT ? w->awaits->time_ns : w->submitted_ns);
-  if (w->op.kind == OP_AWAIT || w->op.kind == OP_EMPTY) return;
+  if (!performs(w)) return;
   pthread_mutex_unlock(&work_lock);
   work *outer = work_running;
   int64_t outer_clock = model_clock();
@@ -202,33 +213,51 @@ static void perform_modelled_locked(CUstream s, work *w) {
   sleep_until_locked(s->clock_ns);
 }
 
+/* Runs work from s's first to last, without the lock, which costs about as much as a small kernel. */
+static void perform_run_locked(CUstream s, const work *last) {
+  work *w = s->first, *outer = work_running;
+  pthread_mutex_unlock(&work_lock);
+  for (;; w = w->next) {
+    work_running = w;
+    perform(w, s);
+    if (w == last) break;
+  }
+  work_running = outer;
+  pthread_mutex_lock(&work_lock);
+}
+
+/* The end of what can run at once from w on: nobody may wait, now or later, for any of it but the last. */
+static work *run_of_locked(const struct CUstream_st *s, work *w) {
+  for (int i = 1; i < MOST_AT_ONCE && w != s->last && w->signals == NULL && performs(w->next); i++) w = w->next;
+  return w;
+}
+
 void work_run_first_locked(CUstream s) {
-  work *w = s->first;
+  work *last = s->first;
   bool modelled = s->ctx->dev->model != NULL;
   s->running = true;
   if (modelled) {
-    perform_modelled_locked(s, w);
-  } else if (w->op.kind != OP_AWAIT && w->op.kind != OP_EMPTY) {
-    pthread_mutex_unlock(&work_lock);
-    work *outer = work_running;
-    work_running = w;
-    perform(w, s);
-    work_running = outer;
-    pthread_mutex_lock(&work_lock);
+    perform_modelled_locked(s, last);
+  } else if (performs(last)) {
+    last = run_of_locked(s, last);
+    perform_run_locked(s, last);
   }
-  if (w->signals != NULL) {
-    w->signals->time_ns = modelled ? s->clock_ns : now_ns();
-    w->signals->done = true;
+  if (last->signals != NULL) {
+    last->signals->time_ns = modelled ? s->clock_ns : now_ns();
+    last->signals->done = true;
   }
   s->running = false;
-  s->waiting--;
-  s->first = w->next;
+  for (work *w = NULL; w != last;) {
+    w = s->first;
+    s->first = w->next;
+    s->waiting--;
+    recycle_locked(w);
+  }
   if (s->first == NULL) {
     s->last = NULL;
     unlink_locked(s);
     if (s->dying) handle_bury(s, HANDLE_STREAM);
   }
-  recycle_locked(w);
   pthread_cond_broadcast(&work_progress);
 }
 

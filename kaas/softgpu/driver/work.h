@@ -11,7 +11,7 @@ typedef struct work {
   uint64_t ticket;  /* counts all work, in order of submission */
   fence *awaits;    /* OP_AWAIT */
   fence *signals;   /* or NULL */
-  bool seen;        /* by a look of the workers' clock */
+  bool hurries;     /* a worker shall run it now */
   int64_t submitted_ns; /* where time is modelled */
   moment *moment;       /* in strict mode, else NULL */
   void *storage;    /* of what does not fit into bytes */
@@ -22,7 +22,7 @@ extern pthread_cond_t work_progress; /* some work is done */
 extern CUstream work_busy;           /* streams with work; this and the next under work_lock */
 extern uint64_t work_last_ticket;
 extern _Atomic uint64_t work_pending_frees;
-extern _Thread_local work *work_running; /* what this thread is in the middle of */
+extern _Thread_local work *work_running INITIAL_EXEC; /* what this thread is in the middle of */
 
 static inline int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline bool stream_blocks(const struct CUstream_st *s) { return !(s->flags & CU_STREAM_NON_BLOCKING); }

@@ -1,15 +1,15 @@
 /* Threads that run work nobody waits for.
  *
- * A clock looks at the queues while there is work, and wakes a worker for what could have run at its last look already:
- * so a submission costs no system call, and what is waited for at once is run by who waits. Large work does not wait
- * for the clock.
+ * A clock looks at the queues while there is work, and wakes a worker for what was there at its last look already: so
+ * a submission costs no system call, what is waited for at once is run by who waits, and who submits one small kernel
+ * after the other meets no second thread at its queue. Large work does not wait for the clock.
  */
 #include "driver.h"
 
 #include <time.h>
 
 enum { MOST_WORKERS = 256, IDLE_LOOKS = 10 };
-static const int64_t LOOK_NS = 100000;
+static const int64_t LOOK_NS = 400000;
 static const int64_t STRICT_LOOK_NS = 500000000; /* late enough for any bug, soon enough for who does not wait */
 
 static struct {
@@ -32,10 +32,10 @@ static void *worker_main(void *unused) {
   (void)unused;
   pthread_mutex_lock(&work_lock);
   for (;;) {
-    CUstream s = work_find_locked(false);
+    CUstream s = work_find_due_locked();
     if (s != NULL) {
       do work_run_first_locked(s);
-      while (work_is_ready_locked(s));
+      while (work_is_due_locked(s));
       continue;
     }
     workers.idle++;
@@ -74,7 +74,8 @@ static void *clock_main(void *unused) {
     }
     sleep_locked(atomic_load(&strict) ? STRICT_LOOK_NS : LOOK_NS);
     idle = work_any_locked() ? 0 : idle + 1;
-    if (work_find_locked(true) != NULL) workers_wake_locked();
+    work_look_locked();
+    if (work_find_due_locked() != NULL) workers_wake_locked();
   }
   return NULL;
 }
