@@ -38,6 +38,7 @@ __all__ = [
     "load",
     "loaded_devices",
     "real_driver_present",
+    "running",
     "set_model",
     "set_strict",
     "take_output",
@@ -161,13 +162,34 @@ def last_error() -> str:
 
 def cancel(device: int = 0) -> None:
     """Ends the kernels that run on this device, from any thread: their launches, and later ones, fail with
-    CUDA_ERROR_LAUNCH_TIMEOUT, which sticks to their context, until the device gets a new context.
+    CUDA_ERROR_LAUNCH_TIMEOUT, which sticks to their context, until the device gets a new context. The error names the
+    kernels that ran.
 
     Returns at once; a kernel ends at its next block or round of a loop. Does nothing if not loaded.
     """
     present = _state.get("driver")
     if present is not None and present.library.kaas_softgpu_cancel(device) != 0:
         raise DeviceUnavailable(f"there is no device {device} to cancel")
+
+
+def running(device: int = 0) -> tuple[str, ...]:
+    """The symbols of the kernels that run on this device now; asked twice, some way apart, it tells which one hangs.
+
+    Up to 64 KB of names. Empty if none runs, or not loaded.
+    """
+    present = _state.get("driver")
+    if present is None:
+        return ()
+    if not 0 <= device < len(present.devices):
+        raise DeviceUnavailable(f"there is no device {device}")
+    return running_kernels(present.library, device)
+
+
+def running_kernels(library: ctypes.CDLL, device: int) -> tuple[str, ...]:
+    """`running` for a driver that was loaded by `open_library`."""
+    buffer = ctypes.create_string_buffer(OUTPUT_BYTES)
+    count: int = library.kaas_softgpu_running(device, buffer, OUTPUT_BYTES)
+    return tuple(buffer.raw[:count].decode(errors="replace").split("\n")) if count else ()
 
 
 def take_output(device: int = 0) -> str:
@@ -213,6 +235,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.kaas_softgpu_last_error.restype = ctypes.c_char_p
     library.kaas_softgpu_set_last_error.argtypes = [ctypes.c_char_p]
     library.kaas_softgpu_cancel.argtypes = [ctypes.c_uint32]
+    library.kaas_softgpu_running.restype = ctypes.c_size_t
+    library.kaas_softgpu_running.argtypes = [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
     library.kaas_softgpu_take_output.restype = ctypes.c_size_t
     library.kaas_softgpu_take_output.argtypes = [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
     library.kaas_softgpu_configure.argtypes = [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p]

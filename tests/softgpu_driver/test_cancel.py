@@ -40,6 +40,7 @@ def test_an_endless_kernel_is_ended(softgpu: tuple[int, ...]) -> None:
     end = time.monotonic() + LIMIT_S
     while not seen[0]:
         assert time.monotonic() < end
+    assert software.running(ordinal) == ("together",)
     software.cancel(ordinal)
     thread.join(LIMIT_S)
     ((status, sentence),) = said
@@ -58,5 +59,6 @@ def test_an_endless_kernel_is_ended(softgpu: tuple[int, ...]) -> None:
 
 
 def test_a_device_that_is_not_there(softgpu: tuple[int, ...]) -> None:
-    with pytest.raises(DeviceUnavailable):
-        software.cancel(len(softgpu))
+    for call in (software.cancel, software.running):
+        with pytest.raises(DeviceUnavailable):
+            call(len(softgpu))

@@ -31,7 +31,13 @@ int kaas_softgpu_configure(uint32_t count, const uint64_t *memory_bytes, const k
 int kaas_softgpu_cancel(uint32_t ordinal) {
   REQUIRE(ordinal < (uint32_t)device_count, CUDA_ERROR_INVALID_DEVICE, "there is no device %u (of %d)", ordinal,
           device_count);
-  atomic_store(&devices[ordinal].stop, 1);
+  device *dev = &devices[ordinal];
+  if (atomic_load(&dev->stop) == 0) {
+    (void)kaas_softgpu_running(ordinal, dev->stopped, sizeof dev->stopped);
+    for (char *at = dev->stopped; (at = strchr(at, '\n')) != NULL;) *at = ' ';
+  }
+  atomic_store(&dev->stop, 1);
+  faults_let_go(false);
   return CUDA_SUCCESS;
 }
 

@@ -91,6 +91,7 @@ typedef struct device {
   unsigned primary_references, primary_flags;
   CUmemoryPool default_pool, pool;
   _Atomic uint32_t stop; /* its kernels end; until it gets a new context */
+  char stopped[256];     /* the names of those that ran when it was set; written before it */
   struct model *model; /* of its time; NULL: work takes what it takes */
   _Atomic bool faulty; /* faults may come */
   _Atomic bool lost;
@@ -265,6 +266,11 @@ CUresult kernel_pack(const kernel *kern, kernel_args args, uint8_t *buffer);
 /* Memory for packed parameters (copied from params unless NULL), followed by a pointer to each of them. */
 CUresult kernel_storage(const kernel *kern, const uint8_t *params, void **storage);
 void **kernel_pointers(const kernel *kern, void *storage);
+
+/* Around a kernel's run, and before a library's names go (running.c). */
+void running_begin(device *dev, const kernel *kern);
+void running_end(void);
+void running_settle(void);
 
 /* --- operations (op.c) */
 

@@ -55,10 +55,11 @@ static bool find_locked(device *dev, enum fault_site site, fault *found) {
   return any;
 }
 
-/* Until the hang is ended, or the context dies. */
+/* Until the hang is ended, the kernels of its device are, or the context dies. */
 static void hang_locked(CUcontext ctx) {
   uint64_t before = cancelled;
-  while (cancelled == before && !atomic_load(&ctx->dying)) pthread_cond_wait(&ended, &fault_lock);
+  while (cancelled == before && !atomic_load(&ctx->dying) && atomic_load(&ctx->dev->stop) == 0)
+    pthread_cond_wait(&ended, &fault_lock);
 }
 
 static void delay(const device *dev, int64_t duration_ns) {

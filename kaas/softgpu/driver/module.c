@@ -106,6 +106,7 @@ static CUresult make_kernels(library *lib, const kaas_kernel_info *kernels, uint
 }
 
 static void library_delete(library *lib) {
+  running_settle();
   for (uint32_t i = 0; i < lib->kernel_count; i++) {
     variant *v = atomic_load(&lib->kernels[i]->variants);
     while (v != NULL) {

@@ -1,6 +1,7 @@
 /* Operations: the one place where work is done. */
 #include "races.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static void run_copy(const copy *c) {
@@ -35,28 +36,43 @@ CUresult context_fail(CUcontext ctx, CUresult status) {
 }
 
 /* In strict mode: with code that tells what it touches. */
-static CUresult run_touching(const kernel_call *call, CUcontext ctx) {
-  char message[400];
+static CUresult run_touching(const kernel_call *call, CUcontext ctx, char *message, size_t bytes) {
   kaas_launch launch = call->launch;
   launch.touched = touching;
   CUresult status = kernel_checked(call->kern, ctx->dev, launch.block, &launch.fn);
-  if (status != CUDA_SUCCESS) return context_fail(ctx, status);
-  status = (CUresult)kaas_run(&launch, message, sizeof message);
-  if (status == CUDA_SUCCESS) return status;
-  return context_fail(ctx, fail(status, "kernel %s: %s", call->kern->info->name, message));
+  if (status == CUDA_SUCCESS) return (CUresult)kaas_run(&launch, message, bytes);
+  snprintf(message, bytes, "%s", kaas_softgpu_last_error());
+  return status;
+}
+
+/* After fail: adds what else ran when the device's kernels were ended, for one of them may be to blame. */
+static CUresult fail_kernel(const kernel_call *call, CUcontext ctx, CUresult status) {
+  const char *all = ctx->dev->stopped;
+  bool ended = status == CUDA_ERROR_LAUNCH_TIMEOUT && atomic_load(&ctx->dev->stop) != 0;
+  if (ended && *all != 0 && strcmp(all, call->kern->info->name) != 0) {
+    char reason[600];
+    snprintf(reason, sizeof reason, "%s", kaas_softgpu_last_error());
+    explain("%s; there ran: %s", reason, all);
+  }
+  return context_fail(ctx, status);
 }
 
 static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
   char message[400]; /* kaas_run begins it: filling it all would cost more than a small kernel */
-  const char *name = call->kern->info->name;
+  CUresult status;
+  running_begin(ctx->dev, call->kern);
   if (__builtin_expect(atomic_load_explicit(&ctx->dev->faulty, memory_order_relaxed), 0)) {
-    CUresult fault = fault_at(FAULT_AT_KERNEL, ctx->dev, ctx, name);
-    if (fault != CUDA_SUCCESS) return context_fail(ctx, fault);
+    status = fault_at(FAULT_AT_KERNEL, ctx->dev, ctx, call->kern->info->name);
+    if (status != CUDA_SUCCESS) {
+      running_end();
+      return fail_kernel(call, ctx, status);
+    }
   }
-  if (__builtin_expect(touching != NULL, 0)) return run_touching(call, ctx);
-  int status = kaas_run(&call->launch, message, sizeof message);
-  if (__builtin_expect(status == 0, 1)) return CUDA_SUCCESS;
-  return context_fail(ctx, fail((CUresult)status, "kernel %s: %s", name, message));
+  if (__builtin_expect(touching != NULL, 0)) status = run_touching(call, ctx, message, sizeof message);
+  else status = (CUresult)kaas_run(&call->launch, message, sizeof message);
+  running_end();
+  if (__builtin_expect(status == CUDA_SUCCESS, 1)) return CUDA_SUCCESS;
+  return fail_kernel(call, ctx, fail(status, "kernel %s: %s", call->kern->info->name, message));
 }
 
 /* What the host does in it may follow from all that came before. */

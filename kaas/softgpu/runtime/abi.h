@@ -119,6 +119,8 @@ int kaas_softgpu_configure(uint32_t devices, const uint64_t *memory_bytes, const
 /* Ends the kernels that run on a device and those to come, with CUDA_ERROR_LAUNCH_TIMEOUT, until it gets a new context.
  * May be called from any thread; returns before they have ended. */
 int kaas_softgpu_cancel(uint32_t device);
+/* The names of the kernels that run on a device now, one a line, as many as there is room for; how many bytes. */
+size_t kaas_softgpu_running(uint32_t device, char *text, size_t bytes);
 /* The sentence left by the last failing call of this thread ("" if none). */
 const char *kaas_softgpu_last_error(void);
 /* Makes a fault come; see kaas.softgpu.Fault for the kinds, by number. And takes all back. */

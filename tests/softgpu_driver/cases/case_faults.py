@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
+from kaas.softgpu import running_kernels
 from kaas.softgpu.faults import Fault, forgive_faults, inject_fault
 from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, fails, launch, ok, synchronize
 
@@ -75,6 +76,26 @@ def test_a_hang_that_is_ended_has_timed_out(library: ctypes.CDLL) -> None:
     while driver.cuStreamQuery(NO_STREAM)[0] == Error.CUDA_ERROR_NOT_READY:
         library.kaas_softgpu_end_hangs()  # once it does hang, this ends it
     fails(Error.CUDA_ERROR_LAUNCH_TIMEOUT, driver.cuCtxSynchronize)
+
+
+def test_a_cancel_names_what_ran(library: ctypes.CDLL) -> None:
+    """Two kernels hang; the failure, whichever of them it is of, names both."""
+    kernels, arguments = Kernels(), {"empty": ((), ()), "append": ((0, 0), (ctypes.c_void_p, ctypes.c_int))}
+    assert running_kernels(library, 0) == ()
+    for name, (values, types) in arguments.items():
+        stream = ok(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        assert inject_fault(library, 0, Fault("hang")) == 0
+        launch(kernels[name], values, types, stream=stream)
+        while name not in running_kernels(library, 0):
+            fails(Error.CUDA_ERROR_NOT_READY, driver.cuStreamQuery, stream)
+    assert sorted(running_kernels(library, 0)) == ["append", "empty"]
+    assert running_kernels(library, 1) == ()
+    assert library.kaas_softgpu_cancel(0) == 0
+    fails(Error.CUDA_ERROR_LAUNCH_TIMEOUT, driver.cuCtxSynchronize)
+    said = library.kaas_softgpu_last_error().decode()
+    assert "hung until it was cancelled" in said
+    assert {"append", "empty"} <= set(said.partition("there ran: ")[2].split())
+    assert running_kernels(library, 0) == ()
 
 
 def test_a_lost_device_fails_in_every_context(library: ctypes.CDLL, ctx: Any) -> None:
