@@ -19,6 +19,7 @@ from typing import Any
 from kaas.errors import DeviceUnavailable
 from kaas.softgpu.faults import FAULTS, Fault, forgive_faults, inject_fault
 from kaas.softgpu.model import Device, Model, Takes, describe_time
+from kaas.softgpu.watch import describe_regions, running_kernels
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
@@ -32,6 +33,7 @@ __all__ = [
     "Model",
     "Takes",
     "cancel",
+    "describe",
     "forgive",
     "inject",
     "last_error",
@@ -172,6 +174,18 @@ def cancel(device: int = 0) -> None:
         raise DeviceUnavailable(f"there is no device {device} to cancel")
 
 
+def describe(address: int, nbytes: int, regions: Sequence[tuple[str, int, int]]) -> None:
+    """Says what a program makes of memory in one of its allocations: regions (name, offset, bytes), each within nbytes.
+
+    From now on an access to these nbytes by kernels with checks (memcheck, strict mode) must lie in one of the regions,
+    as if each were an allocation; the error names the nearest. Regions may overlap. What was said of this memory before
+    is forgotten, and all of it with no regions or with the allocation. Raises DeviceUnavailable if there is no such
+    memory, or not loaded.
+    """
+    library = _present().library
+    _check(library, describe_regions(library, address, nbytes, regions))
+
+
 def running(device: int = 0) -> tuple[str, ...]:
     """The symbols of the kernels that run on this device now; asked twice, some way apart, it tells which one hangs.
 
@@ -183,13 +197,6 @@ def running(device: int = 0) -> tuple[str, ...]:
     if not 0 <= device < len(present.devices):
         raise DeviceUnavailable(f"there is no device {device}")
     return running_kernels(present.library, device)
-
-
-def running_kernels(library: ctypes.CDLL, device: int) -> tuple[str, ...]:
-    """`running` for a driver that was loaded by `open_library`."""
-    buffer = ctypes.create_string_buffer(OUTPUT_BYTES)
-    count: int = library.kaas_softgpu_running(device, buffer, OUTPUT_BYTES)
-    return tuple(buffer.raw[:count].decode(errors="replace").split("\n")) if count else ()
 
 
 def take_output(device: int = 0) -> str:
@@ -235,8 +242,6 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.kaas_softgpu_last_error.restype = ctypes.c_char_p
     library.kaas_softgpu_set_last_error.argtypes = [ctypes.c_char_p]
     library.kaas_softgpu_cancel.argtypes = [ctypes.c_uint32]
-    library.kaas_softgpu_running.restype = ctypes.c_size_t
-    library.kaas_softgpu_running.argtypes = [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
     library.kaas_softgpu_take_output.restype = ctypes.c_size_t
     library.kaas_softgpu_take_output.argtypes = [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t]
     library.kaas_softgpu_configure.argtypes = [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p]

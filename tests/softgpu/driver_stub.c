@@ -13,7 +13,7 @@ static uint64_t changes;
 void kaas_test_know(uint64_t address, uint64_t bytes) {
   changes++;
   if (bytes == 0) count = 0;
-  else if (count < sizeof known / sizeof *known) known[count++] = (kaas_range){address, bytes};
+  else if (count < sizeof known / sizeof *known) known[count++] = (kaas_range){.address = address, .bytes = bytes};
 }
 
 uint64_t kaas_memory_changes(void) { return changes; }

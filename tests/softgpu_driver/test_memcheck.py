@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -77,6 +78,59 @@ except DeviceUnavailable as error:
     print(error)
 """
     assert "memcheck=True" in run("-c", code)
+
+
+REGIONS = """
+import ctypes, json, sys
+from kaas import softgpu
+softgpu.load([1 << 20], memcheck=True)
+from cuda.bindings import driver
+from tests.softgpu_driver.calls import Kernels, ok
+from tests.softgpu_driver.test_end_to_end import PTX
+ok(driver.cuInit(0))
+ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+kernels = Kernels(PTX.read_bytes() + b"\\0")
+arena, other = int(ok(driver.cuMemAlloc(8192))), int(ok(driver.cuMemAlloc(8192)))
+for at, regions in json.loads(sys.argv[2]):
+    softgpu.describe(arena + at, 4096, regions)
+args = ((arena + int(sys.argv[1]), 2.0, 128), (ctypes.c_void_p, ctypes.c_float, ctypes.c_int))
+ok(driver.cuLaunchKernel(kernels["scale"], 4, 1, 1, 32, 1, 1, 0, 0, args, 0))
+print(driver.cuCtxSynchronize()[0].name, softgpu.last_error())
+"""
+
+
+def scale_512_bytes(offset: int, *described: tuple[int, list[tuple[str, int, int]]]) -> str:
+    """What comes of a kernel that reads and writes 512 bytes at an offset of an allocation of two parts of 4096."""
+    return run("-c", REGIONS, str(offset), json.dumps(described))
+
+
+@pytest.mark.parametrize(
+    ("offset", "described"),
+    [
+        (0, [(0, [("a", 0, 512), ("b", 512, 8)])]),
+        (512, [(0, [("a", 0, 512), ("whole", 0, 2048), ("b", 512, 8)])]),  # within one of several that overlap
+        (4096, [(0, [("a", 0, 512)])]),  # of the rest of the allocation nothing was said
+        (512, [(0, [("a", 0, 512)]), (0, [("b", 512, 512)])]),  # the later description replaces the earlier
+        (512, [(0, [("a", 0, 512)]), (0, [])]),
+    ],
+)
+def test_accesses_within_a_region(offset: int, described: list[tuple[int, list[tuple[str, int, int]]]]) -> None:
+    assert scale_512_bytes(offset, *described).startswith("CUDA_SUCCESS")
+
+
+@pytest.mark.parametrize(
+    ("offset", "described", "near"),
+    [
+        (0, [(0, [("a", 0, 400), ("b", 512, 512)])], "0 bytes behind the end of the nearest buffer (a: 400 bytes"),
+        (2048, [(0, [("a", 0, 400), ("b", 2560, 512)])], "512 bytes before the nearest buffer (b: 512 bytes"),
+    ],
+)
+def test_an_overrun_of_a_region(
+    offset: int, described: list[tuple[int, list[tuple[str, int, int]]]], near: str
+) -> None:
+    said = scale_512_bytes(offset, *described)
+    assert said.startswith("CUDA_ERROR_ILLEGAL_ADDRESS kernel scale: PTX line ")
+    assert near in said
 
 
 @pytest.mark.parametrize("tests", ["tests/executor/test_random_graphs.py", "tests/examples/test_gpu_cases.py"])

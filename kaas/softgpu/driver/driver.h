@@ -204,6 +204,9 @@ CUresult memory_allocate(allocation entry, uintptr_t *base); /* entry says bytes
 void memory_give_back(const allocation *entry);              /* after memory_remove */
 static inline size_t memory_round(size_t bytes) { return (bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1); }
 void memory_free_context(CUcontext ctx);
+void memory_changed(void); /* what was found so far may be gone */
+void regions_narrow_locked(uint64_t address, kaas_range *range); /* to where checked code may go from the address */
+void regions_forget_locked(uint64_t address, uint64_t bytes);
 extern CUmemoryPool host_pool;
 CUresult pool_location(CUmemLocation location, device **dev); /* NULL: the host */
 CUresult pool_new(const CUmemPoolProps *props, device *dev, CUmemoryPool *pool);

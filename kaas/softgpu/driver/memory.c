@@ -41,6 +41,8 @@ bool memory_find(uintptr_t address, allocation *found) {
   return there;
 }
 
+void memory_changed(void) { atomic_fetch_add(&changes, 1); }
+
 uint64_t kaas_memory_changes(void) { return atomic_load(&changes); }
 
 int kaas_memory_nearest(uint64_t address, kaas_range *range) {
@@ -51,7 +53,10 @@ int kaas_memory_nearest(uint64_t address, kaas_range *range) {
   bool is_above = above != NULL && (below == NULL || (address - below->base >= below->bytes &&
                                                       above->base - address < address - below->base - below->bytes));
   const allocation *nearest = is_above ? above : below;
-  if (nearest != NULL) *range = (kaas_range){nearest->base, nearest->bytes};
+  if (nearest != NULL) {
+    *range = (kaas_range){.address = nearest->base, .bytes = nearest->bytes};
+    if (address - nearest->base < nearest->bytes) regions_narrow_locked(address, range);
+  }
   pthread_mutex_unlock(&memory_lock);
   return nearest != NULL;
 }
@@ -81,7 +86,7 @@ static CUresult add_locked(const allocation *entry) {
   table.items[at] = *entry;
   table.items[at].id = unique_id();
   table.count++;
-  atomic_fetch_add(&changes, 1);
+  memory_changed();
   return CUDA_SUCCESS;
 }
 
@@ -98,9 +103,10 @@ bool memory_remove(uintptr_t base, allocation *removed) {
   bool found = entry != NULL && entry->base == base;
   if (found) {
     *removed = *entry;
+    regions_forget_locked(base, entry->bytes);
     memmove(entry, entry + 1, (size_t)(&table.items[table.count] - (entry + 1)) * sizeof *entry);
     table.count--;
-    atomic_fetch_add(&changes, 1);
+    memory_changed();
   }
   pthread_mutex_unlock(&memory_lock);
   return found;

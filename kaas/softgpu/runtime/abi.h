@@ -77,10 +77,11 @@ int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes);
 
 typedef struct kaas_range {
   uint64_t address, bytes;
+  char name[64]; /* "" if it has none */
 } kaas_range;
-/* The live allocation that holds the address, or else the nearest; 0 if there is none. */
+/* The live allocation, or region of one, that holds the address, or else the nearest; 0 if there is none. */
 int kaas_memory_nearest(uint64_t address, kaas_range *range);
-/* Grows when an allocation comes or goes: a range found at another count may be gone. */
+/* Grows when an allocation or region comes or goes: a range found at another count may be gone. */
 uint64_t kaas_memory_changes(void);
 
 /* faults.c: where an address lies, for a message. */
@@ -129,6 +130,9 @@ void kaas_softgpu_forgive(void);
 void kaas_softgpu_end_hangs(void);
 /* Strict mode for all devices; see strict.c. Memory and work from before are as they were. */
 void kaas_softgpu_strict(int on, uint64_t seed);
+/* Describes memory in an allocation as regions (regions.c), in place of what was said of it before; 0 regions: no longer. */
+int kaas_softgpu_regions(uint64_t address, uint64_t bytes, uint32_t regions, const uint64_t *offsets,
+                         const uint64_t *sizes, const char *const *names);
 /* The time that copies and kernels of a device are to take; see kaas.softgpu.Model. A rate of 0: as it comes. */
 int kaas_softgpu_model(uint32_t device, double copy_bytes_per_s, double copy_latency_s, double launch_latency_s,
                        uint32_t kernels, const char *const *names, const double *seconds, const double *shares);

@@ -115,8 +115,8 @@ int kaas_describe_access(uint64_t address, uint32_t bytes, char *text, size_t te
     place = "of them behind the end of";
     distance = address + bytes - end;
   }
-  return snprintf(text, text_bytes, "%" PRIu64 " bytes %s the nearest buffer (%" PRIu64 " bytes at 0x%" PRIx64 ")",
-                  distance, place, near.bytes, near.address);
+  return snprintf(text, text_bytes, "%" PRIu64 " bytes %s the nearest buffer (%s%s%" PRIu64 " bytes at 0x%" PRIx64 ")",
+                  distance, place, near.name, *near.name ? ": " : "", near.bytes, near.address);
 }
 
 static int is_stack_overflow(const kaas_block *block) {

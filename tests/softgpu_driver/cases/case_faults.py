@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from kaas.softgpu import running_kernels
 from kaas.softgpu.faults import Fault, forgive_faults, inject_fault
+from kaas.softgpu.watch import running_kernels
 from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, fails, launch, ok, synchronize
 
 pytestmark = pytest.mark.usefixtures("ctx", "forgiven")
