@@ -122,6 +122,7 @@ class Device:
     def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None) -> None:
         self._handle = handle
         self._context = context
+        self._checks = kind == "software" and softgpu.checks_memory()
         total = int(call(driver.cuDeviceTotalMem, handle))
         name = call(driver.cuDeviceGetName, 256, handle).split(b"\0")[0].decode()
         a = driver.CUdevice_attribute
@@ -134,6 +135,11 @@ class Device:
 
     def info(self) -> DeviceInfo:
         return self._info
+
+    def describe(self, address: int, nbytes: int, regions: Iterable[tuple[str, int, int]]) -> None:
+        """Tells a device that checks accesses (`softgpu.describe`) what memory is used for; others do not ask."""
+        if self._checks:
+            softgpu.describe(address, nbytes, list(regions))
 
     def usable_bytes(self) -> int:
         """Memory that objects and arenas may take."""

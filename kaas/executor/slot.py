@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,8 @@ class Slot:
     def copy_in(self, plan: Plan, placement: Placement, inputs: Inputs, lease: Lease) -> list[int]:
         """Submits the copies that bring the inputs to where the kernels find them; gives all addresses."""
         stream = self.stream
+        arena = self.arena
+        self._device.describe(arena.address, arena.nbytes, _regions(plan, placement))
         objects = lease.objects
         addresses = placement.addresses.copy()
         for index, data in inputs.staged:
@@ -131,3 +134,12 @@ class Slot:
             for index, data in enumerate(contents, start=len(plan.buffers)):
                 self.stream.copy_in(addresses[index], data, len(data))
             self._tables = (placement, contents)
+
+
+def _regions(plan: Plan, placement: Placement) -> Iterator[tuple[str, int, int]]:
+    """What lies in the arena: names, offsets and bytes."""
+    for tenant in plan.tenants:
+        address = placement.addresses[tenant.index]
+        if address and tenant.nbytes:
+            name = plan.buffers[tenant.index].name if tenant.index < len(plan.buffers) else "a table of pointers"
+            yield name, address - placement.arena, tenant.nbytes

@@ -33,6 +33,7 @@ __all__ = [
     "Model",
     "Takes",
     "cancel",
+    "checks_memory",
     "describe",
     "forgive",
     "inject",
@@ -145,6 +146,12 @@ def _present() -> _Loaded:
     if present is None:
         raise DeviceUnavailable("there are no software devices in this process yet")
     return present
+
+
+def checks_memory() -> bool:
+    """Whether the software devices of this process were loaded with memcheck."""
+    present = _state.get("driver")
+    return present is not None and present.memcheck
 
 
 def loaded_devices() -> tuple[int, ...]:

@@ -133,6 +133,29 @@ def test_an_overrun_of_a_region(
     assert near in said
 
 
+ARENA = """
+import numpy as np
+import kaas
+from kaas.errors import KaasError
+library = kaas.Library.from_file("tests/executor/kernels/simple.ptx")
+x, y = (kaas.Buffer(name, 64, "int32") for name in "xy")
+short = kaas.Buffer("short", 41, "int32")
+def scale(source, target, count):
+    return kaas.Kernel(library, "scale", 2, 32, [kaas.In(source), kaas.Out(target), kaas.i32(3), kaas.i32(count)])
+task = kaas.KTask([scale(x, short, 42), scale(short, y, 41)], [y])
+try:
+    kaas.run_local(task, {"x": np.ones(64, np.int32)})
+except KaasError as error:
+    print(error)
+"""
+
+
+def test_an_overrun_inside_an_arena_names_the_buffer() -> None:
+    said = run("-c", ARENA, KAAS_SOFTGPU_MEMCHECK="1")
+    assert "kernel scale: PTX line " in said
+    assert "0 bytes behind the end of the nearest buffer (short: 164 bytes at " in said
+
+
 @pytest.mark.parametrize("tests", ["tests/executor/test_random_graphs.py", "tests/examples/test_gpu_cases.py"])
 def test_good_programs_pass(tests: str) -> None:
     """Random graphs, and the kernels of the examples and of the comparison with GPUs."""
