@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from tests.softgpu_driver.calls import Error, Kernels, device_array, launch, ok
+from tests.softgpu_driver.calls import Error, Kernels, device_array, kernel_params, launch, ok
 
 SEEDS = range(12)
 COUNT = 256
@@ -64,6 +64,17 @@ def keep_blocks(nbytes: int = 1 << 30) -> None:
     pool = ok(driver.cuDeviceGetDefaultMemPool(0))
     threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
     ok(driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(nbytes)))
+
+
+def run_unseen(on: Any) -> None:
+    """Has a stream's work run without the host having waited for it: changing an instance waits for its launches."""
+    graph, append = ok(driver.cuGraphCreate(0)), Kernels()["append"]
+    address = device()
+    first, other = (kernel_params(append, (address, 0), (None, ctypes.c_int)) for _ in range(2))
+    node = ok(driver.cuGraphAddKernelNode(graph, None, 0, first))
+    instance = ok(driver.cuGraphInstantiate(graph, 0))
+    ok(driver.cuGraphLaunch(instance, on))
+    ok(driver.cuGraphExecKernelNodeSetParams(instance, node, other))
 
 
 def said(library: ctypes.CDLL) -> str:

@@ -356,7 +356,6 @@ void model_set_clock(int64_t time_ns);
 void model_account(struct model *m, const op *o, int64_t began_ns);
 
 extern pthread_mutex_t work_lock;
-extern const pthread_mutex_t work_lock_free;
 int64_t now_ns(void);
 void fence_drop_locked(fence *f);
 void work_run_first_locked(CUstream s);    /* which must be ready; lets go of the lock meanwhile */

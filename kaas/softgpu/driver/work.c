@@ -6,7 +6,6 @@
  * of one graph instance. A fence is signalled by work that was submitted before any that awaits it: there is always
  * something that can run.
  */
-#define _GNU_SOURCE
 #include "races.h"
 
 #include <stdlib.h>
@@ -15,9 +14,7 @@
 
 enum { MOST_AT_ONCE = 16 };
 
-/* Held for moments only: who finds it taken looks again a few times before it sleeps. */
-const pthread_mutex_t work_lock_free = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
-pthread_mutex_t work_lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
+pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t work_progress = PTHREAD_COND_INITIALIZER;
 CUstream work_busy;
 static work *spare_work;

@@ -82,7 +82,7 @@ static void *clock_main(void *unused) {
 
 /* A forked child has none of the threads, and no use for what the parent's streams hold. */
 static void forget(void) {
-  work_lock = work_lock_free;
+  pthread_mutex_init(&work_lock, NULL);
   pthread_cond_init(&workers.work, NULL);
   pthread_cond_init(&workers.clock, NULL);
   workers.threads = workers.idle = workers.called = 0;

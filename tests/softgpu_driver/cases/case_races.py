@@ -22,6 +22,7 @@ from tests.softgpu_driver.mistakes import (
     keep_blocks,
     pinned,
     recorded_too_early,
+    run_unseen,
     said,
     stream,
     wait,
@@ -208,9 +209,12 @@ def test_the_host_orders_what_it_waits_for(strict: Callable[[int], None], waits:
     synchronize()
 
 
-def test_the_default_stream_orders_blocking_streams(strict: Callable[[int], None]) -> None:
+@pytest.mark.parametrize("unseen", [False, True])
+def test_the_default_stream_orders_blocking_streams(strict: Callable[[int], None], unseen: bool) -> None:
     strict(0)
     address = device()
     for on in (ok(driver.cuStreamCreate(0)), NO_STREAM, ok(driver.cuStreamCreate(0)), NO_STREAM):
         add(address, on)
+        if unseen:
+            run_unseen(on)
     synchronize()
