@@ -89,7 +89,7 @@ def test_globals_of_each_device_and_each_load(softgpu: tuple[int, ...]) -> None:
             ok(driver.cuLaunchKernel(kernels["count"], 1, 1, 1, 1, 1, 1, 0, here.stream.handle, args, 0))
             here.stream.sync()
             seen.append(int(value[0]))
-    assert seen == [5, 6, 5, 5, 6, 5]
+    assert seen == [5, 6, 5] * len(softgpu)
 
 
 def test_a_trap_stays_in_its_context(softgpu: tuple[int, ...]) -> None:
