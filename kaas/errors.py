@@ -6,6 +6,9 @@ import inspect
 import pickle
 from typing import Any
 
+PRINTED_BYTES = 16 << 10
+"""Of what kernels have printed, what an error carries at most."""
+
 
 class KaasError(Exception):
     """Base of all errors of KaaS.
@@ -106,6 +109,7 @@ class InvalidCode(KaasError):
     library: str
     symbol: str
     kernel: str
+    task: str
 
 
 class CorruptImage(InvalidCode):
@@ -201,6 +205,7 @@ class DeviceError(KaasError):
     code_name: str
     kernel: str
     device: str
+    task: str
 
 
 class LaunchLimit(DeviceError):
@@ -212,15 +217,23 @@ class LaunchLimit(DeviceError):
 
 
 class OutOfDeviceMemory(DeviceError):
-    """Device memory that could not be had although the request fits the device."""
+    """Device memory that could not be had although the request fits the device.
+
+    Fields:
+        buffer, buffer_bytes: the largest that the request needs there, if it is about a whole request.
+    """
 
     needed_bytes: int
     free_bytes: int
+    buffer: str
+    buffer_bytes: int
 
 
 class RequestTooLarge(DeviceError):
-    """A request that no empty device of this size could hold."""
+    """A request that no empty device of this size could hold. buffer, buffer_bytes: the largest that it needs there."""
 
+    buffer: str
+    buffer_bytes: int
     needed_bytes: int
     capacity_bytes: int
     excess_bytes: int
@@ -231,7 +244,15 @@ class DeviceUnavailable(DeviceError):
 
 
 class DeviceLost(DeviceError):
-    """An error that sticks: the process that owns the device must end."""
+    """An error that sticks: the process that owns the device must end.
+
+    Fields:
+        kernel: the one that failed, where the driver says so: the software GPU does.
+        printed: what kernels have printed while it ran, the newest `PRINTED_BYTES` of it, where that can be had: of the
+            software GPU. Nothing tells the kernels of one request from those that ran beside it.
+    """
+
+    printed: str
 
 
 # --- the pool and the path to it
@@ -269,10 +290,18 @@ class ExecutorDied(KaasError):
 
 
 class DeadlineExceeded(KaasError, TimeoutError):
-    """A request that did not end in time."""
+    """A request that did not end in time.
+
+    Fields:
+        deadline_s: how long it had. waited_s: since it arrived, if it was the pool that gave up.
+        kernels: those that ran when an executor ended it, where the driver says so. printed: as of DeviceLost.
+    """
 
     deadline_s: float
     waited_s: float
+    task: str
+    kernels: tuple[str, ...]
+    printed: str
 
 
 class PolicyError(KaasError):

@@ -76,6 +76,10 @@ class KTask:
         return tuple(_buffers_by_name(self.kernels).values())
 
     @property
+    def largest_buffer(self) -> Buffer:
+        return max(self.buffers, key=lambda buffer: buffer.nbytes)
+
+    @property
     def libraries(self) -> tuple[Library, ...]:
         return tuple(dict.fromkeys(kernel.library for kernel in self.kernels))
 

@@ -13,7 +13,7 @@ from kaas.executor.fetches import Fetches
 from kaas.executor.gate import Gate
 from kaas.executor.inputs import Arriving, Inputs
 from kaas.executor.memory import Lease, Memory
-from kaas.executor.plan import too_large
+from kaas.executor.plan import describe, too_large
 from kaas.executor.tiers import granules
 from kaas.graph import KTask
 
@@ -126,13 +126,14 @@ class Admission:
         return None
 
     def _refusal(self, task: KTask | None, inputs: Inputs, arena_bytes: int, missing_bytes: int) -> KaasError:
-        what = "prefetch" if task is None else f"kTask {task.label!r}"
         needed_bytes = arena_bytes + sum(map(granules, inputs.objects.values()))
         capacity_bytes, device = self._memory.cache.device.capacity_bytes, self._device
         if needed_bytes > capacity_bytes:
-            return too_large(what, needed_bytes, capacity_bytes, device)
+            return too_large(task, needed_bytes, capacity_bytes, device)
+        what, largest, fields = describe(task)
         return OutOfDeviceMemory(
-            f"{what}: {device} lacks {missing_bytes} bytes beside what is pinned",
+            f"{what}: {device} lacks {missing_bytes} bytes beside what is pinned, of {needed_bytes}{largest}",
+            **fields,
             device=device,
             needed_bytes=needed_bytes,
             free_bytes=needed_bytes - missing_bytes,

@@ -167,6 +167,26 @@ class Device:
     def leave(self) -> None:
         check("cuCtxPopCurrent", driver.cuCtxPopCurrent()[0])
 
+    @property
+    def cancels(self) -> bool:
+        """Whether `cancel` can end kernels: no GPU can."""
+        return self._info.kind == "software"
+
+    def cancel(self) -> tuple[str, ...]:
+        """Ends all kernels that run on the device, from any thread; its context is lost with them. Does not wait, and
+        gives their symbols."""
+        running = softgpu.running(int(self._handle))
+        softgpu.cancel(int(self._handle))
+        return running
+
+    def take_printed(self) -> str:
+        """What kernels have printed since it was last asked, if that can be had. It went to the process's stderr at
+        once; what kernels of a GPU print goes to its stdout, here at the latest."""
+        if self._info.kind == "software":
+            return softgpu.take_output(int(self._handle))
+        ctypes.CDLL(None).fflush(None)  # else it stays in a buffer of this process, which may be killed
+        return ""
+
     def close(self) -> None:
         """Gives the primary context back; everything of this device must be closed before."""
         call(driver.cuDevicePrimaryCtxRelease, self._handle)

@@ -7,10 +7,11 @@ from functools import partial
 from time import perf_counter
 from types import TracebackType
 
-from kaas.errors import DeviceLost, WrongScalar
+from kaas.errors import DeviceLost, KaasError, WrongScalar
 from kaas.executor.admission import Admission, Admitted, Wanted
 from kaas.executor.cache import ObjectCache
 from kaas.executor.device import Device
+from kaas.executor.failures import Failures
 from kaas.executor.gate import Gate
 from kaas.executor.inputs import CachedObject, HostObject, Source, check_scalars, gather, gather_whole
 from kaas.executor.memory import Lease, Memory
@@ -23,6 +24,7 @@ from kaas.executor.slot import Slot
 from kaas.executor.slots import Slots
 from kaas.executor.tiers import TierUse
 from kaas.executor.transport import Transport
+from kaas.executor.watchdog import Watchdog, Watched
 from kaas.graph import KTask
 from kaas.request import check_names, iterations_of
 
@@ -44,6 +46,7 @@ class Executor:
         cache_bytes: int | None = None,
         host_cache_bytes: int | None = None,
         whole_object_bytes: int = WHOLE_OBJECT_BYTES,
+        run_limit_s: float | None = None,
     ) -> None:
         """
         Args:
@@ -52,8 +55,11 @@ class Executor:
             host_cache_bytes: page-locked host memory for objects; None: as much, up to HOST_CACHE_BYTES. 0: no host
                 tier.
             whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that views read.
+            run_limit_s: how long a request may run, from when it has all its memory on, before it is ended, and the
+                device's context with it. Only kernels of the software GPU can be ended: on a GPU there is no limit.
         """
         self.device = device
+        self._run_limit_s = run_limit_s
         self._closed = False
         self._gate = Gate()
         self._entered = _Entered(device, self._gate)
@@ -65,6 +71,8 @@ class Executor:
             self._transport = Transport(device.stream(), self._gate)
             self._slots = Slots([Slot(n, device, arena) for n, arena in enumerate(self._memory.arenas)], self._gate)
         self._admission = Admission(self._memory, self._gate, device.info().name)
+        self._failures = Failures(device, self._gate)
+        self._watchdog = Watchdog(self._failures.overrun)
 
     @property
     def lost(self) -> DeviceLost | None:
@@ -87,14 +95,18 @@ class Executor:
         Raises:
             What `make_plan` raises; DeviceLost.
         """
-        with self._entered:
-            for one in self._slots:
-                slot = self._slots.take(one.number)
-                try:
-                    plan = slot.replay(task, self._memory.cache.device.capacity_bytes).plan
-                finally:
-                    self._slots.give(slot)
-            return plan
+        try:
+            with self._entered:
+                for one in self._slots:
+                    slot = self._slots.take(one.number)
+                    try:
+                        plan = slot.replay(task, self._memory.cache.device.capacity_bytes).plan
+                    finally:
+                        self._slots.give(slot)
+                return plan
+        except KaasError as error:
+            self._failures.complete(error, task)
+            raise
 
     def load(self, sources: Sequence[Source], *, pin: bool = False) -> RunStats:
         """Brings objects to the device ahead of their use: all of them, or none.
@@ -136,20 +148,35 @@ class Executor:
 
         Raises:
             What `prepare` raises; MissingInput, UnexpectedInput, WrongSize, WrongDtype, NotContiguous, InputFailed,
-            MissingScalar, WrongScalar; RequestTooLarge, OutOfDeviceMemory; DeviceLost, after which `lost` is set.
+            MissingScalar, WrongScalar; RequestTooLarge, OutOfDeviceMemory; DeviceLost, and DeadlineExceeded beyond the
+            run limit, after which `lost` is set.
         """
-        with self._entered:
-            taken = self._slots.take(slot, request.task.key)
-            try:
-                result = self._run(taken, request)
-            finally:
-                self._slots.give(taken)
-            self._tidy()
-            return result
+        watched = self._watched(request)
+        try:
+            with self._entered:
+                taken = self._slots.take(slot, request.task.key)
+                try:
+                    result = self._run(taken, request, watched)
+                finally:
+                    self._slots.give(taken)
+                self._tidy()
+                return result
+        except KaasError as error:
+            self._failures.complete(error, request.task, watched)
+            raise
+        finally:
+            if watched is not None:
+                watched.end()
 
     def close(self) -> None:
         """Gives everything back, once what runs has ended. Of a lost device there is nothing to give back: its process
         has to end."""
+        try:
+            self._close()
+        finally:
+            self._watchdog.close()
+
+    def _close(self) -> None:
         if self._gate.lost is not None or self._closed:
             return
         self._closed = True
@@ -165,7 +192,13 @@ class Executor:
 
     # --- the way of a request
 
-    def _run(self, slot: Slot, request: Request) -> Result:
+    def _watched(self, request: Request) -> Watched | None:
+        limits_s = [limit_s for limit_s in (request.limit_s, self._run_limit_s) if limit_s is not None]
+        if not limits_s or not self.device.cancels:
+            return None
+        return Watched(self._watchdog, request.task.label, min(limits_s))
+
+    def _run(self, slot: Slot, request: Request, watched: Watched | None) -> Result:
         started = perf_counter()
         replay = slot.replay(request.task, self._memory.cache.device.capacity_bytes, request.client)
         plan = replay.plan
@@ -174,6 +207,8 @@ class Executor:
 
         admitted = self._admit(_wanted(slot, replay, request, self._memory))
         inputs, lease = admitted.inputs, admitted.lease
+        if watched is not None:
+            watched.begin()
         try:
             slot.enter(request.client, plan)
             placement = replay.place(inputs.resident, slot.arena.address)
@@ -210,7 +245,7 @@ class Executor:
             "total": ended - started,
         }
         stats = RunStats(stages, tiers, _loaded(lease, self._memory), lease.left, kernels_s, kernels)
-        return Result(outputs, stats)
+        return Result(outputs, stats, self.device.take_printed() if plan.prints else "")
 
     def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
         memory = self._memory

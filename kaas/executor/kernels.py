@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from kaas.errors import UnknownSymbol
+from kaas.errors import InvalidCode, UnknownSymbol
 from kaas.executor.device import Device, Function, LoadedLibrary
 from kaas.executor.globals import Globals
 from kaas.library import Library
@@ -29,7 +29,11 @@ class Kernels:
         """
         key = (library.hash, symbol)
         if key not in self._functions:
-            loaded = self._load(library)
+            try:
+                loaded = self._load(library)
+            except InvalidCode as error:
+                error.kernel = symbol
+                raise
             function = loaded.kernel(symbol)
             if function is None:
                 raise _unknown(library, symbol, loaded.symbols())

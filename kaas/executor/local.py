@@ -31,6 +31,7 @@ def run_local(
     scalars: Mapping[str, Any] | None = None,
     device: Device | int | None = None,
     profile: Callable[[tuple[KernelTime, ...]], object] | None = None,
+    limit_s: float | None = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Runs a kTask in this process and returns its outputs, in the order in which it lists them.
 
@@ -42,11 +43,15 @@ def run_local(
             kind; a kaas.Device says which kind, and how much memory of it to use.
         profile: the kernels run one by one, without the graph, and this is called with what each of them took: symbol,
             index, seconds, launches. `profile=print` will do.
+        limit_s: ends kernels that run longer, on the software GPU: on a GPU nothing can. This process can then do
+            nothing more with the device, as after each error that sticks to it.
+
+    What kernels print goes where this process's output goes: of the software GPU to stderr, of a GPU to stdout.
 
     Raises:
         KaasError: every kind that the kTask, the request or the device gives reason for.
     """
-    result = run(task, inputs, scalars=scalars, device=device, profile=profile is not None)
+    result = run(task, inputs, scalars=scalars, device=device, profile=profile is not None, limit_s=limit_s)
     if profile is not None:
         profile(result.stats.kernels)
     return result.outputs
@@ -59,17 +64,20 @@ def run(
     scalars: Mapping[str, Any] | None = None,
     device: Device | int | None = None,
     profile: bool = False,
+    limit_s: float | None = None,
 ) -> Result:
     """As run_local; the result also has the times of the stages and, with profile, those of the kernels."""
     from kaas.executor.executor import Request
 
     if not isinstance(task, KTask):
         raise InvalidRequest(f"run_local takes a kaas.KTask, not {task!r}")
+    if limit_s is not None and not (isinstance(limit_s, int | float) and limit_s > 0):
+        raise InvalidRequest(f"limit_s is a positive number of seconds, not {limit_s!r}", task=task.label)
     given = mapping(task, "inputs", inputs)
     check_names(task, given)
     encoded = encode_scalars(task, scalars)
     sources = {name: _source(value) for name, value in given.items()}
-    return executor_for(device).run(Request(task, sources, encoded, profile=profile))
+    return executor_for(device).run(Request(task, sources, encoded, profile=profile, limit_s=limit_s))
 
 
 def check(task: KTask, device: Device | int | None = None) -> Plan:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kaas.arguments import POINTER_BYTES, Access, Buffer, Literal, Pointers, Scalar, Struct, argument_bytes
 from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
@@ -19,6 +19,7 @@ from kaas.executor.globals import Globals
 from kaas.executor.kernels import Kernels
 from kaas.graph import KTask
 from kaas.kernel import Kernel
+from kaas.library import Library
 
 Table = tuple[tuple[int, int], ...]
 """What a table of pointers holds: (index of a buffer, offset in bytes) of each."""
@@ -46,6 +47,7 @@ class Plan:
         tenants, order: what may lie in the arena, and when each holds something.
         globals: of those of its libraries that have any.
         inputs, private, outputs, zeroed: indices of buffers: read first, also written, returned, cleared.
+        prints: whether the code may print.
     """
 
     task: KTask
@@ -64,6 +66,7 @@ class Plan:
     zeroed: tuple[int, ...]
     input_names: frozenset[str]
     globals: tuple[Globals, ...]
+    prints: bool
 
     def layout(self, resident: int) -> Layout:
         """The arena of a request. Bit i of resident: the input that is buffer i lies there, not in the cache."""
@@ -119,9 +122,15 @@ def make_plan(task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int
         zeroed=tuple(number for buffer, number in index.items() if buffer.init == "zero"),
         input_names=frozenset(buffer.name for buffer in task.inputs),
         globals=kernels.globals_of(task.libraries),
+        prints=any(map(_prints, task.libraries)),
     )
     _check_size(plan, capacity_bytes, device)
     return plan
+
+
+def _prints(library: Library) -> bool:
+    """Only PTX is sure not to."""
+    return any(image.kind != "ptx" or b"vprintf" in image.data for image in library.images)
 
 
 def _tenants(task: KTask, buffers: Mapping[Buffer, int], tables: Iterable[Table]) -> Iterator[Tenant]:
@@ -223,15 +232,27 @@ def _check_size(plan: Plan, capacity_bytes: int, device: str) -> None:
     arena = plan.layout(plan.private_mask).nbytes
     largest = max((plan.buffers[i].nbytes for i in plan.inputs if i not in plan.private), default=0)
     if arena + largest > capacity_bytes:
-        raise too_large(f"kTask {plan.task.label!r}", arena + largest, capacity_bytes, device)
+        raise too_large(plan.task, arena + largest, capacity_bytes, device)
 
 
-def too_large(what: str, needed_bytes: int, capacity_bytes: int, device: str) -> RequestTooLarge:
+def too_large(task: KTask | None, needed_bytes: int, capacity_bytes: int, device: str) -> RequestTooLarge:
+    """The error of a request or, without a kTask, of loading objects."""
+    what, largest, fields = describe(task)
     return RequestTooLarge(
-        f"{what} needs {needed_bytes} bytes at once; {device} has {capacity_bytes}, "
+        f"{what} needs {needed_bytes} bytes at once{largest}; {device} has {capacity_bytes}, "
         f"{needed_bytes - capacity_bytes} too few",
+        **fields,
         device=device,
         needed_bytes=needed_bytes,
         capacity_bytes=capacity_bytes,
         excess_bytes=needed_bytes - capacity_bytes,
     )
+
+
+def describe(task: KTask | None) -> tuple[str, str, dict[str, Any]]:
+    """What asks for memory, for errors: its name, a clause about its largest buffer, and fields that say the same."""
+    if task is None:
+        return "prefetch", "", {"task": "prefetch"}
+    buffer = task.largest_buffer
+    clause = f" (its largest buffer, {buffer.name!r}, has {buffer.nbytes})"
+    return f"kTask {task.label!r}", clause, {"task": task.label, "buffer": buffer.name, "buffer_bytes": buffer.nbytes}

@@ -22,6 +22,7 @@ class Request:
         scalars: as `kaas.request.encode_scalars` makes them.
         client: whose memory it leaves behind.
         profile: whether to run without the graph and tell how long each kernel took.
+        limit_s: how long it may run, if that is less than the executor's limit.
     """
 
     task: KTask
@@ -29,6 +30,7 @@ class Request:
     scalars: Mapping[str, bytes]
     client: str = ""
     profile: bool = False
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,15 @@ class RunStats:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """outputs: fresh arrays, in the order in which the kTask lists them."""
+    """What came of it.
+
+    Fields:
+        outputs: fresh arrays, in the order in which the kTask lists them.
+        printed: what kernels have printed, of the software GPU. With several slots some of it may be of requests that
+            ran beside this one: nothing tells them apart. It also went to the process's stderr, that of a GPU to its
+            stdout.
+    """
 
     outputs: dict[str, np.ndarray[Any, Any]]
     stats: RunStats
+    printed: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from kaas.errors import (
@@ -57,6 +58,8 @@ _LOST = {
 
 _REFUSALS = "has no code for: "
 """What the software GPU says before it lists the instructions it refuses, each with its line."""
+_KERNEL = re.compile(r"kernel (\S+): ")
+"""How its sentences about a kernel begin."""
 
 
 def translate(call: str, code: int, name: str, details: str, device: str) -> KaasError:
@@ -75,5 +78,7 @@ def translate(call: str, code: int, name: str, details: str, device: str) -> Kaa
     fields: dict[str, Any] = {"call": call, "code": code, "code_name": name}
     if device:
         fields["device"] = device
+    if about := _KERNEL.match(details):
+        fields["kernel"] = about[1]
     kinds = ((_OUT_OF_MEMORY, OutOfDeviceMemory), (_UNAVAILABLE, DeviceUnavailable), (_LOST, DeviceLost))
     return next((cls for codes, cls in kinds if code in codes), DeviceError)(message, **fields)

@@ -1,0 +1,84 @@
+"""What an executor adds to an error on its way out: whose it is, what kernels have printed, who ran for too long."""
+
+from __future__ import annotations
+
+import threading
+
+from kaas.errors import (
+    PRINTED_BYTES,
+    DeadlineExceeded,
+    DeviceError,
+    DeviceLost,
+    InvalidCode,
+    InvalidRequest,
+    KaasError,
+    OutOfDeviceMemory,
+)
+from kaas.executor.device import Device
+from kaas.executor.gate import Gate
+from kaas.executor.watchdog import Watched
+from kaas.graph import KTask
+
+_TIMED_OUT = {"code": 702, "code_name": "CUDA_ERROR_LAUNCH_TIMEOUT"}
+
+
+class Failures:
+    """Of one executor. All methods may be called from any thread."""
+
+    def __init__(self, device: Device, gate: Gate) -> None:
+        self._device = device
+        self._gate = gate
+        self._lock = threading.Lock()
+        self._printed = ""
+        self._overran = False
+
+    def overrun(self, watched: Watched) -> None:
+        """A request has run longer than it may: ends it, and the device's context with all that runs there."""
+        device = self._device.info().name
+        message = f"{device}: kTask {watched.task!r} ran longer than its limit of {watched.limit_s} s, and was ended"
+        self._overran = True
+        self._gate.lose(DeviceLost(message, task=watched.task, device=device, **_TIMED_OUT))
+        watched.running = self._device.cancel()
+
+    def complete(self, error: KaasError, task: KTask, watched: Watched | None = None) -> None:
+        """Gives an error what is known about it here.
+
+        Raises:
+            DeadlineExceeded, DeviceLost: to be raised instead of it, since a request ran for too long, this one or
+                another.
+        """
+        if isinstance(error, DeviceError | InvalidCode | InvalidRequest) and not hasattr(error, "task"):
+            error.task = task.label
+        if isinstance(error, DeviceError) and not hasattr(error, "device"):
+            error.device = self._device.info().name
+        if isinstance(error, OutOfDeviceMemory) and not hasattr(error, "buffer"):
+            largest = task.largest_buffer
+            error.buffer, error.buffer_bytes = largest.name, largest.nbytes
+        if not isinstance(error, DeviceLost):
+            return
+        if not hasattr(error, "printed"):
+            error.printed = self._all_printed()
+        if watched is not None and watched.exceeded:
+            raise _exceeded(error, task, watched) from error
+        if self._overran and (lost := self._gate.lost) is not None and lost.message != error.message:
+            raise DeviceLost(lost.message, **lost.fields) from error
+
+    def _all_printed(self) -> str:
+        """Each of those who ran when the device was lost gets all that was printed then."""
+        with self._lock:
+            printed = self._printed + self._device.take_printed()
+            self._printed = printed.encode(errors="replace")[-PRINTED_BYTES:].decode(errors="ignore")
+            return self._printed
+
+
+def _exceeded(error: DeviceLost, task: KTask, watched: Watched) -> DeadlineExceeded:
+    """Names the kernels of this kTask that ran then: those of others ran beside it."""
+    kernels = tuple(sorted({kernel.symbol for kernel in task.kernels}.intersection(watched.running)))
+    named = f" in kernel {' and '.join(kernels)}" if kernels else ""
+    return DeadlineExceeded(
+        f"kTask {task.label!r} ran longer than the run limit of {watched.limit_s} s, and was ended{named}",
+        task=task.label,
+        deadline_s=watched.limit_s,
+        kernels=kernels,
+        printed=error.printed,
+    )

@@ -1,0 +1,83 @@
+"""Notices requests that run longer than they may: one thread for all of an executor, asleep until the next limit."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+
+class Watched:
+    """One request under a limit, which counts from `begin`.
+
+    Fields:
+        task: the label of its kTask. exceeded: it ran longer, and the watchdog has done something about it.
+        running: symbols of the kernels that ran on the device then.
+    """
+
+    __slots__ = ("_dog", "exceeded", "limit_s", "running", "task")
+
+    def __init__(self, dog: Watchdog, task: str, limit_s: float) -> None:
+        self.task = task
+        self.limit_s = limit_s
+        self.exceeded = False
+        self.running: tuple[str, ...] = ()
+        self._dog = dog
+
+    def begin(self) -> None:
+        self._dog.begin(self)
+
+    def end(self) -> None:
+        self._dog.end(self)
+
+
+class Watchdog:
+    """Its thread starts with the first request that has a limit, and ends with `close`."""
+
+    def __init__(self, overrun: Callable[[Watched], None]) -> None:
+        """
+        Args:
+            overrun: called with a request as soon as it has run for too long; must not wait.
+        """
+        self._overrun = overrun
+        self._changed = threading.Condition(threading.Lock())
+        self._limits: dict[Watched, float] = {}
+        self._wakes_s = math.inf
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def begin(self, watched: Watched) -> None:
+        ends_s = monotonic() + watched.limit_s
+        with self._changed:
+            self._limits[watched] = ends_s
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._watch, name="kaas watchdog", daemon=True)
+                self._thread.start()
+            elif ends_s < self._wakes_s:
+                self._changed.notify()
+
+    def end(self, watched: Watched) -> None:
+        """Once this has returned it is `exceeded`, with all that follows, or never will be."""
+        with self._changed:
+            self._limits.pop(watched, None)  # the thread sleeps on: most requests leave before their limit
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._closed:
+                now_s = monotonic()
+                for watched in sorted(self._limits, key=self._limits.__getitem__):
+                    if self._limits[watched] > now_s:
+                        break
+                    del self._limits[watched]
+                    watched.exceeded = True
+                    self._overrun(watched)
+                self._wakes_s = min(self._limits.values(), default=math.inf)
+                self._changed.wait(min(self._wakes_s - now_s, threading.TIMEOUT_MAX))

@@ -1,0 +1,144 @@
+"""Requests that run for too long: they are ended, the error names kTask and kernels, and who ran beside is told."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas import softgpu as software
+from kaas.errors import DeadlineExceeded, DeviceLost
+from kaas.executor.executor import Request, Source
+from kaas.executor.watchdog import Watchdog, Watched
+from tests.faults.conftest import ORDINAL, Open, new_context
+from tests.faults.test_sticky import chain
+from tests.faults.workload import right
+
+ENDLESS = kaas.Library.from_file(Path(__file__).parents[1] / "softgpu" / "kernels" / "endless.ptx")
+LIMIT_S = 1.5
+"""Longer than it takes until a kernel runs, on a busy machine too."""
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def reset(forgiven: None) -> Iterator[None]:  # noqa: ARG001
+    yield
+    new_context()
+
+
+def endless(symbol: str, limit_s: float | None = None) -> Request:
+    started, go = kaas.Buffer("started", 1, "int32", init="zero"), kaas.Buffer("go", 64, "int32", init="zero")
+    kernel = kaas.Kernel(ENDLESS, symbol, 1, 32, [kaas.InOut(started), kaas.InOut(go)])
+    return Request(kaas.KTask([kernel], [started], name=f"{symbol} for ever"), {}, {}, limit_s=limit_s)
+
+
+def test_a_hung_kernel_is_found(opened: Open, library: kaas.Library) -> None:
+    executor, case = opened(run_limit_s=LIMIT_S), chain(library)
+    right(case, executor.run)
+    software.inject(software.Fault("hang", at=3), ORDINAL)
+    with pytest.raises(DeadlineExceeded, match=f"run limit of {LIMIT_S} s, and was ended in kernel add") as caught:
+        executor.run(case.request)
+    error = caught.value
+    assert (error.task, error.deadline_s, error.kernels) == (case.request.task.label, LIMIT_S, ("add",))
+    assert isinstance(error.__cause__, DeviceLost)
+    assert error.__cause__.code_name == "CUDA_ERROR_LAUNCH_TIMEOUT"
+    assert executor.lost is not None
+    with pytest.raises(DeviceLost, match="ran longer than its limit"):
+        executor.run(case.request)
+    executor.close()
+    new_context()
+    right(case, opened(run_limit_s=LIMIT_S).run)
+
+
+def test_who_runs_beside_it_gets_another_error(opened: Open) -> None:
+    executor = opened(slots=3)
+    neighbour, hung = endless("apart"), endless("together", limit_s=LIMIT_S)
+    for request in (neighbour, hung):
+        executor.prepare(request.task)
+    with ThreadPoolExecutor(2) as threads:
+        beside = threads.submit(executor.run, neighbour)
+        while software.running(ORDINAL) != ("apart",):
+            assert not beside.done()
+        with pytest.raises(DeadlineExceeded) as caught:
+            executor.run(hung)
+        assert caught.value.kernels == ("together",)
+        with pytest.raises(DeviceLost, match="kTask 'together for ever' ran longer than its limit") as told:
+            beside.result(PATIENCE_S)
+        assert (told.value.task, told.value.code) == ("together for ever", 702)
+
+
+def test_waiting_does_not_count(opened: Open, library: kaas.Library) -> None:
+    executor, case = opened(run_limit_s=PATIENCE_S), chain(library)
+    fetching, fetched = threading.Event(), threading.Event()
+
+    def fetch() -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        fetching.set()
+        assert fetched.wait(PATIENCE_S)
+        return np.arange(1000, dtype=np.int32)
+
+    slow = Request(case.request.task, {**case.request.inputs, "a": Source(key=b"slow", fetch=fetch)}, {})
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(executor.run, slow)
+        assert fetching.wait(PATIENCE_S)
+        second = threads.submit(executor.run, case.request)
+        assert not executor._watchdog._limits
+        fetched.set()
+        assert first.result(PATIENCE_S).outputs.keys() == second.result(PATIENCE_S).outputs.keys()
+
+
+def test_the_shorter_limit_counts(opened: Open, library: kaas.Library) -> None:
+    executor, case = opened(run_limit_s=PATIENCE_S), chain(library)
+    right(case, executor.run)
+    software.inject(software.Fault("hang"), ORDINAL)
+    request = Request(case.request.task, case.request.inputs, {}, limit_s=0.1)
+    with pytest.raises(DeadlineExceeded) as caught:
+        executor.run(request)
+    assert caught.value.deadline_s == 0.1
+
+
+def test_nobody_is_watched_without_a_limit(opened: Open, library: kaas.Library) -> None:
+    executor, case = opened(), chain(library)
+    right(case, executor.run)
+    assert executor._watchdog._thread is None
+
+
+# --- the watchdog alone
+
+
+def test_each_is_ended_at_its_own_limit_and_once() -> None:
+    ended: list[str] = []
+    all_ended = threading.Event()
+
+    def overrun(watched: Watched) -> None:
+        ended.append(watched.task)
+        if watched.task == "last":
+            all_ended.set()
+
+    dog = Watchdog(overrun)
+    never = Watched(dog, "never", PATIENCE_S)
+    left = Watched(dog, "left", 0.02)
+    never.begin()
+    while dog._wakes_s == math.inf:
+        pass  # until it sleeps, and for long
+    left.begin()
+    left.end()
+    requests = [Watched(dog, name, limit_s) for name, limit_s in (("last", 0.06), ("first", 0.03))]
+    for request in requests:
+        request.begin()
+    assert all_ended.wait(PATIENCE_S)
+    assert ended == ["first", "last"]
+    assert [watched.exceeded for watched in (never, left, *requests)] == [False, False, True, True]
+    for request in (never, *requests):
+        request.end()
+    thread = dog._thread
+    assert thread is not None
+    dog.close()
+    assert not thread.is_alive()
+    Watched(dog, "too late", 0.01).begin()
+    assert ended == ["first", "last"]
