@@ -279,6 +279,7 @@ def invoke(
     client: str | None = None,
     deadline_s: float | None = None,
     retries: int = RETRIES,
+    profile: bool = False,
 ) -> Any:
     """Run a kTask, without waiting for it.
 
@@ -290,6 +291,8 @@ def invoke(
         client: the tenant it is billed to; default: what a Function's options say, or this Ray job.
         deadline_s: seconds from now within which it must have ended.
         retries: how often it may run again when its executor dies; the default leaves a Function its own.
+        profile: run the kernels one by one, without the graph, and add what each takes to `kaas.stats().kernels`. False
+            leaves a Function its own.
 
     Returns:
         An ObjectRef of the output's array; for several outputs a named tuple of them, in declared order. It serves
@@ -303,9 +306,11 @@ def invoke(
     session = current_session()
     if isinstance(task_or_function, Function):
         changed = None if retries == RETRIES else retries
-        function = task_or_function.options(client=client, deadline_s=deadline_s, scalars=scalars, retries=changed)
+        function = task_or_function.options(
+            client=client, deadline_s=deadline_s, scalars=scalars, retries=changed, profile=profile or None
+        )
         return function._send(session, inputs, function._options)
-    options = Options(client, deadline_s, scalars, retries)
+    options = Options(client, deadline_s, scalars, retries, profile)
     if not isinstance(task_or_function, KTask):
         raise InvalidRequest(f"kaas.invoke takes a KTask or a Function, not {task_or_function!r}")
     signature = _signature(task_or_function)
@@ -345,6 +350,7 @@ class Options:
     deadline_s: float | None = None
     scalars: Mapping[str, Any] | None = None
     retries: int = RETRIES
+    profile: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.client, str | None):
@@ -355,9 +361,12 @@ class Options:
             raise InvalidRequest(f"deadline_s is a positive number of seconds, not {self.deadline_s!r}")
         if not isinstance(self.retries, int) or not 0 <= self.retries < MOST_RETRIES:
             raise InvalidRequest(f"retries is a number from 0 on, not {self.retries!r}")
+        if not isinstance(self.profile, bool):
+            raise InvalidRequest(f"profile is True or False, not {self.profile!r}")
 
     def caller(self, session: Session) -> Caller:
-        return Caller(session.client if self.client is None else self.client, self.deadline_s, self.retries)
+        client = session.client if self.client is None else self.client
+        return Caller(client, self.deadline_s, self.retries, self.profile)
 
 
 class Function:
@@ -388,9 +397,16 @@ class Function:
         deadline_s: float | None = None,
         scalars: Mapping[str, Any] | None = None,
         retries: int | None = None,
+        profile: bool | None = None,
     ) -> Function:
         """This function with other defaults for its invocations; what is None stays as it is."""
-        given = {"client": client, "deadline_s": deadline_s, "scalars": scalars, "retries": retries}
+        given = {
+            "client": client,
+            "deadline_s": deadline_s,
+            "scalars": scalars,
+            "retries": retries,
+            "profile": profile,
+        }
         changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         options = replace(self._options, **changed)
         return Function(self._pool, self._signature, self._constants, self._awaited, options)

@@ -94,15 +94,13 @@ def run(
     scalars: Annotated[list[str] | None, typer.Option("--scalar", help="name=value")] = None,
     output: Annotated[Path | None, typer.Option(file_okay=False, help="folder for the outputs, as name.npy")] = None,
     local: Annotated[bool, typer.Option("--local/--ray", help="in this process, or through a pool on Ray")] = True,
-    profile: Annotated[bool, typer.Option("--profile", help="kernel by kernel, without the graph; local only")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="kernel by kernel, without the graph")] = False,
 ) -> None:
     """Run a kTask and print how long its stages, or its kernels, took."""
-    if profile and not local:
-        raise InvalidRequest("--profile runs in this process: it does not go with --ray")
     task = _load(task_file)
     arrays = {name: _read(Path(path)) for name, path in _pairs(inputs, "--input").items()}
     values = {name: _scalar(task, name, text) for name, text in _pairs(scalars, "--scalar").items()}
-    outputs, stages, kernels = _run_here(task, arrays, values, profile) if local else _run_on_ray(task, arrays, values)
+    outputs, stages, kernels = (_run_here if local else _run_on_ray)(task, arrays, values, profile)
     for name, array in outputs.items():
         console.print(f"{escape(name)}: {array.dtype}{escape(str(list(array.shape)))}")
         if output is not None:
@@ -126,20 +124,24 @@ def _run_here(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any]
     return result.outputs, result.stats.stages, result.stats.kernels
 
 
-def _run_on_ray(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any]) -> Outcome:
+def _run_on_ray(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any], profile: bool) -> Outcome:
     from kaas import api
+    from kaas.executor.profile import KernelTime
 
     opened = api.init()
     try:
-        refs = api.invoke(task, arrays, scalars=scalars)
+        refs = api.invoke(task, arrays, scalars=scalars, profile=profile)
         refs = refs if isinstance(refs, tuple) else (refs,)
         names = [buffer.name for buffer in task.outputs]
         outputs = {name: ref.future().result() for name, ref in zip(names, refs, strict=True)}
-        stages = {entry.stage: entry.p50_s for entry in api.stats().stages if entry.function == task.label}
+        stats = api.stats()
+        stages = {entry.stage: entry.p50_s for entry in stats.stages if entry.function == task.label}
+        told = (entry for entry in stats.kernels if entry.function == task.label)
+        kernels = tuple(KernelTime(entry.symbol, entry.index, entry.total_s, entry.launches) for entry in told)
     finally:
         if opened:
             api.shutdown()
-    return outputs, stages, ()
+    return outputs, stages, kernels
 
 
 def _kernel_table(kernels: Sequence[KernelTime]) -> Table:

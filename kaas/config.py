@@ -72,7 +72,8 @@ class Config:
     Args:
         devices: None means the GPUs that Ray's cluster has, or else two software GPUs.
         policy: a name of `kaas.pool.policies.POLICIES`, or a callable that makes a policy from the devices.
-        run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the executor is replaced.
+        run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the request fails and its
+            executor is replaced.
         start_limit_s: longest time in seconds that an executor may take to start.
         slots: requests that may run at a time on each device; with more than one, the copies of one overlap the kernels
             of another, and kernels that leave room on the device run beside each other.

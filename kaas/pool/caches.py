@@ -30,8 +30,8 @@ class Host(Protocol):
         """Work that nobody awaits; it ends with the pool."""
         ...
 
-    def gone(self, worker: Worker, reason: str, cause: DeviceLost | None = None) -> None:
-        """A worker must end."""
+    def lost(self, worker: Worker, error: DeviceLost) -> None:
+        """A worker lost its device and must end."""
         ...
 
     def tell_residency(self, worker: Worker, record: RunRecord | None) -> None: ...
@@ -105,7 +105,7 @@ class Caches:
             raise DeviceUnavailable(f"{name}: {lost}") from lost
         if isinstance(reply.error, DeviceLost):
             alone = worker.id in self._workers and not worker.running
-            self._host.gone(worker, reply.error.message, reply.error)
+            self._host.lost(worker, reply.error)
             if not alone:
                 raise DeviceUnavailable(f"{name}: {reply.error.message}") from reply.error
         if reply.error is not None:

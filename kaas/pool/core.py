@@ -52,6 +52,12 @@ from kaas.pool.status import Status
 from kaas.pool.transport import Call, Order, Reply, Transport, WorkerLost
 from kaas.pool.wire import RunRecord
 
+GRACE_S = 2.0
+"""How much later than the run limit the pool itself ends an executor, which may do so more gently, and say more. Also
+how long it waits for the answer of a request that ran for too long, once others know of it."""
+TIMED_OUT = 702
+"""CUDA_ERROR_LAUNCH_TIMEOUT"""
+
 
 class Pool:
     """Drives one policy. All methods belong to the event loop in which it was made."""
@@ -254,7 +260,7 @@ class Pool:
         waited = self._loop.time() - request.arrived_s
         where = "queued" if request.worker is None else "running"
         message = f"{request.call.label!r} did not end in {limit} s: still {where} after {waited:.3f} s"
-        self._answer(request, DeadlineExceeded(message, deadline_s=limit, waited_s=waited))
+        self._answer(request, DeadlineExceeded(message, task=request.call.label, deadline_s=limit, waited_s=waited))
         self._abandon(request)
 
     def _answer(self, request: Request, result: Reply | KaasError) -> None:
@@ -291,7 +297,8 @@ class Pool:
             return
         record.stages["queue"] = request.dispatched_s - request.arrived_s
         record.stages["request"] = self._loop.time() - request.arrived_s
-        self._ledger.write(Entry(call.label, call.client, device, outcome, record.stages, record.tiers))
+        entry = Entry(call.label, call.client, device, outcome, record.stages, record.tiers, record.kernels)
+        self._ledger.write(entry)
 
     # --- running
 
@@ -303,7 +310,7 @@ class Pool:
         self.background(self._run(request, worker, decision.slot))
 
     async def _run(self, request: Request, worker: Worker, slot: int) -> None:
-        limit = self._loop.call_later(self._config.run_limit_s, self._overrun, request, worker)
+        limit = self._loop.call_later(self._config.run_limit_s + GRACE_S, self._overrun, request, worker)
         try:
             reply = await self._transport.run(worker.id, slot, request.call)
         except WorkerLost as lost:
@@ -311,12 +318,19 @@ class Pool:
             return
         finally:
             limit.cancel()
+        if worker.id not in self._workers:
+            return
         if isinstance(reply.error, DeviceLost):
             # Nothing on a device tells whose kernel it was: the fault is a request's own only if that ran alone.
-            if worker.id in self._workers and len(worker.running) == 1:
+            if len(worker.running) == 1:
                 request.fault = reply.error
-            self.gone(worker, reply.error.message, reply.error)
-        elif worker.id in self._workers:
+            worker.lost.add(request.id)
+            self.lost(worker, reply.error)
+        elif reply.lost:
+            self._answer(request, reply.error or reply)  # it ran for too long, or ended just before another did
+            cause = reply.error.__cause__ if reply.error is not None else None
+            self.gone(worker, reply.lost, cause if isinstance(cause, DeviceLost) else None)
+        else:
             self._done(request, worker, slot, reply)
 
     def _done(self, request: Request, worker: Worker, slot: int, reply: Reply) -> None:
@@ -333,13 +347,21 @@ class Pool:
         if worker.stopping and not worker.running:
             self.gone(worker, "stopped")
 
+    def lost(self, worker: Worker, error: DeviceLost) -> None:
+        """A worker lost its device. If that is since a request ran for too long, it is not run again: the worker ends
+        when that request has its own error."""
+        if error.fields.get("code") == TIMED_OUT and worker.running.keys() - worker.lost:
+            self._loop.call_later(GRACE_S, self.gone, worker, error.message, error)
+        else:
+            self.gone(worker, error.message, error)
+
     def _overrun(self, request: Request, worker: Worker) -> None:
         if request.worker is not worker:
             return  # its worker is gone, by the run limit of another slot perhaps, and it waits for its next run
         limit = self._config.run_limit_s
         message = f"{request.call.label!r} ran longer than the pool's run limit of {limit} s"
         waited = self._loop.time() - request.arrived_s
-        self._answer(request, DeadlineExceeded(message, deadline_s=limit, waited_s=waited))
+        self._answer(request, DeadlineExceeded(message, task=request.call.label, deadline_s=limit, waited_s=waited))
         self.gone(worker, message)
 
     # --- workers

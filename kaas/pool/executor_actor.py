@@ -26,6 +26,11 @@ WATCH = "watch"
 UPKEEP = "upkeep"
 """That of `upkeep`, which so waits for no run, nor a run for it; one thread, so that orders keep their order."""
 
+LINGER_S = 2.0
+"""How long a process whose device is lost stays, so that all its answers arrive: everybody in it is told at once."""
+LOST_STATUS = 3
+"""The exit status of a process that ended by itself, since its device was lost."""
+
 Introduction = tuple[bytes, list[Any]]
 """A function that the executor has not met: its spec, and the reference to its kTask's bytes, in a list so that Ray
 hands over the reference and not the bytes."""
@@ -43,6 +48,7 @@ class ExecutorActor:
         self._options = options
         self._executor: Executor | None = None
         self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
+        self._leaving: threading.Timer | None = None
 
     def start(self) -> WorkerInfo:
         """Open the device.
@@ -75,9 +81,9 @@ class ExecutorActor:
         try:
             result = self._run(message, refs, introduction, slot)
         except KaasError as error:
-            return wire.encode(_failure(error))
+            return self._failure(error)
         outputs = [array.tobytes() for array in result.outputs.values()]
-        return wire.encode(wire.Answer(outputs, _record(result)))
+        return self._success(_record(result), outputs)
 
     def run_stored(
         self, message: bytes, refs: Sequence[Any], introduction: Introduction | None, slot: int, outputs: int
@@ -87,18 +93,42 @@ class ExecutorActor:
         try:
             result = self._run(message, refs, introduction, slot)
         except KaasError as error:
-            return [*(None for _ in range(outputs)), wire.encode(_failure(error))]
-        return [*result.outputs.values(), wire.encode(wire.Answer([], _record(result)))]
+            return [*(None for _ in range(outputs)), self._failure(error)]
+        return [*result.outputs.values(), self._success(_record(result))]
 
     @ray.method(concurrency_group=UPKEEP)
     def upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None = None) -> bytes:
         """What a program wants of the cache; an encoded Answer without outputs."""
-        return _answer(lambda: self._upkeep(message, refs, introduction))
+        return self._answer(lambda: self._upkeep(message, refs, introduction))
 
     @ray.method(concurrency_group=UPKEEP)
     def follow(self, message: bytes, refs: Sequence[Any]) -> bytes:
         """What the policy decided about the cache; an encoded Answer without outputs."""
-        return _answer(lambda: self._follow(wire.decode_decided(message), refs))
+        return self._answer(lambda: self._follow(wire.decode_decided(message), refs))
+
+    def _answer(self, work: Callable[[], wire.RunRecord]) -> bytes:
+        try:
+            record = work()
+        except KaasError as error:
+            return self._failure(error)
+        return self._success(record)
+
+    def _success(self, record: wire.RunRecord, outputs: Sequence[bytes] = ()) -> bytes:
+        return wire.encode(wire.Answer(outputs, record, lost=self._lost()))
+
+    def _failure(self, error: KaasError) -> bytes:
+        return wire.encode(wire.Answer([], error=pickle.dumps(error), lost=self._lost()))
+
+    def _lost(self) -> str:
+        """Why the device is lost, if it is; then this process ends, by itself if the pool does not see to it."""
+        lost = None if self._executor is None else self._executor.lost
+        if lost is None:
+            return ""
+        if self._leaving is None:
+            self._leaving = threading.Timer(LINGER_S, os._exit, (LOST_STATUS,))
+            self._leaving.daemon = True
+            self._leaving.start()
+        return lost.message
 
     def _follow(self, decided: wire.Decided, refs: Sequence[Any]) -> wire.RunRecord:
         assert self._executor is not None, "start comes first"
@@ -135,7 +165,8 @@ class ExecutorActor:
         invocation = wire.decode_invocation(message)
         spec, task = self._functions[invocation.function]
         sources = unpack(invocation, spec, refs, _get)
-        return self._executor.run(Request(task, sources, invocation.scalars, invocation.client), slot)
+        request = Request(task, sources, invocation.scalars, invocation.client, invocation.profile)
+        return self._executor.run(request, slot)
 
     def _meet(self, introduction: Introduction) -> None:
         spec = wire.decode_function(introduction[0])
@@ -153,22 +184,11 @@ def _get(value: Any) -> Any:
         raise error.cause from None
 
 
-def _failure(error: KaasError) -> wire.Answer:
-    return wire.Answer([], error=pickle.dumps(error))
-
-
-def _answer(work: Callable[[], wire.RunRecord]) -> bytes:
-    try:
-        record = work()
-    except KaasError as error:
-        return wire.encode(_failure(error))
-    return wire.encode(wire.Answer([], record))
-
-
 def _of_cache(stats: RunStats) -> wire.RunRecord:
     return wire.RunRecord({}, stats.tiers, list(stats.loaded), list(stats.evicted), 0.0)
 
 
 def _record(result: Result) -> wire.RunRecord:
     stats = result.stats
-    return wire.RunRecord(stats.stages, stats.tiers, list(stats.loaded), list(stats.evicted), stats.device_s)
+    moved = list(stats.loaded), list(stats.evicted)
+    return wire.RunRecord(stats.stages, stats.tiers, *moved, stats.device_s, stats.kernels)

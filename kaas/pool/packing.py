@@ -36,6 +36,7 @@ class Caller:
     client: str
     deadline_s: float | None = None
     retries: int = 3
+    profile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ def pack(
         packing.values,
         packing.objects,
         position,
+        caller.profile,
     )
     return wire.encode(message), [*packing.refs, *(() if ready else awaited)]
 

@@ -22,6 +22,8 @@ from kaas.pool.transport import Call, Order, Reply, WorkerLost
 
 SOFTWARE_RESOURCE = "kaas_software_gpu"
 """The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
+OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
+"""Of a pool's configuration, what each executor is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,7 @@ class RayTransport:
     def __init__(self, config: Config, readiness: Readiness) -> None:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
-        self._options = {
-            name: getattr(config, name) for name in ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes")
-        }
+        self._options = {name: getattr(config, name) for name in OPTIONS}
         self._readiness = readiness
         self._actors: dict[int, Any] = {}
         self._met: dict[int, set[str]] = {}
@@ -115,7 +115,7 @@ class RayTransport:
             return _failed(answer)
         self._introduced(worker, function, introduction)
         values = (Inline(data, *layout) for data, layout in zip(answer.outputs, function.outputs, strict=True))
-        return Reply(tuple(values), record=answer.record)
+        return Reply(tuple(values), record=answer.record, lost=answer.lost)
 
     async def _run_stored(self, worker: int, slot: int, actor: Any, payload: Payload) -> Reply:
         function, count = payload.function, len(payload.function.outputs)
@@ -129,7 +129,7 @@ class RayTransport:
         incomplete = self._readiness.of(stored)
         if incomplete is not None:
             await incomplete
-        return Reply(tuple(Stored(ray.get, ref) for ref in stored), record=answer.record)
+        return Reply(tuple(Stored(ray.get, ref) for ref in stored), record=answer.record, lost=answer.lost)
 
     async def upkeep(self, worker: int, order: Order) -> Reply:
         orders: Orders = order.payload
@@ -189,7 +189,7 @@ async def _reply(ref: Any) -> Reply:
         raise WorkerLost(_one_line(error)) from error
     except RayError as error:
         return Reply(error=KaasError(f"an executor failed in a way it should not: {error}"))
-    return Reply(record=answer.record) if answer.error is None else _failed(answer)
+    return Reply(record=answer.record, lost=answer.lost) if answer.error is None else _failed(answer)
 
 
 def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
@@ -202,7 +202,7 @@ def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
 def _failed(answer: wire.Answer) -> Reply:
     assert answer.error is not None
     error: KaasError = pickle.loads(answer.error)
-    return Reply(error=error, record=answer.record)
+    return Reply(error=error, record=answer.record, lost=answer.lost)
 
 
 def _one_line(error: Exception) -> str:

@@ -46,6 +46,7 @@ class Worker:
 
     Fields:
         info: there once it is ready. settled: set once it is ready or never will be.
+        lost: requests that have ended here with the device.
     """
 
     id: int
@@ -53,6 +54,7 @@ class Worker:
     info: WorkerInfo | None = None
     stopping: bool = False
     running: dict[int, Request] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

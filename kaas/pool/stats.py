@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
 
+from kaas.executor.profile import KernelTime
 from kaas.executor.tiers import TierUse
 
 _STEP = math.log(1.05)
@@ -66,6 +67,29 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelStats:
+    """What one kernel of a function took of the device in one client's requests with `profile=True`.
+
+    Such requests run their kernels one by one, without the graph: this is what each takes alone, and not beside others.
+    In the other figures they count among all requests.
+
+    Fields:
+        index, symbol: its place among the kTask's kernels, and its name in the code.
+        launches: one for each request and iteration.
+        graph: whether the kernels ran as a graph: they never do here.
+    """
+
+    function: str
+    client: str
+    index: int
+    symbol: str
+    launches: int
+    total_s: float
+    mean_s: float
+    graph: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OutcomeStats:
     """Requests of one client to one function by how they ended: "succeeded", "cancelled" or the name of the error.
 
@@ -82,12 +106,13 @@ class OutcomeStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Everything since the pool started or the last reset."""
+    """Everything since the pool started or the last reset. kernels: of requests that ran without the graph, to tell."""
 
     since_s: float
     stages: tuple[StageStats, ...]
     tiers: tuple[TierStats, ...]
     outcomes: tuple[OutcomeStats, ...]
+    kernels: tuple[KernelStats, ...] = ()
 
     def hit_rate(self, *, client: str | None = None) -> float:
         """The share of input objects found on the device, 0 to 1; nan when there were none. Objects that were loaded
@@ -129,7 +154,7 @@ class Entry:
     """A request that left: what it was, where it ran (None: nowhere), how it ended, and what was measured if it ran.
 
     outcome: None if it was no request, but something that was done to a cache. stages: seconds. tiers: what it did in
-    each tier of the cache.
+    each tier of the cache. kernels: what each took, if it was asked to tell.
     """
 
     function: str
@@ -138,6 +163,7 @@ class Entry:
     outcome: str | None
     stages: Mapping[str, float] = field(default_factory=dict)
     tiers: Mapping[str, TierUse] = field(default_factory=dict)
+    kernels: Sequence[KernelTime] = ()
 
 
 class Ledger:
@@ -155,6 +181,7 @@ class Ledger:
         self._stages: dict[tuple[str, str], dict[str, Histogram]] = {}
         self._tiers: dict[tuple[str, str, int, str], TierUse] = {}
         self._outcomes: dict[tuple[str, str, int | None, str], int] = {}
+        self._kernels: dict[tuple[str, str, int, str], tuple[int, float]] = {}
 
     def write(self, entry: Entry) -> None:
         self._entries.append(entry)
@@ -179,6 +206,10 @@ class Ledger:
                 where = (*flow, entry.device, tier)
                 total = self._tiers.get(where)
                 self._tiers[where] = use if total is None else TierUse(*map(add, total, use))
+            for kernel in entry.kernels:
+                which = (*flow, kernel.index, kernel.symbol)
+                launches, seconds = self._kernels.get(which, (0, 0.0))
+                self._kernels[which] = launches + kernel.launches, seconds + kernel.seconds
         self._entries.clear()
 
     def read(self, now_s: float) -> Stats:
@@ -193,6 +224,10 @@ class Ledger:
             stages=tuple(stages),
             tiers=tuple(TierStats(*key, **use._asdict()) for key, use in self._tiers.items()),
             outcomes=tuple(OutcomeStats(*key, count) for key, count in self._outcomes.items()),
+            kernels=tuple(
+                KernelStats(*key, launches, seconds, seconds / launches)
+                for key, (launches, seconds) in sorted(self._kernels.items())
+            ),
         )
 
 

@@ -43,11 +43,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a worker made of a call: a value or an error, and what it measured."""
+    """What a worker made of a call: a value or an error, and what it measured. lost: why its device is, else ""."""
 
     value: Any = None
     error: KaasError | None = None
     record: RunRecord | None = None
+    lost: str = ""
 
 
 class Transport(Protocol):

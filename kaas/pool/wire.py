@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
+from kaas.executor.profile import KernelTime
 from kaas.executor.tiers import TierUse
 
 INLINE_INPUT_BYTES = 64 << 10
@@ -63,6 +65,8 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
     objects: list[ObjectInput]
     constants: int | None
     """Position of the reference to the function's constants."""
+    profile: bool = False
+    """Run without the graph, and tell what each kernel takes."""
 
 
 class Upkeep(msgspec.Struct, frozen=True, array_like=True):
@@ -97,21 +101,27 @@ class Decided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What the executor measured: seconds by stage, use of the cache's tiers, keys of objects loaded and evicted."""
+    """What the executor measured: seconds by stage, use of the cache's tiers, keys of objects loaded and evicted, and
+    what each kernel took if that was asked for."""
 
     stages: dict[str, float]
     tiers: dict[str, TierUse]
     loaded: list[bytes]
     evicted: list[bytes]
     device_s: float
+    kernels: Sequence[KernelTime] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What an executor replies: the outputs' bytes unless they go through the store, or a pickled KaasError."""
+    """What an executor replies: the outputs' bytes unless they go through the store, or a pickled KaasError.
 
-    outputs: list[bytes]
+    lost: why it can do nothing more with its device, "" if it can.
+    """
+
+    outputs: Sequence[bytes]
     record: RunRecord | None = None
     error: bytes | None = None
+    lost: str = ""
 
 
 encode = msgspec.msgpack.encode

@@ -87,7 +87,6 @@ def test_run_tells_what_kernels_take(task_file: Path, x_file: Path) -> None:
         (["--input", "x"], errors.InvalidRequest),
         (["--input", "x=nowhere.npy"], errors.InvalidRequest),
         (["--scalar", "factor=two"], errors.InvalidRequest),
-        (["--profile", "--ray"], errors.InvalidRequest),
     ],
 )
 def test_run_refuses(task_file: Path, extra: list[str], expected: type[kaas.KaasError]) -> None:
@@ -132,9 +131,10 @@ def test_status_and_run_on_a_pool(task_file: Path, x_file: Path, tmp_path: Path)
     assert status.exit_code == 0, status.output
     assert "software" in status.stdout
     assert "policy fcfs" in status.stdout
-    arguments = ["--ray", "--input", f"x={x_file}", "--scalar", "factor=2", "--output", str(tmp_path)]
+    arguments = ["--ray", "--profile", "--input", f"x={x_file}", "--scalar", "factor=2", "--output", str(tmp_path)]
     result = runner.invoke(app, ["run", str(task_file), *arguments])
     assert result.exit_code == 0, result.output
     assert "request" in result.stdout
+    assert re.search(r"scale +│ 1 +│ \d+\.\d{3} +│ 100\.0%", result.stdout), result.stdout
     assert kaas.status().devices  # the command did not start the pool, so it left it running
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), numbers() * np.float32(2))

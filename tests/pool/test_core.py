@@ -22,6 +22,7 @@ from kaas.errors import (
     UnknownSymbol,
 )
 from kaas.executor.tiers import TierUse
+from kaas.pool import core
 from kaas.pool.core import Pool
 from kaas.pool.events import (
     Decision,
@@ -130,6 +131,12 @@ async def settle() -> None:
 
 def call(label: str = "f", *, deadline_s: float | None = None, retries: int = 3) -> Call:
     return Call(label, "alice", deadline_s, retries)
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool ends workers right at its run limit."""
+    monkeypatch.setattr(core, "GRACE_S", 0.0)
 
 
 Scenario = Callable[[Pool, FakeWorkers], Awaitable[None]]
@@ -350,6 +357,7 @@ def test_who_was_alone_in_two_slots_gets_its_own_fault() -> None:
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
 
 
+@pytest.mark.usefixtures("no_grace")
 def test_run_limit_of_one_gives_its_neighbour_another_run() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         endless = await begin(pool.submit(call("endless", deadline_s=0.01)))
@@ -364,6 +372,7 @@ def test_run_limit_of_one_gives_its_neighbour_another_run() -> None:
     play(scenario, workers=FakeWorkers(TWO_SLOTS), run_limit_s=0.03)
 
 
+@pytest.mark.usefixtures("no_grace")
 def test_limit_of_a_run_that_has_ended_with_its_worker_does_not_count() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         loop = asyncio.get_running_loop()
@@ -379,6 +388,84 @@ def test_limit_of_a_run_that_has_ended_with_its_worker_does_not_count() -> None:
         assert await neighbour == "again"
 
     play(scenario, workers=FakeWorkers(TWO_SLOTS), run_limit_s=0.02)
+
+
+# --- a request that ran for too long, as its worker says
+
+TIMED_OUT = DeviceLost("'endless' ran longer than its limit", code=core.TIMED_OUT)
+TOO_LONG = DeadlineExceeded("'endless' ran longer than the run limit", kernels=("spin",))
+TOO_LONG.__cause__ = DeviceLost("launch timed out", code=core.TIMED_OUT)
+EXCEEDED = Reply(error=TOO_LONG, lost="'endless' ran longer than its limit")
+
+
+@pytest.mark.parametrize("neighbour_first", [False, True])
+def test_who_ran_for_too_long_gets_its_error_and_its_neighbour_another_run(neighbour_first: bool) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        endless, neighbour = await begin(pool.submit(call("endless"))), await begin(pool.submit(call("neighbour")))
+        if neighbour_first:
+            workers.reply(Reply(error=TIMED_OUT, lost=TIMED_OUT.message))
+            await settle()
+            assert not workers.killed
+        workers.runs[0][2].set_result(EXCEEDED)
+        assert await failure_of(endless) is TOO_LONG
+        await settle()
+        assert workers.killed == [0]
+        assert [(worker, label) for worker, label, _ in workers.runs[2:]] == [(1, "neighbour")]
+        workers.reply("again")
+        assert await neighbour == "again"
+        assert {(o.outcome, o.count) for o in pool.stats().outcomes} == {("DeadlineExceeded", 1), ("succeeded", 1)}
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+def test_a_neighbour_out_of_retries_gets_no_error_of_another() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        await begin(pool.submit(call("endless")))
+        neighbour = await begin(pool.submit(call("neighbour", retries=0)))
+        workers.runs[0][2].set_result(EXCEEDED)
+        error = await failure_of(neighbour)
+        assert isinstance(error, ExecutorDied)
+        assert error.reason == "'endless' ran longer than its limit"
+        assert error.__cause__ is TOO_LONG.__cause__
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+def test_who_ended_just_before_the_device_was_lost_has_its_value() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(call()))
+        workers.reply(Reply("just in time", record=RECORD, lost="another ran longer than its limit"))
+        assert await task == "just in time"
+        await settle()
+        assert (workers.killed, len(workers.runs)) == ([0], 1)
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_nobody_waits_for_ever_for_who_ran_too_long() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        await begin(pool.submit(call("silent")))
+        await begin(pool.submit(call("neighbour")))
+        workers.reply(Reply(error=TIMED_OUT, lost=TIMED_OUT.message))
+        while not workers.killed:
+            await settle()
+        assert workers.killed == [0]
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+def test_all_have_told_and_nobody_ran_for_too_long() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        for name in ("one", "other"):
+            await begin(pool.submit(call(name)))
+        for _, _, answer in list(workers.runs):
+            answer.set_result(Reply(error=TIMED_OUT, lost=TIMED_OUT.message))
+        await settle()
+        assert workers.killed == [0]
+        assert len(workers.runs) == 4
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS))
 
 
 def test_cancelled_in_the_queue() -> None:
@@ -430,6 +517,7 @@ def test_deadline_in_the_queue_and_while_running() -> None:
     play(scenario)
 
 
+@pytest.mark.usefixtures("no_grace")
 def test_run_limit_ends_the_worker() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         endless = await begin(pool.submit(call()))
@@ -504,7 +592,7 @@ def test_policy_that_raises_fails_every_waiter() -> None:
 
 
 class Restless:
-    """Stops its worker after every request, and asks for the time."""
+    """Stops its worker soon after a request came, and asks for the time."""
 
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
         self.device = devices[0].index
@@ -514,12 +602,12 @@ class Restless:
         match event:
             case Tick() if self.ticks == 0:
                 self.ticks = 1
-                return [StartWorker(0, WorkerKind.EXECUTOR, self.device), WakeAt(event.time_s + 0.01)]
+                return [StartWorker(0, WorkerKind.EXECUTOR, self.device)]
             case Tick():
                 self.ticks += 1
                 return [StopWorker(0)]
             case RequestArrived():
-                return [Dispatch(event.request, 0, 0)]
+                return [Dispatch(event.request, 0, 0), WakeAt(event.time_s + 0.01)]
             case WorkerReady():
                 return []
         return []

@@ -1,0 +1,159 @@
+"""Failures of executors as callers see them through Ray: their words arrive, and the process that said them ends."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import kaas
+from kaas import errors
+from kaas.pool import wire
+from kaas.pool.executor_actor import UPKEEP, WATCH, ExecutorActor
+from tests.api.conftest import DEVICE_BYTES, crash_task, numbers, scale_task, spin_task
+
+pytestmark = pytest.mark.ray
+
+OUTPUT = kaas.Library.from_file(Path(__file__).parents[1] / "softgpu" / "kernels" / "output.ptx")
+LIMIT_S = 3.0
+PATIENCE_S = 60.0
+FOR_EVER = 1 << 60
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pool_with_limit() -> Iterator[None]:
+    kaas.init(config=kaas.Config((kaas.Device("software", DEVICE_BYTES),), slots=2, run_limit_s=LIMIT_S))
+    ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 1}))
+    yield
+    kaas.shutdown()
+    ray.shutdown()
+
+
+def checked_task() -> kaas.KTask:
+    x, out = kaas.Buffer("x", 3, "int32"), kaas.Buffer("out", 3, "int32")
+    kernels = [
+        kaas.Kernel(OUTPUT, "twice", 1, 1, [kaas.Scalar("times", "i32")]),
+        kaas.Kernel(OUTPUT, "checked", 1, 3, [kaas.In(x), kaas.Out(out)]),
+    ]
+    return kaas.KTask(kernels, [out])
+
+
+def raised(ref: Any) -> Any:
+    """The error that a reference holds, as it was before Ray wrapped it."""
+    with pytest.raises(errors.KaasError) as caught:
+        ray.get(ref, timeout=PATIENCE_S)
+    return caught.value.cause  # type: ignore[attr-defined]  # Ray's
+
+
+def worker() -> int | None:
+    (device,) = kaas.status().devices
+    return device.worker
+
+
+def test_a_hung_kernel_is_named_and_its_neighbour_runs_again() -> None:
+    before = worker()
+    hung = kaas.invoke(spin_task(), {}, scalars={"steps": FOR_EVER})
+    neighbours = [kaas.invoke(spin_task(), {}, scalars={"steps": 50_000_000}) for _ in range(60)]
+    error = raised(hung)
+    assert type(error) is errors.DeadlineExceeded
+    assert (error.task, error.kernels, error.deadline_s) == (spin_task().label, ("spin",), LIMIT_S)
+    assert len({int(value[0]) for value in ray.get(neighbours, timeout=PATIENCE_S)}) == 1
+    assert worker() != before
+
+
+def test_an_assertion_says_where_and_what_was_printed() -> None:
+    x = np.array([1, 1, -1], np.int32)
+    error = raised(kaas.invoke(checked_task(), {"x": x}, scalars={"times": 2}, retries=0))
+    assert type(error) is errors.DeviceLost
+    assert (error.kernel, error.task, error.code_name) == ("checked", checked_task().label, "CUDA_ERROR_ASSERT")
+    where = r"output\.cu:\d+: void checked.*: block: \[0,0,0\], thread: \[2,0,0\] Assertion `x\[i\] > 0"
+    assert re.search(where, error.message)
+    assert error.printed.startswith("told by 0\ntold by 1\ntold by -1\n")
+
+
+class Stderr(io.StringIO):
+    """A driver's stderr, which tells when something has been written to it."""
+
+    def __init__(self, awaited: str) -> None:
+        super().__init__()
+        self._awaited = awaited
+        self.seen = threading.Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self._awaited in self.getvalue():
+            self.seen.set()
+        return written
+
+
+def test_what_kernels_print_appears_at_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr("77|-77|5|5|5|5|k|%")
+    monkeypatch.setattr(sys, "stderr", stderr)
+    unused = kaas.Buffer("unused", 1, "int32", init="zero")
+    kernels = [
+        kaas.Kernel(OUTPUT, "numbers", 1, 1, [kaas.i32(77), kaas.u32(5), kaas.i64(6), kaas.u64(7)]),
+        kaas.Kernel(OUTPUT, "lanes", 1, 1, [kaas.InOut(unused), kaas.i32(0)]),
+    ]
+    ray.get(kaas.invoke(kaas.KTask(kernels, [unused]), {}))
+    assert stderr.seen.wait(PATIENCE_S)  # Ray brings it from the executor's stderr, a little later
+
+
+def test_times_of_kernels_are_told_on_request() -> None:
+    kaas.stats(reset=True)
+    x = kaas.put(numbers())
+    function = kaas.register(scale_task())
+    ray.get(function.remote(x=x, factor=2))
+    assert kaas.stats().kernels == ()
+    profiled = function.options(profile=True)
+    for factor in range(2):
+        np.testing.assert_array_equal(ray.get(profiled.remote(x=x, factor=factor)), numbers() * np.float32(factor))
+    np.testing.assert_array_equal(
+        ray.get(kaas.invoke(scale_task(), {"x": x}, scalars={"factor": 3}, client="alice", profile=True)),
+        numbers() * np.float32(3),
+    )
+    of_mine, of_alice = sorted(kaas.stats().kernels, key=lambda kernel: kernel.client == "alice")
+    assert (of_mine.function, of_mine.index, of_mine.symbol, of_mine.launches) == (scale_task().label, 0, "scale", 2)
+    assert (of_alice.function, of_alice.client, of_alice.launches) == (scale_task().label, "alice", 1)
+    assert of_mine.total_s > 0
+    assert of_mine.mean_s == of_mine.total_s / 2
+    assert not of_mine.graph
+    with pytest.raises(errors.InvalidRequest, match="profile"):
+        kaas.invoke(scale_task(), {"x": x}, scalars={"factor": 3}, profile=1)  # type: ignore[arg-type]
+
+
+# --- an executor's process without a pool
+
+
+def invocation(task: kaas.KTask) -> tuple[bytes, list[Any], Any]:
+    spec = wire.FunctionSpec(task.key)
+    message = wire.Invocation(spec.key, "alice", None, 0, True, {}, [], [], None)
+    return wire.encode(message), [], (wire.encode(spec), [ray.put(task.to_msgpack())])
+
+
+def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
+    decorate: Any = ray.remote
+    options = {"num_cpus": 0, "concurrency_groups": {WATCH: 1, UPKEEP: 1}, "max_concurrency": 1}
+    actor = decorate(**options)(ExecutorActor).remote(kaas.Device("software", DEVICE_BYTES), {"slots": 1})
+    ray.get(actor.start.remote())
+    watched = actor.watch.remote()
+    runs = [actor.run.remote(*invocation(crash_task())) for _ in range(3)]
+    answers = ray.get(runs, timeout=PATIENCE_S)
+    orders = wire.encode(wire.Upkeep("flush", None, None, False, True, "alice"))
+    answers.append(ray.get(actor.upkeep.remote(orders, []), timeout=PATIENCE_S))
+    for answer in map(wire.decode_answer, answers):
+        assert answer.error is not None
+        error = pickle.loads(answer.error)
+        assert isinstance(error, errors.DeviceLost)
+        assert answer.lost == error.message
+        assert error.kernel == "crash"
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(watched, timeout=PATIENCE_S)
