@@ -11,7 +11,7 @@ import pytest
 
 import kaas
 from kaas.config import Device
-from kaas.errors import DeviceUnavailable, MissingInput, RequestTooLarge, UnknownSymbol, WrongScalar
+from kaas.errors import DeviceUnavailable, InvalidRequest, MissingInput, RequestTooLarge, UnknownSymbol, WrongScalar
 from kaas.executor.local import check, executor_for, run, run_local
 from kaas.executor.profile import KernelTime
 from tests.executor.conftest import KERNELS
@@ -55,6 +55,8 @@ def test_what_is_wrong_is_said(scale: kaas.KTask) -> None:
         run_local(scale, {"a": np.zeros(64, np.int32)}, scalars={"factor": "three"})
     with pytest.raises(DeviceUnavailable):
         run_local(scale, {"a": np.zeros(64, np.int32)}, scalars={"factor": 3}, device=9)
+    with pytest.raises(InvalidRequest, match="limit_s"):
+        run_local(scale, {"a": np.zeros(64, np.int32)}, scalars={"factor": 3}, limit_s=0)
 
 
 def test_check_runs_nothing(scale: kaas.KTask, library: kaas.Library) -> None:
@@ -84,3 +86,29 @@ def test_a_new_process_needs_no_preparation() -> None:
     command = [sys.executable, "-c", ALONE, str(KERNELS / "simple.ptx")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"{7 * 64}\n"), done.stderr
+
+
+ENDLESS = """
+import sys
+import kaas
+
+library = kaas.Library.from_file(sys.argv[1])
+started, go = (kaas.Buffer(name, 64, "int32", init="zero") for name in ("started", "go"))
+
+def launched(symbol):
+    return kaas.KTask([kaas.Kernel(library, symbol, 1, 1, [kaas.InOut(started), kaas.InOut(go)])], [started, go])
+
+print(kaas.run_local(launched("straight"), limit_s=60)["go"][1])
+try:
+    kaas.run_local(launched("together"), limit_s=1.0)
+except kaas.errors.DeadlineExceeded as error:
+    print(error.kernels)
+"""
+
+
+def test_an_endless_kernel_ends_at_its_limit() -> None:
+    endless = KERNELS.parents[1] / "softgpu" / "kernels" / "endless.ptx"
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS, str(endless)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n('together',)\n"), done.stderr

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kaas.executor.profile import KernelTime
 from kaas.executor.tiers import TierUse
-from kaas.pool.stats import BATCH, Entry, Histogram, Ledger
+from kaas.pool.stats import BATCH, Entry, Histogram, KernelStats, Ledger
 
 
 @given(st.lists(st.floats(1e-7, 1e4), min_size=1, max_size=200))
@@ -65,6 +66,22 @@ def test_ledger() -> None:
     assert math.isnan(stats.hit_rate(client="nobody"))
     ledger.reset(13.0)
     assert ledger.read(13.0).outcomes == ()
+
+
+def test_what_kernels_took_adds_up_by_client_function_and_place() -> None:
+    ledger = Ledger(0.0)
+    for client, seconds in (("a", 0.5), ("b", 1.0), ("a", 1.5)):
+        kernels = [KernelTime("scale", 1, seconds, 2), KernelTime("scale", 0, 2 * seconds, 2)]
+        ledger.write(Entry("f", client, 0, "succeeded", kernels=kernels))
+    ledger.write(Entry("f", "a", 0, "succeeded"))
+    assert ledger.read(1.0).kernels == (
+        KernelStats("f", "a", 0, "scale", 4, 4.0, 1.0),
+        KernelStats("f", "a", 1, "scale", 4, 2.0, 0.5),
+        KernelStats("f", "b", 0, "scale", 2, 2.0, 1.0),
+        KernelStats("f", "b", 1, "scale", 2, 1.0, 0.5),
+    )
+    ledger.reset(2.0)
+    assert ledger.read(2.0).kernels == ()
 
 
 def test_nothing_is_lost_between_batches() -> None:
