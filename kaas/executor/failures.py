@@ -61,7 +61,7 @@ class Failures:
         if watched is not None and watched.exceeded:
             raise _exceeded(error, task, watched) from error
         if self._overran and (lost := self._gate.lost) is not None and lost.message != error.message:
-            raise DeviceLost(lost.message, **lost.fields) from error
+            raise DeviceLost(lost.message, **{**lost.fields, "printed": error.printed}) from error
 
     def _all_printed(self) -> str:
         """Each of those who ran when the device was lost gets all that was printed then."""

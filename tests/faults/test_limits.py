@@ -70,7 +70,7 @@ def test_who_runs_beside_it_gets_another_error(opened: Open) -> None:
         assert caught.value.kernels == ("together",)
         with pytest.raises(DeviceLost, match="kTask 'together for ever' ran longer than its limit") as told:
             beside.result(PATIENCE_S)
-        assert (told.value.task, told.value.code) == ("together for ever", 702)
+        assert (told.value.task, told.value.code, told.value.printed) == ("together for ever", 702, "")
 
 
 def test_waiting_does_not_count(opened: Open, library: kaas.Library) -> None:
