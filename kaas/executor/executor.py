@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from types import TracebackType
 
-from kaas.errors import DeviceLost, WrongScalar
+from kaas.errors import DeviceLost, InvalidRequest, WrongScalar
 from kaas.executor.admission import Admission, Admitted, Wanted
 from kaas.executor.cache import ObjectCache
 from kaas.executor.device import Device
@@ -23,6 +23,7 @@ from kaas.executor.slot import Slot
 from kaas.executor.slots import Slots
 from kaas.executor.tiers import TierUse
 from kaas.executor.transport import Transport
+from kaas.executor.write_back import Deliver, WriteBack
 from kaas.graph import KTask
 from kaas.request import check_names, iterations_of
 
@@ -30,6 +31,8 @@ __all__ = ["Executor", "Request", "Result", "RunStats", "Source"]
 
 HOST_CACHE_BYTES = 4 << 30
 """Page-locked host memory that an executor takes at most for its cache, unless it is told."""
+
+_NOTHING: Mapping[int, bytes] = {}
 
 
 class Executor:
@@ -44,6 +47,7 @@ class Executor:
         cache_bytes: int | None = None,
         host_cache_bytes: int | None = None,
         whole_object_bytes: int = WHOLE_OBJECT_BYTES,
+        on_write_back: Deliver | None = None,
     ) -> None:
         """
         Args:
@@ -52,6 +56,8 @@ class Executor:
             host_cache_bytes: page-locked host memory for objects; None: as much, up to HOST_CACHE_BYTES. 0: no host
                 tier.
             whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that views read.
+            on_write_back: takes the outputs that requests have kept on the device, each at most once, in the thread
+                that asks for it or needs its room, which may wait there. Without it no request may keep any.
         """
         self.device = device
         self._closed = False
@@ -63,8 +69,9 @@ class Executor:
             host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
             self._memory = Memory(device, slots, capacity, host_capacity, whole_object_bytes)
             self._transport = Transport(device.stream(), self._gate)
+            self._write_back = WriteBack(device, self._memory, self._gate, on_write_back)
             self._slots = Slots([Slot(n, device, arena) for n, arena in enumerate(self._memory.arenas)], self._gate)
-        self._admission = Admission(self._memory, self._gate, device.info().name)
+        self._admission = Admission(self._memory, self._gate, self._write_back, device.info().name)
 
     @property
     def lost(self) -> DeviceLost | None:
@@ -118,14 +125,31 @@ class Executor:
             self._gate.notify()
 
     def flush(self, keys: Iterable[bytes] | None = None) -> tuple[bytes, ...]:
-        """Forgets these objects, or all, but for pinned ones; gives the keys of those that were on the device."""
+        """Forgets these objects, or all, but for pinned ones; gives the keys of those that were on the device. What was
+        kept there is written back first.
+
+        Raises:
+            What `write_back` raises.
+        """
+        named = None if keys is None else list(keys)
         with self._entered:
+            self._write_back.save(self._write_back.unsaved(named))
             with self._gate.lock:
                 self._gate.check()
-                left = self._memory.flush(keys)
+                left = self._memory.flush(named)
                 self._gate.notify()
             self._tidy()
             return left
+
+    def write_back(self, keys: Iterable[bytes]) -> None:
+        """Hands these kept outputs to `on_write_back`, unless that has them already or they are not here. Waits for no
+        slot; they stay on the device as long as there is room.
+
+        Raises:
+            DeviceError, DeviceLost, what `on_write_back` raises.
+        """
+        with self._entered:
+            self._write_back.save(keys)
 
     def run(self, request: Request, slot: int | None = None) -> Result:
         """Runs a request to its end. Either all its outputs come back, or one error; then what it pinned is free, what
@@ -135,8 +159,9 @@ class Executor:
             slot: in which of the slots; None: in one that is free. Waits for it.
 
         Raises:
-            What `prepare` raises; MissingInput, UnexpectedInput, WrongSize, WrongDtype, NotContiguous, InputFailed,
-            MissingScalar, WrongScalar; RequestTooLarge, OutOfDeviceMemory; DeviceLost, after which `lost` is set.
+            What `prepare` raises; InvalidRequest, MissingInput, UnexpectedInput, WrongSize, WrongDtype, NotContiguous,
+            InputFailed, MissingScalar, WrongScalar; RequestTooLarge, OutOfDeviceMemory; what `write_back` raises;
+            DeviceLost, after which `lost` is set.
         """
         with self._entered:
             taken = self._slots.take(slot, request.task.key)
@@ -161,6 +186,7 @@ class Executor:
                     self._gate.wait()
                 self._memory.close()
             self._transport.close()
+            self._write_back.close()
         self.device.close()
 
     # --- the way of a request
@@ -170,13 +196,14 @@ class Executor:
         replay = slot.replay(request.task, self._memory.cache.device.capacity_bytes, request.client)
         plan = replay.plan
         scalars, iterations = _check(plan, request)
+        kept = self._kept(plan, request) if request.keep else _NOTHING
         planned = perf_counter()
 
-        admitted = self._admit(_wanted(slot, replay, request, self._memory))
+        admitted = self._admit(_wanted(slot, replay, request, self._memory, kept))
         inputs, lease = admitted.inputs, admitted.lease
         try:
             slot.enter(request.client, plan)
-            placement = replay.place(inputs.resident, slot.arena.address)
+            placement = replay.place(inputs.resident, slot.arena.address, inputs.kept_mask)
             addresses = slot.copy_in(plan, placement, inputs, lease)
             values = Values(placement, addresses, scalars)
             launches = None if request.profile else replay.bind(values, iterations)
@@ -187,7 +214,7 @@ class Executor:
                 kernels = slot.profile(replay, values, iterations)
             else:
                 slot.launch(launches)
-            outputs = slot.copy_out(plan, addresses)
+            outputs = slot.copy_out(plan, addresses, () if request.copy_kept else kept)
         except DeviceLost:
             raise
         except BaseException:
@@ -196,7 +223,7 @@ class Executor:
             raise
         kernels_s = slot.stream.kernels.seconds()
         tiers, travel_s = _tiers(admitted)
-        self._commit(admitted)
+        self._commit(admitted, saved=request.copy_kept)
         ended = perf_counter()
 
         waited_s = ended - copied - kernels_s
@@ -244,9 +271,20 @@ class Executor:
                 return admitted
             self._give_back(admitted.lease)  # another request failed to bring what this one found: once more
 
-    def _commit(self, admitted: Admitted, pin: bool = False) -> None:
+    def _kept(self, plan: Plan, request: Request) -> dict[int, bytes]:
+        """Keys of the outputs that stay on the device, by index."""
+        label = plan.task.label
+        if not (self._write_back.possible or request.copy_kept):
+            raise InvalidRequest(f"kTask {label!r}: this executor has nobody to write kept outputs back to", task=label)
+        outputs = {plan.buffers[index].name: index for index in plan.outputs}
+        for name in request.keep:
+            if name not in outputs:
+                raise InvalidRequest(f"kTask {label!r} has no output {name!r} to keep", task=label, buffer=name)
+        return {outputs[name]: key for name, key in request.keep.items()}
+
+    def _commit(self, admitted: Admitted, pin: bool = False, saved: bool = False) -> None:
         with self._gate.lock:
-            self._memory.commit(admitted.lease, admitted.inputs)
+            self._memory.commit(admitted.lease, admitted.inputs, saved)
             if pin:
                 self._memory.hold(admitted.inputs.objects)
             self._gate.notify()
@@ -289,15 +327,16 @@ class _Entered:
             self._device.leave()
 
 
-def _wanted(slot: Slot, replay: Replay, request: Request, memory: Memory) -> Wanted:
+def _wanted(slot: Slot, replay: Replay, request: Request, memory: Memory, kept: Mapping[int, bytes]) -> Wanted:
     plan = replay.plan
     by_value = slot.stage(plan, request.inputs)
-    look_up = partial(gather, plan, request.inputs, by_value, find=memory.find, ranges=memory.ranges)
+    look_up = partial(gather, plan, request.inputs, by_value, find=memory.find, ranges=memory.ranges, kept=kept)
     return Wanted(look_up, plan.task, slot.number, replay.layout)
 
 
 def _loaded(lease: Lease, memory: Memory) -> tuple[bytes, ...]:
-    return tuple(dict.fromkeys(map(memory.object_of, lease.loaded))) if lease.loaded else ()
+    new = (*lease.loaded, *lease.made)
+    return tuple(dict.fromkeys(map(memory.object_of, new))) if new else ()
 
 
 def _tiers(admitted: Admitted) -> tuple[dict[str, TierUse], float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ class Request:
         scalars: as `kaas.request.encode_scalars` makes them.
         client: whose memory it leaves behind.
         profile: whether to run without the graph and tell how long each kernel took.
+        keep: outputs that stay on the device, with the keys under which later requests find them; nobody may have used
+            these before. The executor writes them back when it is told to, or before they leave.
+        copy_kept: those are among the result's outputs too, and never written back.
     """
 
     task: KTask
@@ -29,6 +32,8 @@ class Request:
     scalars: Mapping[str, bytes]
     client: str = ""
     profile: bool = False
+    keep: Mapping[str, bytes] = field(default_factory=dict)
+    copy_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ class RunStats:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """outputs: fresh arrays, in the order in which the kTask lists them."""
+    """outputs: fresh arrays, in the order in which the kTask lists them, but for those that only stay on the device."""
 
     outputs: dict[str, np.ndarray[Any, Any]]
     stats: RunStats
