@@ -279,6 +279,7 @@ def invoke(
     client: str | None = None,
     deadline_s: float | None = None,
     retries: int = RETRIES,
+    keep: bool | Sequence[str] | None = None,
 ) -> Any:
     """Run a kTask, without waiting for it.
 
@@ -290,10 +291,14 @@ def invoke(
         client: the tenant it is billed to; default: what a Function's options say, or this Ray job.
         deadline_s: seconds from now within which it must have ended.
         retries: how often it may run again when its executor dies; the default leaves a Function its own.
+        keep: whether the outputs, or which of them, stay on the device, for a kTask that reads them next; default: as a
+            Function's options say, else none. They come to the host only when somebody asks, or when they must leave.
 
     Returns:
         An ObjectRef of the output's array; for several outputs a named tuple of them, in declared order. It serves
-        ray.get, ray.wait, await, ray.cancel and as an argument of Ray tasks and kTasks.
+        ray.get, ray.wait, await, ray.cancel and as an argument of Ray tasks and kTasks. Of an output that is kept the
+        value is a `kaas.Resident`, which NumPy's functions take and whose `get()` is the array; it is the array itself
+        if all outputs together have no more than 100 KB.
 
     Raises:
         NotInitialized, PoolStopped, InvalidRequest: here, whatever is wrong and can be seen here. All else, as a
@@ -303,9 +308,11 @@ def invoke(
     session = current_session()
     if isinstance(task_or_function, Function):
         changed = None if retries == RETRIES else retries
-        function = task_or_function.options(client=client, deadline_s=deadline_s, scalars=scalars, retries=changed)
+        function = task_or_function.options(
+            client=client, deadline_s=deadline_s, scalars=scalars, retries=changed, keep=keep
+        )
         return function._send(session, inputs, function._options)
-    options = Options(client, deadline_s, scalars, retries)
+    options = Options(client, deadline_s, scalars, retries, keep or False)
     if not isinstance(task_or_function, KTask):
         raise InvalidRequest(f"kaas.invoke takes a KTask or a Function, not {task_or_function!r}")
     signature = _signature(task_or_function)
@@ -345,6 +352,7 @@ class Options:
     deadline_s: float | None = None
     scalars: Mapping[str, Any] | None = None
     retries: int = RETRIES
+    keep: bool | Sequence[str] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.client, str | None):
@@ -355,9 +363,14 @@ class Options:
             raise InvalidRequest(f"deadline_s is a positive number of seconds, not {self.deadline_s!r}")
         if not isinstance(self.retries, int) or not 0 <= self.retries < MOST_RETRIES:
             raise InvalidRequest(f"retries is a number from 0 on, not {self.retries!r}")
+        if not isinstance(self.keep, bool):
+            if isinstance(self.keep, str) or not isinstance(self.keep, Sequence):
+                raise InvalidRequest(f"keep is True, False or names of outputs, not {self.keep!r}")
+            object.__setattr__(self, "keep", tuple(self.keep))
 
     def caller(self, session: Session) -> Caller:
-        return Caller(session.client if self.client is None else self.client, self.deadline_s, self.retries)
+        client = session.client if self.client is None else self.client
+        return Caller(client, self.deadline_s, self.retries, self.keep)  # type: ignore[arg-type]  # it is a tuple
 
 
 class Function:
@@ -388,9 +401,10 @@ class Function:
         deadline_s: float | None = None,
         scalars: Mapping[str, Any] | None = None,
         retries: int | None = None,
+        keep: bool | Sequence[str] | None = None,
     ) -> Function:
         """This function with other defaults for its invocations; what is None stays as it is."""
-        given = {"client": client, "deadline_s": deadline_s, "scalars": scalars, "retries": retries}
+        given = {"client": client, "deadline_s": deadline_s, "scalars": scalars, "retries": retries, "keep": keep}
         changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         options = replace(self._options, **changed)
         return Function(self._pool, self._signature, self._constants, self._awaited, options)

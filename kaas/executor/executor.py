@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from kaas.errors import DeviceLost, InvalidRequest, WrongScalar
 from kaas.executor.admission import Admission, Admitted, Wanted
@@ -32,7 +32,7 @@ __all__ = ["Executor", "Request", "Result", "RunStats", "Source"]
 HOST_CACHE_BYTES = 4 << 30
 """Page-locked host memory that an executor takes at most for its cache, unless it is told."""
 
-_NOTHING: Mapping[int, bytes] = {}
+_NOTHING: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Executor:

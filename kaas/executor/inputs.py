@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from kaas.arguments import Buffer
@@ -72,6 +73,7 @@ class Arriving:
 
 _ALIGNMENT_BYTES = 256
 """What cuMemAlloc promises, and so what kernels may expect of every buffer."""
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _UNREAD = Buffer("object", 1)
 """Stands for the input that an object will be, in errors."""
 Find = Callable[[bytes], CachedObject | HostObject | None]
@@ -107,7 +109,7 @@ class Inputs:
             kernel writes, so that the request works on a copy.
         resident: bit i: the buffer with index i lies in the arena.
         kept: the outputs that stay on the device, by index, with the keys that they get; made: the same by key. They
-            are among the objects.
+            are among the objects. kept_mask: bit i: that with index i.
     """
 
     missing: dict[bytes, Callable[[], Arriving]] = field(default_factory=dict)
@@ -120,17 +122,14 @@ class Inputs:
     shared: list[tuple[int, bytes, int]] = field(default_factory=list)
     copied: list[tuple[int, bytes, int]] = field(default_factory=list)
     resident: int = 0
-    kept: Mapping[int, bytes] = field(default_factory=dict)
-    made: Mapping[bytes, Buffer] = field(default_factory=dict)
-
-    @property
-    def kept_mask(self) -> int:
-        """Bit i: the output with index i stays on the device."""
-        return sum(1 << index for index in self.kept)
+    kept: Mapping[int, bytes] = _NOTHING
+    made: Mapping[bytes, Buffer] = _NOTHING
+    kept_mask: int = 0
 
     def keep(self, plan: Plan, kept: Mapping[int, bytes]) -> None:
         """These outputs, which no tier can have yet, are to stay on the device."""
         self.kept = kept
+        self.kept_mask = sum(1 << index for index in kept)
         self.made = {key: plan.buffers[index] for index, key in kept.items()}
         self.objects.update({key: buffer.nbytes for key, buffer in self.made.items()})
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from kaas.executor.inputs import Source
 from kaas.executor.profile import KernelTime
 from kaas.executor.tiers import TierUse
 from kaas.graph import KTask
+
+_NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Request:
     scalars: Mapping[str, bytes]
     client: str = ""
     profile: bool = False
-    keep: Mapping[str, bytes] = field(default_factory=dict)
+    keep: Mapping[str, bytes] = _NOTHING
     copy_kept: bool = False
 
 

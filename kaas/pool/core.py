@@ -118,6 +118,16 @@ class Pool:
         """The end of what `pin` has begun, for one target or all, on one device or each."""
         self._caches.forget(target, device)
 
+    async def write_back(self, worker: int, key: bytes) -> None:
+        """Have a worker write back an output that stayed with it.
+
+        Raises:
+            KaasError: it cannot, or has ended.
+        """
+        if worker not in self._workers:
+            raise DeviceUnavailable(f"worker {worker} has ended")
+        await self._caches.write_back(self._workers[worker], key)
+
     def tell_residency(self, worker: Worker, record: RunRecord | None) -> None:
         if record is not None and (record.loaded or record.evicted) and worker.id in self._workers:
             self._tell(Residency(self._loop.time(), worker.id, tuple(record.loaded), tuple(record.evicted)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import ray
@@ -16,6 +16,8 @@ from kaas.pool.core import Pool
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.ray_transport import Orders, Payload, RayTransport
 from kaas.pool.readiness import Readiness
+from kaas.pool.resident import Resident
+from kaas.pool.residents import Placed, Residents
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.pool.transport import Call, Order
@@ -35,6 +37,7 @@ class PoolActor:
         self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
         self._pool: Pool | None = None
         self._readiness: Readiness | None = None
+        self._residents: Residents | None = None
         self._open_calls = 0
         self._all_answered = asyncio.Event()
 
@@ -62,7 +65,9 @@ class PoolActor:
     def _running(self) -> Pool:
         if self._pool is None:  # not in __init__, which Ray runs outside the event loop
             self._readiness = Readiness(asyncio.get_running_loop(), existing)
-            self._pool = Pool(self._name, self._config, RayTransport(self._config, self._readiness))
+            self._residents = Residents(asyncio.get_running_loop())
+            transport = RayTransport(self._config, self._readiness, self._residents)
+            self._pool = Pool(self._name, self._config, transport)
             self._pool.open()
         return self._pool
 
@@ -83,8 +88,9 @@ class PoolActor:
     async def invoke(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
         """Run one invocation: the output's value, or a tuple of several in declared order."""
         self._open_calls += 1
+        task = ray.get_runtime_context().get_task_id
         try:
-            return await self._invoke(message, refs)
+            return await self._invoke(message, refs, task)
         finally:
             self._answered()
 
@@ -117,8 +123,9 @@ class PoolActor:
         if not self._open_calls:
             self._all_answered.set()
 
-    async def _invoke(self, message: bytes, refs: Sequence[Any]) -> Any:
+    async def _invoke(self, message: bytes, refs: Sequence[Any], task: Callable[[], str | None]) -> Any:
         invocation = wire.decode_invocation(message)
+        keep = output_ids(bytes.fromhex(task() or ""), invocation.keep) if invocation.keep else {}
         function = self._functions.get(invocation.function) or await self._registered(invocation.function)
         pool = self._running()
         assert self._readiness is not None, "made together with the pool"
@@ -129,10 +136,53 @@ class PoolActor:
             deadline_s=invocation.deadline_s,
             retries=invocation.retries,
             uses=function.uses(invocation, refs),
-            payload=Payload(function, message, refs),
+            payload=Payload(function, message, refs, keep),
         )
-        outputs = await pool.submit(call, ready)
+        outputs = await (self._submit_keeping(pool, call, ready) if keep else pool.submit(call, ready))
         return outputs[0] if len(outputs) == 1 else outputs
+
+    # --- outputs that stay on devices
+
+    async def _submit_keeping(self, pool: Pool, call: Call, ready: Awaitable[Any] | None) -> tuple[Any, ...]:
+        assert self._residents is not None, "made together with the pool"
+        payload: Payload = call.payload
+        keys = () if payload.function.inline else payload.keep.values()
+        for key in keys:
+            self._residents.expect(key, payload)
+        try:
+            outputs = await pool.submit(call, ready)
+        except BaseException:
+            self._residents.forget(keys)
+            raise
+        own = ray.get_runtime_context().current_actor
+        surplus = self._residents.surplus()
+        if surplus is not None:
+            own.wanted.remote(surplus)
+        return tuple(
+            Resident(shape, dtype, nbytes, value.device, value.key, own.materialise.remote(value.key), own)
+            if isinstance(value, Placed)
+            else value
+            for value, (dtype, shape), nbytes in zip(
+                outputs, payload.function.outputs, payload.function.output_bytes, strict=True
+            )
+        )
+
+    async def materialise(self, key: bytes) -> Any:
+        """The array of an output that stays on a device, once somebody has asked for it or it had to leave. The pool
+        calls this itself, so that it owns the result, and Ray knows who can name it."""
+        assert self._residents is not None, "made together with the pool"
+        return await self._residents.value(key)
+
+    async def wanted(self, key: bytes) -> None:
+        """Somebody waits for what `materialise` gives."""
+        worker = None if self._residents is None else self._residents.ask(key)
+        if worker is None:
+            return
+        assert self._residents is not None, "it knew the worker"
+        try:
+            await self._running().write_back(worker, key)
+        except KaasError:
+            self._residents.lost(key)  # whatever is wrong with the device, it can be computed anew
 
     async def _registered(self, key: str) -> RegisteredFunction:
         """Messages to an asyncio actor may overtake each other, the invocation its function's registration too."""
@@ -156,6 +206,11 @@ class PoolActor:
         if self._open_calls:
             self._all_answered.clear()
             await self._all_answered.wait()
+
+
+def output_ids(task: bytes, positions: Iterable[int]) -> dict[int, bytes]:
+    """Ids of the objects that a Ray task gives, by position: caches know an output by that of its ObjectRef."""
+    return {position: task + (position + 1).to_bytes(4, "little") for position in positions}
 
 
 def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[Any], list[Any]]:

@@ -63,6 +63,8 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
     objects: list[ObjectInput]
     constants: int | None
     """Position of the reference to the function's constants."""
+    keep: tuple[int, ...] = ()
+    """Positions of the outputs that stay on the device."""
 
 
 class Upkeep(msgspec.Struct, frozen=True, array_like=True):
@@ -112,6 +114,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     outputs: list[bytes]
     record: RunRecord | None = None
     error: bytes | None = None
+
+
+def without_keep(message: bytes) -> bytes:
+    """An Invocation whose outputs all come back."""
+    return encode(msgspec.structs.replace(decode_invocation(message), keep=()))
 
 
 encode = msgspec.msgpack.encode
