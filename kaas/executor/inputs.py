@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from kaas.arguments import Buffer
@@ -73,7 +72,6 @@ class Arriving:
 
 _ALIGNMENT_BYTES = 256
 """What cuMemAlloc promises, and so what kernels may expect of every buffer."""
-_NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _UNREAD = Buffer("object", 1)
 """Stands for the input that an object will be, in errors."""
 Find = Callable[[bytes], CachedObject | HostObject | None]
@@ -122,8 +120,8 @@ class Inputs:
     shared: list[tuple[int, bytes, int]] = field(default_factory=list)
     copied: list[tuple[int, bytes, int]] = field(default_factory=list)
     resident: int = 0
-    kept: Mapping[int, bytes] = _NOTHING
-    made: Mapping[bytes, Buffer] = _NOTHING
+    kept: Mapping[int, bytes] = field(default_factory=dict)
+    made: Mapping[bytes, Buffer] = field(default_factory=dict)
     kept_mask: int = 0
 
     def keep(self, plan: Plan, kept: Mapping[int, bytes]) -> None:

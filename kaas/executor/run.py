@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from kaas.executor.inputs import Source
 from kaas.executor.profile import KernelTime
 from kaas.executor.tiers import TierUse
 from kaas.graph import KTask
-
-_NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Request:
     scalars: Mapping[str, bytes]
     client: str = ""
     profile: bool = False
-    keep: Mapping[str, bytes] = _NOTHING
+    keep: Mapping[str, bytes] = field(default_factory=dict)
     copy_kept: bool = False
 
 
