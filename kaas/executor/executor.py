@@ -151,6 +151,23 @@ class Executor:
         with self._entered:
             self._write_back.save(keys)
 
+    def discard(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Forgets kept outputs for which nobody will ask; gives those that were on the device. One that some request
+        reads stays for now, and is never written back.
+
+        Raises:
+            DeviceLost
+        """
+        named = list(keys)
+        with self._entered:
+            with self._gate.lock:
+                self._gate.check()
+                self._write_back.give_up(named)
+                left = self._memory.flush(named)
+                self._gate.notify()
+            self._tidy()
+            return left
+
     def run(self, request: Request, slot: int | None = None) -> Result:
         """Runs a request to its end. Either all its outputs come back, or one error; then what it pinned is free, what
         it loaded is gone unless others use it, and the next request finds the arena in order.

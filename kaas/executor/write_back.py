@@ -58,6 +58,12 @@ class WriteBack:
             left = self._memory.cache.unsaved
             return list(left) if keys is None else [key for key in keys if key in left]
 
+    def give_up(self, keys: Iterable[bytes]) -> None:
+        """Within the lock: nobody wants these any more. What is on its way arrives nevertheless."""
+        for key in keys:
+            if key not in self._under_way:
+                self._memory.cache.saved(key)
+
     def close(self) -> None:
         self._outlet.close()
         self._stream.close()

@@ -93,6 +93,9 @@ class Caches:
         """
         await self._do(worker, "", "", lambda number: self._transport.write_back(number, [key]))
 
+    async def discard(self, worker: Worker, keys: Sequence[bytes]) -> None:
+        await self._follow(worker, lambda number: self._transport.discard(number, keys))
+
     async def _order(self, worker: Worker, order: Order) -> None:
         await worker.settled.wait()
         await self._do(worker, order.function, order.client, lambda number: self._transport.upkeep(number, order))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
 from kaas.config import Config
@@ -127,6 +127,11 @@ class Pool:
         if worker not in self._workers:
             raise DeviceUnavailable(f"worker {worker} has ended")
         await self._caches.write_back(self._workers[worker], key)
+
+    def discard(self, worker: int, keys: Sequence[bytes]) -> None:
+        """Have a worker forget outputs that stayed with it, since nobody will ask for them."""
+        if worker in self._workers:
+            self.background(self._caches.discard(self._workers[worker], keys))
 
     def tell_residency(self, worker: Worker, record: RunRecord | None) -> None:
         if record is not None and (record.loaded or record.evicted) and worker.id in self._workers:

@@ -133,6 +133,13 @@ class ExecutorActor:
             return wire.encode(_failure(error))
         return wire.encode(wire.Answer([]))
 
+    @ray.method(concurrency_group=WRITE_BACK)
+    def discard(self, keys: Sequence[bytes]) -> bytes:
+        """Forget kept outputs; an encoded Answer without outputs."""
+        assert self._executor is not None, "start comes first"
+        executor = self._executor
+        return _answer(lambda: wire.RunRecord({}, {}, [], list(executor.discard(keys)), 0.0))
+
     @ray.method(concurrency_group=WRITTEN)
     def written(self) -> tuple[Any, bytes]:
         """Waits for the next output that is written back: the array, and its key."""

@@ -25,6 +25,9 @@ from kaas.pool.transport import Call, Order
 REGISTRATION_LIMIT_S = 30.0
 """How long a request waits for the registration of its function, which another message brings."""
 
+KEPT_PER_SWEEP = 64
+"""How many outputs on the devices are looked at for each that is kept: whether somebody can still name them."""
+
 
 class PoolActor:
     """What drivers talk to: the core behind Ray calls."""
@@ -38,6 +41,7 @@ class PoolActor:
         self._pool: Pool | None = None
         self._readiness: Readiness | None = None
         self._residents: Residents | None = None
+        self._kept = 0  # since it was last asked who can be named
         self._open_calls = 0
         self._all_answered = asyncio.Event()
 
@@ -155,17 +159,31 @@ class PoolActor:
             self._residents.forget(keys)
             raise
         own = ray.get_runtime_context().current_actor
+        self._tidy(pool, own, len(keys))
+        function = payload.function
+        layouts = zip(outputs, function.outputs, function.output_bytes, strict=True)
+        return tuple(
+            self._resident(own, value, dtype, shape, nbytes) if isinstance(value, Placed) else value
+            for value, (dtype, shape), nbytes in layouts
+        )
+
+    def _resident(self, own: Any, placed: Placed, dtype: str, shape: tuple[int, ...], nbytes: int) -> Resident:
+        assert self._residents is not None, "made together with the pool"
+        value = own.materialise.remote(placed.key)
+        self._residents.named(placed.key, value.hex())
+        return Resident(shape, dtype, nbytes, placed.device, placed.key, value, own)
+
+    def _tidy(self, pool: Pool, own: Any, kept: int) -> None:
+        """Has forgotten what nobody can name any more, now and then, and written back what is too much."""
+        assert self._residents is not None, "made together with the pool"
+        self._kept += kept
+        if self._kept > len(self._residents) // KEPT_PER_SWEEP:
+            self._kept = 0
+            for worker, keys in self._residents.nameless(references()).items():
+                pool.discard(worker, keys)
         surplus = self._residents.surplus()
         if surplus is not None:
             own.wanted.remote(surplus)
-        return tuple(
-            Resident(shape, dtype, nbytes, value.device, value.key, own.materialise.remote(value.key), own)
-            if isinstance(value, Placed)
-            else value
-            for value, (dtype, shape), nbytes in zip(
-                outputs, payload.function.outputs, payload.function.output_bytes, strict=True
-            )
-        )
 
     async def materialise(self, key: bytes) -> Any:
         """The array of an output that stays on a device, once somebody has asked for it or it had to leave. The pool
@@ -211,6 +229,14 @@ class PoolActor:
 def output_ids(task: bytes, positions: Iterable[int]) -> dict[int, bytes]:
     """Ids of the objects that a Ray task gives, by position: caches know an output by that of its ObjectRef."""
     return {position: task + (position + 1).to_bytes(4, "little") for position in positions}
+
+
+def references() -> dict[str, Any]:
+    """The objects of this process's references, and those that it owns and others refer to. Ray has no public call that
+    says when an object goes; this is what `ray memory` asks."""
+    worker: Any = ray._private.worker.global_worker
+    known: dict[bytes, Any] = worker.core_worker.get_all_reference_counts()
+    return {name.decode(): counts for name, counts in known.items()}
 
 
 def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[Any], list[Any]]:

@@ -200,6 +200,9 @@ class RayTransport:
     async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
         return await _reply(self._actor(worker).write_back.remote(keys))
 
+    async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        return await _reply(self._actor(worker).discard.remote(keys))
+
     def _actor(self, worker: int) -> Any:
         if worker not in self._actors:
             raise WorkerLost("it ended before it was reached")

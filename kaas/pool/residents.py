@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,16 @@ class Placed:
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """made_by: what its executor was asked, None once that is of no use. value: the array, or what replaces it."""
+    """
+    Fields:
+        made_by: what its executor was asked, None once that is of no use.
+        value: the array, or what replaces it. name: of the reference by which others wait for it.
+    """
 
     made_by: Any
     value: asyncio.Future[Any]
     worker: int | None = None
+    name: str | None = None
 
 
 class Residents:
@@ -87,6 +92,11 @@ class Residents:
             if self._outputs.get(key) is output:
                 del self._outputs[key]
 
+    def named(self, key: bytes, name: str) -> None:
+        """From now on somebody can name it."""
+        if key in self._outputs:
+            self._outputs[key].name = name
+
     def ask(self, key: bytes) -> int | None:
         """Somebody wants it: the worker that has to write it back, if one has."""
         output = self._outputs.get(key)
@@ -98,6 +108,16 @@ class Residents:
     def surplus(self) -> bytes | None:
         """The oldest, if there are too many that nobody has asked for."""
         return next(iter(self._left)) if len(self._left) > MOST_LEFT else None
+
+    def nameless(self, names: Container[str]) -> dict[int, list[bytes]]:
+        """Forgets those that nobody can name any more; gives them by worker. names: those that somebody has."""
+        found: dict[int, list[bytes]] = {}
+        for key in list(self._left):
+            output = self._outputs[key]
+            if output.worker is not None and output.name is not None and output.name not in names:
+                found.setdefault(output.worker, []).append(key)
+                self.written(key, None)
+        return found
 
     # --- workers
 

@@ -77,6 +77,10 @@ class Transport(Protocol):
         """Have kept outputs come back; they come by themselves. Raises WorkerLost as above."""
         ...
 
+    async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        """Forget kept outputs. Raises WorkerLost as above."""
+        ...
+
     async def ended(self, worker: int) -> str:
         """Wait until a worker's process ends; why it did."""
         ...

@@ -13,7 +13,7 @@ import ray
 from numpy.typing import NDArray
 
 import kaas
-from kaas.errors import InputFailed, InvalidRequest, MissingInput
+from kaas.errors import InputFailed, InvalidRequest, MissingInput, ResultLost
 from kaas.pool.ray_pool import output_ids
 from kaas.pool.stats import TierStats
 from tests.api.conftest import add_task, both_task, numbers, scale_task, spin_task
@@ -27,9 +27,11 @@ STEPS = 2_000_000_000
 
 @pytest.fixture(scope="module", autouse=True)
 def small_pool() -> Iterator[None]:
-    """Two devices whose caches hold four outputs each."""
+    """Two devices whose caches hold four outputs each. One request after another runs on the same of them."""
     devices = (kaas.Device("software", 16 << 20),) * 2
     kaas.init(config=kaas.Config(devices, cache_bytes=4 * OUTPUT_BYTES, host_cache_bytes=0))
+    while {device.state for device in kaas.status().devices} != {"idle"}:
+        pass
     yield
     kaas.shutdown()
     ray.shutdown()
@@ -181,9 +183,9 @@ def test_an_output_whose_executor_ended_is_made_again() -> None:
     refs = [source]
     for _ in range(3):
         refs.append(keep(refs[-1]))
-    small = keep(numbers(), n=1000)
     residents = ray.get(refs[1:])
     (device,) = {resident.device for resident in residents}
+    small = keep(numbers(), n=1000)
     ray.get(small)
     os.kill(pid(device), signal.SIGKILL)
     np.testing.assert_array_equal(scale(refs[3]), 16 * numbers(N))  # a consumer that comes after the kill
@@ -243,6 +245,15 @@ def test_some_of_several_outputs() -> None:
         kaas.invoke(function, {}, keep=True)
 
 
+def test_what_nobody_can_name_is_not_written_back() -> None:
+    ray.get(kaas.prefetch(kaas.put(np.zeros(4 * N, np.float32))))  # drives out everything, arenas too
+    kaas.flush()
+    ref = kaas.put(numbers(N))
+    kaas.stats(reset=True)
+    evicted = [kept.evictions for _ in range(40) if ray.get(keep(ref)) and (kept := tiers().get("device"))]
+    assert sum(evicted) <= 4  # there is room for three beside the input
+
+
 def store_bytes() -> float:
     """What Ray's object store holds, as of some time ago."""
     name = "object_store_memory"
@@ -265,3 +276,13 @@ def test_nothing_is_left_when_nobody_can_name_it() -> None:
     while not mark_bytes <= store_bytes() < mark_bytes + 8 * OUTPUT_BYTES:
         pass
     del mark
+
+
+def test_an_output_that_ends_with_its_pool_is_lost() -> None:
+    """The last test: there is no pool after it."""
+    resident = ray.get(keep(numbers(N)))
+    ray.kill(ray.get_actor("kaas", namespace="kaas"))
+    with pytest.raises(ResultLost, match="is gone") as caught:
+        resident.get()
+    assert caught.value.device == resident.device
+    assert isinstance(caught.value.__cause__, ray.exceptions.RayError)

@@ -155,6 +155,21 @@ def test_flush_writes_back(make: Callable[..., Executor], double: kaas.KTask, wr
     assert executor.cache.unsaved == set()
 
 
+def test_what_nobody_wants_is_forgotten(make: Callable[..., Executor], double: kaas.KTask, written: Written) -> None:
+    executor = make(64 * KIB)
+    for number in range(3):
+        run(executor, double, number, b"%d" % number)
+    assert executor.discard([b"1", b"nobody", b"2"]) == (b"1", b"2")
+    assert (set(executor.cache.sizes), executor.cache.unsaved) == ({b"0"}, {b"0"})
+    executor.write_back([b"1"])
+    with executor._gate.lock:
+        executor._memory.hold([b"0"])
+    assert executor.discard([b"0"]) == ()
+    executor.unpin()
+    assert executor.flush() == (b"0",)
+    assert not written
+
+
 def test_views_and_written_inputs_leave_it_as_it_is(
     make: Callable[..., Executor], library: kaas.Library, double: kaas.KTask, written: Written
 ) -> None:

@@ -85,6 +85,24 @@ def test_what_failed_is_forgotten() -> None:
     play(scenario)
 
 
+def test_what_nobody_can_name_is_forgotten() -> None:
+    async def scenario(residents: Residents) -> None:
+        values = [keep(residents, bytes([number]), number % 2) for number in range(6)]
+        for number in range(5):
+            residents.named(bytes([number]), str(number))
+        residents.ask(b"\4")
+        residents.named(b"nobody's", "nobody's")
+        assert residents.nameless({"2", "nobody's"}) == {0: [b"\0"], 1: [b"\1", b"\3"]}
+        assert residents.nameless({"2"}) == {}
+        assert [await values[number] for number in (0, 1, 3)] == [None] * 3
+        assert not any(values[number].done() for number in (2, 4, 5))
+        residents.worker_left(0)
+        residents.worker_left(1)
+        await asyncio.gather(*values)
+
+    play(scenario)
+
+
 def test_too_many_are_asked_for_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_LEFT", 3)
 
