@@ -45,7 +45,7 @@ class Station:
     kernel_s: float
     rounds: int
 
-    def executor(self, **options: int) -> Executor:
+    def executor(self, **options: Any) -> Executor:
         return Executor(open_device(self.kind, 0), **options)
 
     def requests(self, count: int, object_bytes: int) -> list[Request]:

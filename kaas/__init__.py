@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kaas.api import Function, init, invoke, register, shutdown, stats, status
     from kaas.caching import flush, pin, prefetch, put, unpin
     from kaas.executor.local import run_local
+    from kaas.pool.resident import Resident
 
 __all__ = [
     "Buffer",
@@ -35,6 +36,7 @@ __all__ = [
     "Null",
     "Out",
     "Pointers",
+    "Resident",
     "Scalar",
     "Struct",
     "View",
@@ -71,6 +73,7 @@ __all__ = [
 _ON_DEMAND = {
     **dict.fromkeys(("Function", "init", "invoke", "register", "shutdown", "stats", "status"), "kaas.api"),
     **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.caching"),
+    "Resident": "kaas.pool.resident",
     "run_local": "kaas.executor.local",
 }
 """Names that bring Ray or the CUDA driver's bindings with them, and the modules that hold them."""

@@ -280,6 +280,7 @@ def invoke(
     deadline_s: float | None = None,
     retries: int = RETRIES,
     profile: bool = False,
+    keep: bool | Sequence[str] | None = None,
 ) -> Any:
     """Run a kTask, without waiting for it.
 
@@ -293,10 +294,14 @@ def invoke(
         retries: how often it may run again when its executor dies; the default leaves a Function its own.
         profile: run the kernels one by one, without the graph, and add what each takes to `kaas.stats().kernels`. False
             leaves a Function its own.
+        keep: whether the outputs, or which of them, stay on the device, for a kTask that reads them next; default: as a
+            Function's options say, else none. They come to the host only when somebody asks, or when they must leave.
 
     Returns:
         An ObjectRef of the output's array; for several outputs a named tuple of them, in declared order. It serves
-        ray.get, ray.wait, await, ray.cancel and as an argument of Ray tasks and kTasks.
+        ray.get, ray.wait, await, ray.cancel and as an argument of Ray tasks and kTasks. Of an output that is kept the
+        value is a `kaas.Resident`, which NumPy's functions take and whose `get()` is the array; it is the array itself
+        if all outputs together have no more than 100 KB.
 
     Raises:
         NotInitialized, PoolStopped, InvalidRequest: here, whatever is wrong and can be seen here. All else, as a
@@ -307,10 +312,15 @@ def invoke(
     if isinstance(task_or_function, Function):
         changed = None if retries == RETRIES else retries
         function = task_or_function.options(
-            client=client, deadline_s=deadline_s, scalars=scalars, retries=changed, profile=profile or None
+            client=client,
+            deadline_s=deadline_s,
+            scalars=scalars,
+            retries=changed,
+            profile=profile or None,
+            keep=keep,
         )
         return function._send(session, inputs, function._options)
-    options = Options(client, deadline_s, scalars, retries, profile)
+    options = Options(client, deadline_s, scalars, retries, profile, keep or False)
     if not isinstance(task_or_function, KTask):
         raise InvalidRequest(f"kaas.invoke takes a KTask or a Function, not {task_or_function!r}")
     signature = _signature(task_or_function)
@@ -351,6 +361,7 @@ class Options:
     scalars: Mapping[str, Any] | None = None
     retries: int = RETRIES
     profile: bool = False
+    keep: bool | Sequence[str] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.client, str | None):
@@ -363,10 +374,14 @@ class Options:
             raise InvalidRequest(f"retries is a number from 0 on, not {self.retries!r}")
         if not isinstance(self.profile, bool):
             raise InvalidRequest(f"profile is True or False, not {self.profile!r}")
+        if not isinstance(self.keep, bool):
+            if isinstance(self.keep, str) or not isinstance(self.keep, Sequence):
+                raise InvalidRequest(f"keep is True, False or names of outputs, not {self.keep!r}")
+            object.__setattr__(self, "keep", tuple(self.keep))
 
     def caller(self, session: Session) -> Caller:
         client = session.client if self.client is None else self.client
-        return Caller(client, self.deadline_s, self.retries, self.profile)
+        return Caller(client, self.deadline_s, self.retries, self.profile, self.keep)  # type: ignore[arg-type]  # it is a tuple
 
 
 class Function:
@@ -398,6 +413,7 @@ class Function:
         scalars: Mapping[str, Any] | None = None,
         retries: int | None = None,
         profile: bool | None = None,
+        keep: bool | Sequence[str] | None = None,
     ) -> Function:
         """This function with other defaults for its invocations; what is None stays as it is."""
         given = {
@@ -406,6 +422,7 @@ class Function:
             "scalars": scalars,
             "retries": retries,
             "profile": profile,
+            "keep": keep,
         }
         changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         options = replace(self._options, **changed)

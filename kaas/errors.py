@@ -289,6 +289,13 @@ class ExecutorDied(KaasError):
     reason: str
 
 
+class ResultLost(KaasError):
+    """A finished result that is gone, with the pool's process say, and could not be computed anew."""
+
+    device: int
+    reason: str
+
+
 class DeadlineExceeded(KaasError, TimeoutError):
     """A request that did not end in time.
 

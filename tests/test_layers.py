@@ -28,7 +28,13 @@ public names, stands above all."""
 
 ALLOWED_IMPORTERS = {
     "cuda": {"kaas.executor.device"},
-    "ray": {"kaas.api", "kaas.pool.ray_pool", "kaas.pool.ray_transport", "kaas.pool.executor_actor"},
+    "ray": {
+        "kaas.api",
+        "kaas.pool.ray_pool",
+        "kaas.pool.ray_transport",
+        "kaas.pool.executor_actor",
+        "kaas.pool.resident",
+    },
     "llvmlite": {"kaas.softgpu"},
     "zmq": {"kaas.remote"},
     "compilers": set[str](),

@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from kaas.errors import KaasError, OutOfDeviceMemory
 from kaas.executor.arena import Layout
-from kaas.executor.cache import Shortage
+from kaas.executor.cache import Shortage, Unsaved
 from kaas.executor.fetches import Fetches
 from kaas.executor.gate import Gate
 from kaas.executor.inputs import Arriving, Inputs
 from kaas.executor.memory import Lease, Memory
 from kaas.executor.plan import describe, too_large
 from kaas.executor.tiers import granules
+from kaas.executor.write_back import WriteBack
 from kaas.graph import KTask
 
 Gather = Callable[[Mapping[bytes, Arriving]], Inputs]
@@ -25,13 +26,13 @@ class Wanted(NamedTuple):
     """What a request asks for, or a prefetch, which has no kTask, no slot and no arena.
 
     Fields:
-        layout: of the arena, by the inputs that lie there (`Plan.layout`).
+        layout: of the arena, by the inputs that lie there and the outputs that do not (`Plan.layout`).
     """
 
     gather: Gather
     task: KTask | None = None
     slot: int | None = None
-    layout: Callable[[int], Layout] | None = None
+    layout: Callable[[int, int], Layout] | None = None
 
 
 class Admitted(NamedTuple):
@@ -54,10 +55,11 @@ class Admission:
     find room, since their objects could otherwise stay pinned in turn, for ever.
     """
 
-    def __init__(self, memory: Memory, gate: Gate, device: str) -> None:
+    def __init__(self, memory: Memory, gate: Gate, write_back: WriteBack, device: str) -> None:
         self._device = device
         self._memory = memory
         self._gate = gate
+        self._write_back = write_back
         self._fetches = Fetches(gate)
         self._queue: list[object] = []
 
@@ -103,6 +105,9 @@ class Admission:
                     inputs = wanted.gather(fetched)
                     gathering_s += perf_counter() - gathering
                     lease = None if inputs.missing else self._reserve(wanted, inputs)
+                    if isinstance(lease, Unsaved):
+                        self._save(lease, place)
+                        continue
                     if inputs.missing or lease is not None:
                         return inputs, lease, perf_counter() - began - gathering_s
                 if place not in self._queue:
@@ -113,11 +118,19 @@ class Admission:
                 self._queue.remove(place)
                 self._gate.notify()
 
-    def _reserve(self, wanted: Wanted, inputs: Inputs) -> Lease | None:
+    def _save(self, unsaved: Unsaved, place: object) -> None:
+        """Writes back what is to leave; meanwhile nobody overtakes who waits for it."""
+        if place not in self._queue:
+            self._queue.insert(0, place)
+        with self._gate.left():
+            self._write_back.save(unsaved.keys)
+        self._gate.check()
+
+    def _reserve(self, wanted: Wanted, inputs: Inputs) -> Lease | Unsaved | None:
         """None: not now. What an object that never came leaves behind goes as soon as those know who had waited."""
         if self._memory.broken(inputs.objects):
             return None
-        arena_bytes = wanted.layout(inputs.resident).nbytes if wanted.layout is not None else 0
+        arena_bytes = wanted.layout(inputs.resident, inputs.kept_mask).nbytes if wanted.layout is not None else 0
         lease = self._memory.take(inputs, wanted.slot, arena_bytes)
         if not isinstance(lease, Shortage):
             return lease

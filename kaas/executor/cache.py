@@ -7,6 +7,9 @@ pinned until its request has succeeded (`release`) or failed (`fail`); what only
 
 Objects come to the device through the host tier and stay there too, as long as it has room: what the device has to give
 up is then a copy away, not a fetch. An object that the host tier cannot take goes past it; only the device must fit.
+
+What a request makes on the device is *unsaved* once it has succeeded: there is no other copy, so it leaves only after
+the caller has said `saved`.
 """
 
 from __future__ import annotations
@@ -78,6 +81,13 @@ class Shortage:
     lasting_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """Objects that would have to leave, and of which there is no other copy yet. Nothing has changed."""
+
+    keys: tuple[bytes, ...]
+
+
 class ObjectCache(Generic[D, H]):
     """Objects by key, in the device's memory, where the slots' arenas lie beside them, and in host memory.
 
@@ -85,8 +95,8 @@ class ObjectCache(Generic[D, H]):
     leaves neither tier.
 
     Fields:
-        device, host: the tiers. arenas: bytes by slot, of those that have any. All to look at; whoever changes them
-            does it through the methods of the cache.
+        device, host: the tiers. arenas: bytes by slot, of those that have any. unsaved: keys of the objects of which
+            there is no other copy. All to look at; whoever changes them does it through the methods of the cache.
     """
 
     def __init__(
@@ -100,6 +110,7 @@ class ObjectCache(Generic[D, H]):
         self.device: Tier[D] = Tier(capacity_bytes, eviction)
         self.host: Tier[H] = Tier(host_capacity_bytes, host_eviction)
         self.arenas: dict[int, int] = {}
+        self.unsaved: set[bytes] = set()
         self._pins: dict[bytes, int] = {}
         self._held: set[bytes] = set()
         self._open: Reservation | None = None
@@ -127,27 +138,39 @@ class ObjectCache(Generic[D, H]):
         return frozenset(self._pins)
 
     def reserve(
-        self, objects: Mapping[bytes, int], slot: int | None, arena_bytes: int, replaced: Collection[bytes] = ()
-    ) -> Reservation | Shortage:
+        self,
+        objects: Mapping[bytes, int],
+        slot: int | None,
+        arena_bytes: int,
+        replaced: Collection[bytes] = (),
+        made: Collection[bytes] = (),
+    ) -> Reservation | Shortage | Unsaved:
         """Room for objects (key -> bytes) beside an arena of at least arena_bytes, for a slot in which nothing runs.
 
         A larger arena stays as it is, unless only its room lets the objects fit; so do those of other slots. What the
         objects have replaced is among the victims, unless it is pinned.
+
+        Args:
+            made: those of the objects that the request makes on the device. No tier has them, and they do not come
+                through host memory.
         """
         if self._open is not None:
             raise ValueError("a reservation is still open")
         if slot in self._running:
             raise ValueError(f"a request runs in slot {slot}")
         there = self.device.values
+        if made and any(key in there or key in self.host.values for key in made):
+            raise ValueError("an object that is to be made is already there")
         hits = tuple(key for key in objects if key in there)
         before = self.arenas.get(slot, 0) if slot is not None else 0
         if len(hits) == len(objects) and arena_bytes <= before:
             reservation = Reservation(hits, {}, (), slot, before, before)
         else:
-            made = self._make_room(objects, hits, slot, granules(arena_bytes) if arena_bytes else 0, replaced)
-            if isinstance(made, Shortage):
-                return made
-            reservation = made
+            arena_bytes = granules(arena_bytes) if arena_bytes else 0
+            room = self._make_room(objects, hits, slot, arena_bytes, replaced, made)
+            if not isinstance(room, Reservation):
+                return room
+            reservation = room
         for key in objects:
             self._pins[key] = self._pins.get(key, 0) + 1
         if slot is not None:
@@ -203,12 +226,16 @@ class ObjectCache(Generic[D, H]):
                 tier.forget(key)
         self._end(reservation)
 
-    def release(self, reservation: Reservation, *, constants: Collection[bytes] = ()) -> None:
+    def release(
+        self, reservation: Reservation, *, constants: Collection[bytes] = (), unsaved: Collection[bytes] = ()
+    ) -> None:
         """The request has succeeded: its objects count as used now, and may leave.
 
         Args:
             constants: those of its objects that a function binds.
+            unsaved: those that it has made and of which there is no other copy.
         """
+        self.unsaved.update(unsaved)
         self._used((*reservation.hits, *reservation.loads), reservation.loads, constants)
         self._end(reservation)
 
@@ -226,6 +253,10 @@ class ObjectCache(Generic[D, H]):
         self._new.difference_update(left)
         self._host_new.difference_update(left)
         return self.device.retract(left), self.host.retract(hosted)
+
+    def saved(self, key: bytes) -> None:
+        """There is another copy of an object now."""
+        self.unsaved.discard(key)
 
     @property
     def held(self) -> frozenset[bytes]:
@@ -250,10 +281,10 @@ class ObjectCache(Generic[D, H]):
                 self._unpin(key)
 
     def flush(self, keys: Iterable[bytes]) -> tuple[dict[bytes, D], dict[bytes, H]]:
-        """Forgets those of these objects that are not pinned; gives what to free of each tier."""
+        """Forgets those of these objects that are neither pinned nor unsaved; gives what to free of each tier."""
         if self._open is not None:
             raise ValueError("a reservation is still open")
-        leaving = [key for key in dict.fromkeys(keys) if key not in self._pins]
+        leaving = [key for key in dict.fromkeys(keys) if key not in self._pins and key not in self.unsaved]
         return self.device.drop(leaving), self.host.drop(leaving)
 
     # --- room
@@ -265,7 +296,8 @@ class ObjectCache(Generic[D, H]):
         slot: int | None,
         arena_bytes: int,
         replaced: Collection[bytes],
-    ) -> Reservation | Shortage:
+        made: Collection[bytes],
+    ) -> Reservation | Shortage | Unsaved:
         loads = {key: granules(nbytes) for key, nbytes in objects.items() if key not in self.device.values}
         load_bytes = sum(loads.values())
         kept = self._pins.keys() | objects.keys()
@@ -280,8 +312,12 @@ class ObjectCache(Generic[D, H]):
                 break
         if victims is None:
             return self._shortage(objects, loads, needed_bytes, kept)
+        unsaved = tuple(key for key in victims if key in self.unsaved) if self.unsaved else ()
+        if unsaved:
+            return Unsaved(unsaved)
         host_hits = tuple(key for key in loads if key in self.host.values)
-        host_loads, host_victims = self._make_host_room(loads, kept, first)
+        fetched = {key: nbytes for key, nbytes in loads.items() if key not in made} if made else loads
+        host_loads, host_victims = self._make_host_room(fetched, kept, first)
         self.device.exchange(victims, loads)
         self.host.exchange(host_victims, host_loads)
         arenas_freed = {other: self.arenas.pop(other) for other in freed}

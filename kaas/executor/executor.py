@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
-from kaas.errors import DeviceLost, KaasError, WrongScalar
+from kaas.errors import DeviceLost, InvalidRequest, KaasError, WrongScalar
 from kaas.executor.admission import Admission, Admitted, Wanted
 from kaas.executor.cache import ObjectCache
 from kaas.executor.device import Device
@@ -25,6 +25,7 @@ from kaas.executor.slots import Slots
 from kaas.executor.tiers import TierUse
 from kaas.executor.transport import Transport
 from kaas.executor.watchdog import Watchdog, Watched
+from kaas.executor.write_back import Deliver, WriteBack
 from kaas.graph import KTask
 from kaas.request import check_names, iterations_of
 
@@ -32,6 +33,8 @@ __all__ = ["Executor", "Request", "Result", "RunStats", "Source"]
 
 HOST_CACHE_BYTES = 4 << 30
 """Page-locked host memory that an executor takes at most for its cache, unless it is told."""
+
+_NOTHING: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Executor:
@@ -47,6 +50,7 @@ class Executor:
         host_cache_bytes: int | None = None,
         whole_object_bytes: int = WHOLE_OBJECT_BYTES,
         run_limit_s: float | None = None,
+        on_write_back: Deliver | None = None,
     ) -> None:
         """
         Args:
@@ -57,6 +61,8 @@ class Executor:
             whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that views read.
             run_limit_s: how long a request may run, from when it has all its memory on, before it is ended, and the
                 device's context with it. Only kernels of the software GPU can be ended: on a GPU there is no limit.
+            on_write_back: takes the outputs that requests have kept on the device, each at most once, in the thread
+                that asks for it or needs its room, which may wait there. Without it no request may keep any.
         """
         self.device = device
         self._run_limit_s = run_limit_s
@@ -69,8 +75,9 @@ class Executor:
             host_capacity = min(capacity, HOST_CACHE_BYTES) if host_cache_bytes is None else host_cache_bytes
             self._memory = Memory(device, slots, capacity, host_capacity, whole_object_bytes)
             self._transport = Transport(device.stream(), self._gate)
+            self._write_back = WriteBack(device, self._memory, self._gate, on_write_back)
             self._slots = Slots([Slot(n, device, arena) for n, arena in enumerate(self._memory.arenas)], self._gate)
-        self._admission = Admission(self._memory, self._gate, device.info().name)
+        self._admission = Admission(self._memory, self._gate, self._write_back, device.info().name)
         self._failures = Failures(device, self._gate)
         self._watchdog = Watchdog(self._failures.overrun)
 
@@ -130,11 +137,45 @@ class Executor:
             self._gate.notify()
 
     def flush(self, keys: Iterable[bytes] | None = None) -> tuple[bytes, ...]:
-        """Forgets these objects, or all, but for pinned ones; gives the keys of those that were on the device."""
+        """Forgets these objects, or all, but for pinned ones; gives the keys of those that were on the device. What was
+        kept there is written back first.
+
+        Raises:
+            What `write_back` raises.
+        """
+        named = None if keys is None else list(keys)
+        with self._entered:
+            self._write_back.save(self._write_back.unsaved(named))
+            with self._gate.lock:
+                self._gate.check()
+                left = self._memory.flush(named)
+                self._gate.notify()
+            self._tidy()
+            return left
+
+    def write_back(self, keys: Iterable[bytes]) -> None:
+        """Hands these kept outputs to `on_write_back`, unless that has them already or they are not here. Waits for no
+        slot; they stay on the device as long as there is room.
+
+        Raises:
+            DeviceError, DeviceLost, what `on_write_back` raises.
+        """
+        with self._entered:
+            self._write_back.save(keys)
+
+    def discard(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Forgets kept outputs for which nobody will ask; gives those that were on the device. One that some request
+        reads stays for now, and is never written back.
+
+        Raises:
+            DeviceLost
+        """
+        named = list(keys)
         with self._entered:
             with self._gate.lock:
                 self._gate.check()
-                left = self._memory.flush(keys)
+                self._write_back.give_up(named)
+                left = self._memory.flush(named)
                 self._gate.notify()
             self._tidy()
             return left
@@ -147,9 +188,9 @@ class Executor:
             slot: in which of the slots; None: in one that is free. Waits for it.
 
         Raises:
-            What `prepare` raises; MissingInput, UnexpectedInput, WrongSize, WrongDtype, NotContiguous, InputFailed,
-            MissingScalar, WrongScalar; RequestTooLarge, OutOfDeviceMemory; DeviceLost, and DeadlineExceeded beyond the
-            run limit, after which `lost` is set.
+            What `prepare` raises; InvalidRequest, MissingInput, UnexpectedInput, WrongSize, WrongDtype, NotContiguous,
+            InputFailed, MissingScalar, WrongScalar; RequestTooLarge, OutOfDeviceMemory; what `write_back` raises;
+            DeviceLost, and DeadlineExceeded beyond the run limit, after which `lost` is set.
         """
         watched = self._watched(request)
         try:
@@ -188,6 +229,7 @@ class Executor:
                     self._gate.wait()
                 self._memory.close()
             self._transport.close()
+            self._write_back.close()
         self.device.close()
 
     # --- the way of a request
@@ -203,15 +245,16 @@ class Executor:
         replay = slot.replay(request.task, self._memory.cache.device.capacity_bytes, request.client)
         plan = replay.plan
         scalars, iterations = _check(plan, request)
+        kept = self._kept(plan, request) if request.keep else _NOTHING
         planned = perf_counter()
 
-        admitted = self._admit(_wanted(slot, replay, request, self._memory))
+        admitted = self._admit(_wanted(slot, replay, request, self._memory, kept))
         inputs, lease = admitted.inputs, admitted.lease
         if watched is not None:
             watched.begin()
         try:
             slot.enter(request.client, plan)
-            placement = replay.place(inputs.resident, slot.arena.address)
+            placement = replay.place(inputs.resident, slot.arena.address, inputs.kept_mask)
             addresses = slot.copy_in(plan, placement, inputs, lease)
             values = Values(placement, addresses, scalars)
             launches = None if request.profile else replay.bind(values, iterations)
@@ -222,7 +265,7 @@ class Executor:
                 kernels = slot.profile(replay, values, iterations)
             else:
                 slot.launch(launches)
-            outputs = slot.copy_out(plan, addresses)
+            outputs = slot.copy_out(plan, addresses, () if request.copy_kept else kept)
         except DeviceLost:
             raise
         except BaseException:
@@ -231,7 +274,7 @@ class Executor:
             raise
         kernels_s = slot.stream.kernels.seconds()
         tiers, travel_s = _tiers(admitted)
-        self._commit(admitted)
+        self._commit(admitted, saved=request.copy_kept)
         ended = perf_counter()
 
         waited_s = ended - copied - kernels_s
@@ -279,9 +322,20 @@ class Executor:
                 return admitted
             self._give_back(admitted.lease)  # another request failed to bring what this one found: once more
 
-    def _commit(self, admitted: Admitted, pin: bool = False) -> None:
+    def _kept(self, plan: Plan, request: Request) -> dict[int, bytes]:
+        """Keys of the outputs that stay on the device, by index."""
+        label = plan.task.label
+        if not (self._write_back.possible or request.copy_kept):
+            raise InvalidRequest(f"kTask {label!r}: this executor has nobody to write kept outputs back to", task=label)
+        outputs = {plan.buffers[index].name: index for index in plan.outputs}
+        for name in request.keep:
+            if name not in outputs:
+                raise InvalidRequest(f"kTask {label!r} has no output {name!r} to keep", task=label, buffer=name)
+        return {outputs[name]: key for name, key in request.keep.items()}
+
+    def _commit(self, admitted: Admitted, pin: bool = False, saved: bool = False) -> None:
         with self._gate.lock:
-            self._memory.commit(admitted.lease, admitted.inputs)
+            self._memory.commit(admitted.lease, admitted.inputs, saved)
             if pin:
                 self._memory.hold(admitted.inputs.objects)
             self._gate.notify()
@@ -324,15 +378,16 @@ class _Entered:
             self._device.leave()
 
 
-def _wanted(slot: Slot, replay: Replay, request: Request, memory: Memory) -> Wanted:
+def _wanted(slot: Slot, replay: Replay, request: Request, memory: Memory, kept: Mapping[int, bytes]) -> Wanted:
     plan = replay.plan
     by_value = slot.stage(plan, request.inputs)
-    look_up = partial(gather, plan, request.inputs, by_value, find=memory.find, ranges=memory.ranges)
+    look_up = partial(gather, plan, request.inputs, by_value, find=memory.find, ranges=memory.ranges, kept=kept)
     return Wanted(look_up, plan.task, slot.number, replay.layout)
 
 
 def _loaded(lease: Lease, memory: Memory) -> tuple[bytes, ...]:
-    return tuple(dict.fromkeys(map(memory.object_of, lease.loaded))) if lease.loaded else ()
+    new = (*lease.loaded, *lease.made)
+    return tuple(dict.fromkeys(map(memory.object_of, new))) if new else ()
 
 
 def _tiers(admitted: Admitted) -> tuple[dict[str, TierUse], float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from kaas.errors import DeviceLost
 
@@ -43,6 +45,15 @@ class Gate:
         finally:
             self._waiting -= 1
         self.check()
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Within the lock: leaves it for a while."""
+        self.lock.release()
+        try:
+            yield
+        finally:
+            self.lock.acquire()
 
     def notify(self) -> None:
         """Within the lock: something has changed."""

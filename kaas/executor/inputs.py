@@ -39,11 +39,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class CachedObject:
-    """An object on the device. dtype None: plain bytes, good for every buffer."""
+    """An object on the device.
+
+    Fields:
+        dtype: None: plain bytes, good for every buffer.
+        shape: of an output that stays here.
+    """
 
     address: int
     nbytes: int
     dtype: str | None
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,8 @@ class Inputs:
         shared, copied: (buffer's index, key, offset) of objects that are read where they are cached, or that some
             kernel writes, so that the request works on a copy.
         resident: bit i: the buffer with index i lies in the arena.
+        kept: the outputs that stay on the device, by index, with the keys that they get; made: the same by key. They
+            are among the objects. kept_mask: bit i: that with index i.
     """
 
     missing: dict[bytes, Callable[[], Arriving]] = field(default_factory=dict)
@@ -112,6 +120,16 @@ class Inputs:
     shared: list[tuple[int, bytes, int]] = field(default_factory=list)
     copied: list[tuple[int, bytes, int]] = field(default_factory=list)
     resident: int = 0
+    kept: Mapping[int, bytes] = field(default_factory=dict)
+    made: Mapping[bytes, Buffer] = field(default_factory=dict)
+    kept_mask: int = 0
+
+    def keep(self, plan: Plan, kept: Mapping[int, bytes]) -> None:
+        """These outputs, which no tier can have yet, are to stay on the device."""
+        self.kept = kept
+        self.kept_mask = sum(1 << index for index in kept)
+        self.made = {key: plan.buffers[index] for index, key in kept.items()}
+        self.objects.update({key: buffer.nbytes for key, buffer in self.made.items()})
 
 
 def stage(plan: Plan, sources: Mapping[str, Source], device: int, stream: int) -> ByValue:
@@ -152,8 +170,12 @@ def gather(
     fetched: Mapping[bytes, Arriving],
     find: Find,
     ranges: Ranges,
+    kept: Mapping[int, bytes],
 ) -> Inputs:
     """Looks up what a request reads: in the tiers of the cache, else among what has been fetched for it.
+
+    Args:
+        kept: its outputs that stay on the device, by index, with the keys that they get.
 
     Raises:
         WrongSize, WrongDtype
@@ -182,6 +204,8 @@ def gather(
     for key, indices in views.items():
         by_index = {index: sources[plan.buffers[index].name] for index in indices}
         _gather_views(plan, inputs, key, by_index, fetched, find, ranges)
+    if kept:
+        inputs.keep(plan, kept)
     return inputs
 
 

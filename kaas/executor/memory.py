@@ -9,7 +9,7 @@ from typing import Any
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.arrivals import Arrival, Arrivals
 from kaas.executor.buffers import HostBuffers
-from kaas.executor.cache import ObjectCache, Reservation, Shortage
+from kaas.executor.cache import ObjectCache, Reservation, Shortage, Unsaved
 from kaas.executor.device import Device, HostMemory
 from kaas.executor.inputs import CachedObject, HostObject, Inputs
 from kaas.executor.ranges import Ranges
@@ -31,6 +31,7 @@ class Lease:
 
     Fields:
         objects: where they lie on the device. loaded: those that are new there; sources: what to copy them from.
+        made: those that the request makes there.
         host_loaded: those that are new in host memory. evicted, host_evicted: victims that have gone.
         left: objects of which nothing is on the device any more.
         arrivals: of loaded. awaited: of objects that other requests have loaded and that may still be on their way.
@@ -41,6 +42,7 @@ class Lease:
     reservation: Reservation
     objects: dict[bytes, CachedObject]
     loaded: dict[bytes, CachedObject] = field(default_factory=dict)
+    made: dict[bytes, CachedObject] = field(default_factory=dict)
     sources: dict[bytes, Any] = field(default_factory=dict)
     host_loaded: dict[bytes, HostObject] = field(default_factory=dict)
     evicted: list[bytes] = field(default_factory=list)
@@ -91,8 +93,8 @@ class Memory:
         arrivals = self._arrivals.among(entries)
         return bool(arrivals) and any(arrival.failed for arrival in arrivals)
 
-    def take(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> Lease | Shortage:
-        """Room for a request: everything it needs, or a shortage, and then nothing has changed.
+    def take(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> Lease | Shortage | Unsaved:
+        """Room for a request: everything it needs, or what keeps it from that, and then nothing has changed.
 
         Raises:
             OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected, and
@@ -113,12 +115,12 @@ class Memory:
             self.leases += 1
         return lease
 
-    def commit(self, lease: Lease, inputs: Inputs) -> None:
-        """The request succeeded: what it used may leave."""
+    def commit(self, lease: Lease, inputs: Inputs, saved: bool = False) -> None:
+        """The request succeeded: what it used may leave. saved: what it has made is elsewhere too."""
         self.leases -= 1
         if lease.arrivals:
             self._arrivals.ended(lease.arrivals)
-        self.cache.release(lease.reservation, constants=inputs.constants)
+        self.cache.release(lease.reservation, constants=inputs.constants, unsaved=() if saved else lease.made)
 
     def give_back(self, lease: Lease) -> None:
         """The request failed: what it alone has loaded goes. Nothing of it runs any more."""
@@ -186,9 +188,11 @@ class Memory:
 
     # --- carrying out
 
-    def _try(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> Lease | Shortage | OutOfDeviceMemory:
-        reservation = self.cache.reserve(inputs.objects, slot, arena_bytes, inputs.replaced)
-        if isinstance(reservation, Shortage):
+    def _try(
+        self, inputs: Inputs, slot: int | None, arena_bytes: int
+    ) -> Lease | Shortage | Unsaved | OutOfDeviceMemory:
+        reservation = self.cache.reserve(inputs.objects, slot, arena_bytes, inputs.replaced, inputs.made)
+        if not isinstance(reservation, Reservation):
             return reservation
         there = self.cache.device.values
         lease = Lease(reservation, {key: there[key] for key in reservation.hits})
@@ -231,6 +235,10 @@ class Memory:
     def _allocate(self, lease: Lease, inputs: Inputs) -> None:
         reservation, on_host = lease.reservation, self.cache.host.values
         for key, nbytes in reservation.loads.items():
+            if key in inputs.made:
+                made = inputs.made[key]
+                lease.made[key] = CachedObject(self._pool.allocate(nbytes), made.nbytes, made.dtype, made.shape)
+                continue
             comes = inputs.arriving.get(key) or on_host[key]
             lease.loaded[key] = CachedObject(self._pool.allocate(nbytes), comes.nbytes, comes.dtype)
         self._pool.settle()
@@ -257,7 +265,8 @@ class Memory:
     def _settle(self, lease: Lease, inputs: Inputs) -> None:
         """All is allocated: others may find it from now on, although the objects are still to come."""
         lease.tiers = self._uses(lease, inputs)
-        self.cache.commit(lease.reservation, lease.loaded, lease.host_loaded)
+        self.cache.commit(lease.reservation, lease.loaded | lease.made, lease.host_loaded)
+        lease.objects.update(lease.made)
         if lease.loaded:
             lease.objects.update(lease.loaded)
             lease.arrivals = self._arrivals.expect(lease.loaded)
@@ -269,8 +278,8 @@ class Memory:
     def _undo(self, lease: Lease) -> None:
         """The driver refused: what was allocated goes, what was freed stays so."""
         reservation = lease.reservation
-        for loaded in lease.loaded.values():
-            self._pool.free(loaded.address)
+        for new in (*lease.loaded.values(), *lease.made.values()):
+            self._pool.free(new.address)
         for hosted in lease.host_loaded.values():
             self.buffers.give(hosted.memory)
         self._pool.settle()
@@ -299,12 +308,13 @@ class Memory:
             sum(inputs.objects[key] for key in keys)
             for keys in (reservation.hits, reservation.host_hits, inputs.arriving)
         )
-        returning, hosted = cache.device.returning(reservation.loads), cache.host.returning(inputs.arriving)
+        missed = [key for key in reservation.loads if key not in lease.made]
+        returning, hosted = cache.device.returning(missed), cache.host.returning(inputs.arriving)
         return {
             "device": TierUse(
                 len(reservation.hits),
                 hit_bytes,
-                len(reservation.loads) - returning,
+                len(missed) - returning,
                 returning,
                 len(lease.evicted),
                 sum(cache.device.sizes[key] for key in lease.evicted),

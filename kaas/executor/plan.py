@@ -68,9 +68,11 @@ class Plan:
     globals: tuple[Globals, ...]
     prints: bool
 
-    def layout(self, resident: int) -> Layout:
-        """The arena of a request. Bit i of resident: the input that is buffer i lies there, not in the cache."""
+    def layout(self, resident: int, kept: int = 0) -> Layout:
+        """The arena of a request. Bit i of resident: the input that is buffer i lies there, not in the cache; of kept:
+        the output that is buffer i does not, since it stays in the cache."""
         cached = {index for index in self.inputs if not resident >> index & 1}
+        cached.update(index for index in self.outputs if kept >> index & 1)
         return lay_out((tenant for tenant in self.tenants if tenant.index not in cached), self.order)
 
     def parameter_blocks(self) -> list[ParameterBlock]:

@@ -46,10 +46,12 @@ class Placement:
 
     Fields:
         addresses: of every buffer, then of every table; 0 for what does not lie in the arena.
+        open: indices of the buffers that may lie elsewhere at each request.
     """
 
     arena: int
     addresses: list[int]
+    open: tuple[int, ...]
 
 
 class Values(NamedTuple):
@@ -71,27 +73,29 @@ class Replay:
         self._device = device
         self._watches: list[Watch] = []
         self._chains = {1: _Chain(plan, device.graph(), 1)}
-        self._layouts: dict[int, Layout] = {}
-        self._placements: dict[int, Placement] = {}
+        self._layouts: dict[tuple[int, int], Layout] = {}
+        self._placements: dict[tuple[int, int], Placement] = {}
 
-    def layout(self, resident: int) -> Layout:
+    def layout(self, resident: int, kept: int = 0) -> Layout:
         """`Plan.layout`, remembered."""
-        known = self._layouts.get(resident)
+        known = self._layouts.get((resident, kept))
         if known is None:
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
                 self._placements.clear()
-            known = self._layouts[resident] = self.plan.layout(resident)
+            known = self._layouts[resident, kept] = self.plan.layout(resident, kept)
         return known
 
-    def place(self, resident: int, arena: int) -> Placement:
-        """The layout for these resident inputs with the arena at this address, remembered while it stays there."""
-        known = self._placements.get(resident)
+    def place(self, resident: int, arena: int, kept: int = 0) -> Placement:
+        """`layout` with the arena at this address, remembered while it stays there."""
+        known = self._placements.get((resident, kept))
         if known is None or known.arena != arena:
-            addresses = [0] * len(self.plan.address_patches)
-            for index, offset in self.layout(resident).offsets.items():
+            plan = self.plan
+            addresses = [0] * len(plan.address_patches)
+            for index, offset in self.layout(resident, kept).offsets.items():
                 addresses[index] = arena + offset
-            known = self._placements[resident] = Placement(arena, addresses)
+            elsewhere = dict.fromkeys((*plan.inputs, *plan.outputs)) if kept else plan.inputs
+            known = self._placements[resident, kept] = Placement(arena, addresses, tuple(elsewhere))
         return known
 
     def bind(self, values: Values, iterations: int = 1) -> Launches:
@@ -221,8 +225,8 @@ class _Instance:
             addresses: Sequence[int] = range(len(values.addresses))
             scalars: Sequence[int] = range(len(values.scalars))
         else:
-            # With the arena where it was, only inputs can have moved.
-            candidates = plan.inputs if old.placement is values.placement else range(len(values.addresses))
+            # With the arena where it was, only what lies outside of it can have moved.
+            candidates = old.placement.open if old.placement is values.placement else range(len(values.addresses))
             addresses = _differences(candidates, old.addresses, values.addresses)
             scalars = _differences(range(len(values.scalars)), old.scalars, values.scalars)
         patches = 0

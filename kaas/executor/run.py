@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ class Request:
         client: whose memory it leaves behind.
         profile: whether to run without the graph and tell how long each kernel took.
         limit_s: how long it may run, if that is less than the executor's limit.
+        keep: outputs that stay on the device, with the keys under which later requests find them; nobody may have used
+            these before. The executor writes them back when it is told to, or before they leave.
+        copy_kept: those are among the result's outputs too, and never written back.
     """
 
     task: KTask
@@ -31,6 +34,8 @@ class Request:
     client: str = ""
     profile: bool = False
     limit_s: float | None = None
+    keep: Mapping[str, bytes] = field(default_factory=dict)
+    copy_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,8 @@ class Result:
     """What came of it.
 
     Fields:
-        outputs: fresh arrays, in the order in which the kTask lists them.
+        outputs: fresh arrays, in the order in which the kTask lists them, but for those that only stay on the
+            device.
         printed: what kernels have printed, of the software GPU. With several slots some of it may be of requests that
             ran beside this one: nothing tells them apart. It also went to the process's stderr, that of a GPU to its
             stdout.

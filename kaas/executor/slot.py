@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,9 @@ class Slot:
         self._device.describe(arena.address, arena.nbytes, _regions(plan, placement))
         objects = lease.objects
         addresses = placement.addresses.copy()
+        for index, key in inputs.kept.items():
+            addresses[index] = objects[key].address
+            stream.clear(addresses[index], plan.buffers[index].nbytes)  # fresh memory shows what others left there
         for index, data in inputs.by_value.staged:
             stream.copy_in(addresses[index], data, len(data))
         for index, (address, _) in inputs.by_value.placed.items():
@@ -133,11 +136,13 @@ class Slot:
         self.stream.kernels.stop(self.stream)
         return times
 
-    def copy_out(self, plan: Plan, addresses: list[int]) -> Outputs:
-        """Waits for everything and gives the outputs."""
+    def copy_out(self, plan: Plan, addresses: list[int], staying: Container[int] = ()) -> Outputs:
+        """Waits for everything and gives the outputs, but for those that only stay on the device."""
         outputs: Outputs = {}
         targets: list[tuple[int, np.ndarray[Any, Any]]] = []
         for index in plan.outputs:
+            if index in staying:
+                continue
             buffer = plan.buffers[index]
             data = np.empty(buffer.nbytes, np.uint8)
             targets.append((addresses[index], data))

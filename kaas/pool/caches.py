@@ -86,6 +86,16 @@ class Caches:
                 raise result
         return [worker.id for worker in workers]
 
+    async def write_back(self, worker: Worker, key: bytes) -> None:
+        """
+        Raises:
+            KaasError: what the worker says; DeviceUnavailable if it ended.
+        """
+        await self._do(worker, "", "", lambda number: self._transport.write_back(number, [key]))
+
+    async def discard(self, worker: Worker, keys: Sequence[bytes]) -> None:
+        await self._follow(worker, lambda number: self._transport.discard(number, keys))
+
     async def _order(self, worker: Worker, order: Order) -> None:
         await worker.settled.wait()
         await self._do(worker, order.function, order.client, lambda number: self._transport.upkeep(number, order))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
 from kaas.config import Config
@@ -123,6 +123,21 @@ class Pool:
     def unpin(self, target: bytes | None = None, device: int | None = None) -> None:
         """The end of what `pin` has begun, for one target or all, on one device or each."""
         self._caches.forget(target, device)
+
+    async def write_back(self, worker: int, key: bytes) -> None:
+        """Have a worker write back an output that stayed with it.
+
+        Raises:
+            KaasError: it cannot, or has ended.
+        """
+        if worker not in self._workers:
+            raise DeviceUnavailable(f"worker {worker} has ended")
+        await self._caches.write_back(self._workers[worker], key)
+
+    def discard(self, worker: int, keys: Sequence[bytes]) -> None:
+        """Have a worker forget outputs that stayed with it, since nobody will ask for them."""
+        if worker in self._workers:
+            self.background(self._caches.discard(self._workers[worker], keys))
 
     def tell_residency(self, worker: Worker, record: RunRecord | None) -> None:
         if record is not None and (record.loaded or record.evicted) and worker.id in self._workers:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import ray
 from ray.exceptions import RayTaskError
 
 from kaas.config import Device
-from kaas.errors import KaasError
+from kaas.errors import InputFailed, KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.packing import unpack, unpack_keyed, unpack_objects
+from kaas.pool.resident import InputLost, Resident
 from kaas.pool.status import WorkerInfo
 
 if TYPE_CHECKING:
@@ -26,6 +29,11 @@ WATCH = "watch"
 UPKEEP = "upkeep"
 """That of `upkeep`, which so waits for no run, nor a run for it; one thread, so that orders keep their order."""
 
+WRITE_BACK, WRITTEN = "write_back", "written"
+"""Those of the methods of these names. Neither waits for a run, nor for a load, which may wait for another executor."""
+WRITTEN_AT_ONCE = 4
+"""Outputs that were written back and not collected yet; who writes more waits."""
+
 LINGER_S = 2.0
 """How long a process whose device is lost stays, so that all its answers arrive: everybody in it is told at once."""
 LOST_STATUS = 3
@@ -34,6 +42,17 @@ LOST_STATUS = 3
 Introduction = tuple[bytes, list[Any]]
 """A function that the executor has not met: its spec, and the reference to its kTask's bytes, in a list so that Ray
 hands over the reference and not the bytes."""
+
+
+T = TypeVar("T")
+Get = Callable[[Any], Any]
+
+
+class Keep(NamedTuple):
+    """Keys of the outputs that stay on the device. copy: they come back too."""
+
+    keys: Sequence[bytes] = ()
+    copy: bool = False
 
 
 class ExecutorActor:
@@ -49,6 +68,7 @@ class ExecutorActor:
         self._executor: Executor | None = None
         self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
         self._leaving: threading.Timer | None = None
+        self._written: queue.Queue[tuple[bytes, Any]] = queue.Queue(WRITTEN_AT_ONCE)
 
     def start(self) -> WorkerInfo:
         """Open the device.
@@ -63,7 +83,7 @@ class ExecutorActor:
         if self._device.kind == "software":
             software.load(self._device)
         device = open_device(self._device.kind, memory_bytes=self._device.memory_bytes)
-        self._executor = Executor(device, **self._options)
+        self._executor = Executor(device, **self._options, on_write_back=self._take)
         info = device.info()
         node = ray.get_runtime_context().get_node_id()
         slots = self._options["slots"]
@@ -75,26 +95,67 @@ class ExecutorActor:
         threading.Event().wait()
 
     def run(
-        self, message: bytes, refs: Sequence[Any] = (), introduction: Introduction | None = None, slot: int = 0
+        self,
+        message: bytes,
+        refs: Sequence[Any] = (),
+        introduction: Introduction | None = None,
+        slot: int = 0,
+        keep: Sequence[bytes] = (),
     ) -> bytes:
-        """An invocation whose outputs come back inside the encoded Answer."""
+        """An invocation whose outputs come back inside the encoded Answer. keep: keys of those that stay here too."""
         try:
-            result = self._run(message, refs, introduction, slot)
+            result = self._run(message, refs, introduction, slot, Keep(keep, copy=True))
         except KaasError as error:
             return self._failure(error)
         outputs = [array.tobytes() for array in result.outputs.values()]
         return self._success(_record(result), outputs)
 
     def run_stored(
-        self, message: bytes, refs: Sequence[Any], introduction: Introduction | None, slot: int, outputs: int
+        self,
+        message: bytes,
+        refs: Sequence[Any],
+        introduction: Introduction | None,
+        slot: int,
+        outputs: int,
+        keep: Sequence[bytes] = (),
     ) -> list[Any]:
-        """An invocation whose outputs stay in Ray's store, each a return value of its own. The Answer comes last: when
-        the caller has it, the values before it are complete."""
+        """An invocation whose outputs go to Ray's store, each a return value of its own, None for those that stay here.
+        The Answer comes last: when the caller has it, the values before it are complete."""
         try:
-            result = self._run(message, refs, introduction, slot)
+            result = self._run(message, refs, introduction, slot, Keep(keep))
         except KaasError as error:
             return [*(None for _ in range(outputs)), self._failure(error)]
-        return [*result.outputs.values(), self._success(_record(result))]
+        _, task = self._functions[wire.decode_invocation(message).function]
+        values = [result.outputs.get(buffer.name) for buffer in task.outputs]
+        return [*values, self._success(_record(result))]
+
+    @ray.method(concurrency_group=WRITE_BACK)
+    def write_back(self, keys: Sequence[bytes]) -> bytes:
+        """Have kept outputs given out by `written`; an encoded Answer without outputs."""
+        assert self._executor is not None, "start comes first"
+        executor = self._executor
+
+        def write_back() -> wire.RunRecord:
+            executor.write_back(keys)
+            return wire.RunRecord({}, {}, [], [], 0.0)
+
+        return self._answer(write_back)
+
+    @ray.method(concurrency_group=WRITE_BACK)
+    def discard(self, keys: Sequence[bytes]) -> bytes:
+        """Forget kept outputs; an encoded Answer without outputs."""
+        assert self._executor is not None, "start comes first"
+        executor = self._executor
+        return self._answer(lambda: wire.RunRecord({}, {}, [], list(executor.discard(keys)), 0.0))
+
+    @ray.method(concurrency_group=WRITTEN)
+    def written(self) -> tuple[Any, bytes]:
+        """Waits for the next output that is written back: the array, and its key."""
+        key, array = self._written.get()
+        return array, key
+
+    def _take(self, key: bytes, array: Any) -> None:
+        self._written.put((key, array))
 
     @ray.method(concurrency_group=UPKEEP)
     def upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None = None) -> bytes:
@@ -133,7 +194,8 @@ class ExecutorActor:
     def _follow(self, decided: wire.Decided, refs: Sequence[Any]) -> wire.RunRecord:
         assert self._executor is not None, "start comes first"
         if decided.loads:
-            return _of_cache(self._executor.load(unpack_keyed(decided.loads, refs, _get)))
+            executor = self._executor
+            return _of_cache(self._with_inputs(lambda get: executor.load(unpack_keyed(decided.loads, refs, get))))
         return wire.RunRecord({}, {}, [], list(self._executor.flush(decided.drops)), 0.0)
 
     def _upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None) -> wire.RunRecord:
@@ -142,9 +204,9 @@ class ExecutorActor:
         assert self._executor is not None, "start comes first"
         upkeep = wire.decode_upkeep(message)
         spec, task = self._functions[upkeep.function] if upkeep.function else (None, None)
-        sources = unpack_objects(upkeep, spec, refs, _get)
+        named = unpack_objects(upkeep, spec, refs, _get)
         everything = not (upkeep.objects or upkeep.function)
-        keys = None if everything else [source.key for source in sources if source.key is not None]
+        keys = None if everything else [source.key for source in named if source.key is not None]
         match upkeep.action:
             case "flush":
                 return wire.RunRecord({}, {}, [], list(self._executor.flush(keys)), 0.0)
@@ -154,9 +216,25 @@ class ExecutorActor:
             case _:
                 if task is not None:
                     self._executor.prepare(task)
-                return _of_cache(self._executor.load(sources, pin=upkeep.action == "pin"))
+                executor, pin = self._executor, upkeep.action == "pin"
+                return _of_cache(
+                    self._with_inputs(lambda get: executor.load(unpack_objects(upkeep, spec, refs, get), pin=pin))
+                )
 
-    def _run(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None, slot: int) -> Result:
+    def _run(
+        self, message: bytes, refs: Sequence[Any], introduction: Introduction | None, slot: int, keep: Keep
+    ) -> Result:
+        return self._with_inputs(lambda get: self._attempt(message, refs, introduction, slot, keep, get), slot)
+
+    def _attempt(
+        self,
+        message: bytes,
+        refs: Sequence[Any],
+        introduction: Introduction | None,
+        slot: int | None,
+        keep: Keep,
+        get: Get,
+    ) -> Result:
         from kaas.executor.executor import Request
 
         if introduction is not None:
@@ -164,14 +242,55 @@ class ExecutorActor:
         assert self._executor is not None, "start comes first"
         invocation = wire.decode_invocation(message)
         spec, task = self._functions[invocation.function]
-        sources = unpack(invocation, spec, refs, _get)
-        request = Request(task, sources, invocation.scalars, invocation.client, invocation.profile)
+        sources = unpack(invocation, spec, refs, get)
+        names = (task.outputs[position].name for position in invocation.keep)
+        kept = dict(zip(names, keep.keys, strict=True)) if keep.keys else {}
+        request = Request(
+            task,
+            sources,
+            invocation.scalars,
+            invocation.client,
+            invocation.profile,
+            keep=kept,
+            copy_kept=keep.copy,
+        )
         return self._executor.run(request, slot)
+
+    def _with_inputs(self, attempt: Callable[[Get], T], slot: int | None = None) -> T:
+        """What needs inputs, of which some may have ended with the executor that kept them: these are computed anew
+        here, each before what reads it, in the slot that would otherwise wait for them."""
+        made: dict[bytes, Any] = {}
+        get = partial(_input, made)
+        missing: list[InputLost] = []
+        while True:
+            try:
+                if not missing:
+                    return attempt(get)
+                lost = missing[-1].lost
+                result = self._attempt(lost.message, lost.refs, lost.function, slot, Keep(), get)
+            except InputFailed as failed:
+                if not isinstance(failed.__cause__, InputLost):
+                    raise
+                missing.append(failed.__cause__)
+            else:
+                made[missing.pop().key] = list(result.outputs.values())[lost.output]
 
     def _meet(self, introduction: Introduction) -> None:
         spec = wire.decode_function(introduction[0])
         if spec.key not in self._functions:
             self._functions[spec.key] = spec, KTask.from_msgpack(_get(introduction[1][0]))
+
+
+def _input(made: Mapping[bytes, Any], value: Any) -> Any:
+    """As `_get`; for an output that stays on some device, its array. made: those computed anew.
+
+    Raises:
+        InputLost
+    """
+    value = _get(value)
+    if not isinstance(value, Resident):
+        return value
+    return made[value.key] if value.key in made else value.here()
 
 
 def _get(value: Any) -> Any:

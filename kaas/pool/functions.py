@@ -24,6 +24,7 @@ class RegisteredFunction:
     spec: wire.FunctionSpec
     task_ref: Any
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    output_bytes: tuple[int, ...]
     inline: bool
     input_bytes: dict[str, int]
     constants: dict[bytes, tuple[ObjectUse, ...]] = field(default_factory=dict)
@@ -36,9 +37,16 @@ class RegisteredFunction:
             spec=spec,
             task_ref=task_ref,
             outputs=tuple((buffer.dtype, buffer.shape) for buffer in task.outputs),
+            output_bytes=tuple(buffer.nbytes for buffer in task.outputs),
             inline=sum(buffer.nbytes for buffer in task.outputs) <= wire.INLINE_OUTPUT_BYTES,
             input_bytes={buffer.name: buffer.nbytes for buffer in task.inputs},
         )
+
+    @property
+    def introduction(self) -> tuple[bytes, list[Any]]:
+        """What an executor has to be told of it before its first request: the spec, and the reference to the kTask's
+        bytes, in a list so that Ray hands over the reference and not the bytes."""
+        return wire.encode(self.spec), [self.task_ref]
 
     def uses(self, invocation: wire.Invocation, refs: Sequence[Any]) -> tuple[ObjectUse, ...]:
         """What a policy hears of a request's inputs."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kaas.arguments import Buffer
-from kaas.errors import UnexpectedInput
+from kaas.errors import InvalidRequest, UnexpectedInput
 from kaas.executor.tensors import on_host
 from kaas.graph import KTask
 from kaas.pool import wire
@@ -37,6 +37,7 @@ class Caller:
     deadline_s: float | None = None
     retries: int = 3
     profile: bool = False
+    keep: bool | tuple[str, ...] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ def pack(
     packing = _Packing(store)
     for name, value in inputs.items():
         packing.add(signature.given[name], value)
+    keep = kept(signature.task, caller.keep) if caller.keep else ()
     ready = not (packing.named or awaited) or store.complete([*packing.named, *awaited])
     position = None
     if constants is not None:
@@ -134,8 +136,28 @@ def pack(
         packing.objects,
         position,
         caller.profile,
+        keep,
     )
     return wire.encode(message), [*packing.refs, *(() if ready else awaited)]
+
+
+def kept(task: KTask, keep: bool | tuple[str, ...]) -> tuple[int, ...]:
+    """Positions of the outputs that stay on the device: all, none, or those of these names.
+
+    Raises:
+        InvalidRequest
+    """
+    names = [buffer.name for buffer in task.outputs]
+    if isinstance(keep, bool):
+        return tuple(range(len(names))) if keep else ()
+    for name in keep:
+        if name not in names:
+            raise InvalidRequest(
+                f"kTask {task.label!r} has no output {name!r} to keep; its outputs are {', '.join(names)}",
+                task=task.label,
+                buffer=str(name),
+            )
+    return tuple(position for position, name in enumerate(names) if name in keep)
 
 
 class _Packing:

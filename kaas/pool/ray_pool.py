@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import ray
@@ -16,12 +16,17 @@ from kaas.pool.core import Pool
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.ray_transport import Orders, Payload, RayTransport
 from kaas.pool.readiness import Readiness
+from kaas.pool.resident import Resident
+from kaas.pool.residents import Placed, Residents
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.pool.transport import Call, Order
 
 REGISTRATION_LIMIT_S = 30.0
 """How long a request waits for the registration of its function, which another message brings."""
+
+KEPT_PER_SWEEP = 64
+"""How many outputs on the devices are looked at for each that is kept: whether somebody can still name them."""
 
 
 class PoolActor:
@@ -35,6 +40,8 @@ class PoolActor:
         self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
         self._pool: Pool | None = None
         self._readiness: Readiness | None = None
+        self._residents: Residents | None = None
+        self._kept = 0  # since it was last asked who can be named
         self._open_calls = 0
         self._all_answered = asyncio.Event()
 
@@ -62,7 +69,9 @@ class PoolActor:
     def _running(self) -> Pool:
         if self._pool is None:  # not in __init__, which Ray runs outside the event loop
             self._readiness = Readiness(asyncio.get_running_loop(), existing)
-            self._pool = Pool(self._name, self._config, RayTransport(self._config, self._readiness))
+            self._residents = Residents(asyncio.get_running_loop())
+            transport = RayTransport(self._config, self._readiness, self._residents)
+            self._pool = Pool(self._name, self._config, transport)
             self._pool.open()
         return self._pool
 
@@ -83,8 +92,9 @@ class PoolActor:
     async def invoke(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
         """Run one invocation: the output's value, or a tuple of several in declared order."""
         self._open_calls += 1
+        task = ray.get_runtime_context().get_task_id
         try:
-            return await self._invoke(message, refs)
+            return await self._invoke(message, refs, task)
         finally:
             self._answered()
 
@@ -117,8 +127,9 @@ class PoolActor:
         if not self._open_calls:
             self._all_answered.set()
 
-    async def _invoke(self, message: bytes, refs: Sequence[Any]) -> Any:
+    async def _invoke(self, message: bytes, refs: Sequence[Any], task: Callable[[], str | None]) -> Any:
         invocation = wire.decode_invocation(message)
+        keep = output_ids(bytes.fromhex(task() or ""), invocation.keep) if invocation.keep else {}
         function = self._functions.get(invocation.function) or await self._registered(invocation.function)
         pool = self._running()
         assert self._readiness is not None, "made together with the pool"
@@ -129,10 +140,67 @@ class PoolActor:
             deadline_s=invocation.deadline_s,
             retries=invocation.retries,
             uses=function.uses(invocation, refs),
-            payload=Payload(function, message, refs),
+            payload=Payload(function, message, refs, keep),
         )
-        outputs = await pool.submit(call, ready)
+        outputs = await (self._submit_keeping(pool, call, ready) if keep else pool.submit(call, ready))
         return outputs[0] if len(outputs) == 1 else outputs
+
+    # --- outputs that stay on devices
+
+    async def _submit_keeping(self, pool: Pool, call: Call, ready: Awaitable[Any] | None) -> tuple[Any, ...]:
+        assert self._residents is not None, "made together with the pool"
+        payload: Payload = call.payload
+        keys = () if payload.function.inline else payload.keep.values()
+        for key in keys:
+            self._residents.expect(key, payload)
+        try:
+            outputs = await pool.submit(call, ready)
+        except BaseException:
+            self._residents.forget(keys)
+            raise
+        own = ray.get_runtime_context().current_actor
+        self._tidy(pool, own, len(keys))
+        function = payload.function
+        layouts = zip(outputs, function.outputs, function.output_bytes, strict=True)
+        return tuple(
+            self._resident(own, value, dtype, shape, nbytes) if isinstance(value, Placed) else value
+            for value, (dtype, shape), nbytes in layouts
+        )
+
+    def _resident(self, own: Any, placed: Placed, dtype: str, shape: tuple[int, ...], nbytes: int) -> Resident:
+        assert self._residents is not None, "made together with the pool"
+        value = own.materialise.remote(placed.key)
+        self._residents.named(placed.key, value.hex())
+        return Resident(shape, dtype, nbytes, placed.device, placed.key, value, own)
+
+    def _tidy(self, pool: Pool, own: Any, kept: int) -> None:
+        """Has forgotten what nobody can name any more, now and then, and written back what is too much."""
+        assert self._residents is not None, "made together with the pool"
+        self._kept += kept
+        if self._kept > len(self._residents) // KEPT_PER_SWEEP:
+            self._kept = 0
+            for worker, keys in self._residents.nameless(references()).items():
+                pool.discard(worker, keys)
+        surplus = self._residents.surplus()
+        if surplus is not None:
+            own.wanted.remote(surplus)
+
+    async def materialise(self, key: bytes) -> Any:
+        """The array of an output that stays on a device, once somebody has asked for it or it had to leave. The pool
+        calls this itself, so that it owns the result, and Ray knows who can name it."""
+        assert self._residents is not None, "made together with the pool"
+        return await self._residents.value(key)
+
+    async def wanted(self, key: bytes) -> None:
+        """Somebody waits for what `materialise` gives."""
+        worker = None if self._residents is None else self._residents.ask(key)
+        if worker is None:
+            return
+        assert self._residents is not None, "it knew the worker"
+        try:
+            await self._running().write_back(worker, key)
+        except KaasError:
+            self._residents.lost(key)  # whatever is wrong with the device, it can be computed anew
 
     async def _registered(self, key: str) -> RegisteredFunction:
         """Messages to an asyncio actor may overtake each other, the invocation its function's registration too."""
@@ -156,6 +224,19 @@ class PoolActor:
         if self._open_calls:
             self._all_answered.clear()
             await self._all_answered.wait()
+
+
+def output_ids(task: bytes, positions: Iterable[int]) -> dict[int, bytes]:
+    """Ids of the objects that a Ray task gives, by position: caches know an output by that of its ObjectRef."""
+    return {position: task + (position + 1).to_bytes(4, "little") for position in positions}
+
+
+def references() -> dict[str, Any]:
+    """The objects of this process's references, and those that it owns and others refer to. Ray has no public call that
+    says when an object goes; this is what `ray memory` asks."""
+    worker: Any = ray._private.worker.global_worker
+    known: dict[bytes, Any] = worker.core_worker.get_all_reference_counts()
+    return {name.decode(): counts for name, counts in known.items()}
 
 
 def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[Any], list[Any]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -13,10 +14,12 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool import wire
-from kaas.pool.executor_actor import UPKEEP, WATCH, ExecutorActor, Introduction
+from kaas.pool.executor_actor import UPKEEP, WATCH, WRITE_BACK, WRITTEN, ExecutorActor, Introduction
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.outputs import Inline, Stored
 from kaas.pool.readiness import Readiness
+from kaas.pool.resident import Lost
+from kaas.pool.residents import Placed, Residents
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Order, Reply, WorkerLost
 
@@ -28,11 +31,18 @@ OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "ru
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """An invocation on its way."""
+    """An invocation on its way. keep: the keys of the outputs that stay on the device, by their positions."""
 
     function: RegisteredFunction
     message: bytes
     refs: Sequence[Any]
+    keep: Mapping[int, bytes] = field(default_factory=dict)
+
+    def lost(self, key: bytes) -> Lost:
+        """How to make an output anew that was kept."""
+        position = next(position for position, kept in self.keep.items() if kept == key)
+        message = wire.without_keep(self.message)
+        return Lost(message, self.refs, self.function.introduction, position, len(self.function.outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +57,14 @@ class Orders:
 class RayTransport:
     """The one place to change for another way to the executors."""
 
-    def __init__(self, config: Config, readiness: Readiness) -> None:
+    def __init__(self, config: Config, readiness: Readiness, residents: Residents) -> None:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
         self._options = {name: getattr(config, name) for name in OPTIONS}
         self._readiness = readiness
+        self._residents = residents
+        self._returns: set[asyncio.Task[None]] = set()
+        self._on_device: dict[int, int] = {}
         self._actors: dict[int, Any] = {}
         self._met: dict[int, set[str]] = {}
         self._reserve = SOFTWARE_RESOURCE in cluster_resources()
@@ -60,7 +73,7 @@ class RayTransport:
         wanted = self._devices[device]
         options = {
             "num_cpus": 0,
-            "concurrency_groups": {WATCH: 1, UPKEEP: 1},
+            "concurrency_groups": {WATCH: 1, UPKEEP: 1, WRITE_BACK: 1, WRITTEN: 1},
             "max_concurrency": self._options["slots"],  # of what is in no group: runs
             **self._resources(wanted),
         }
@@ -72,7 +85,27 @@ class RayTransport:
             info: WorkerInfo = await actor.start.remote()
         except RayTaskError as error:
             raise error.cause from None  # what kept it from starting, without Ray's traceback
+        self._on_device[worker] = device
+        self._residents.worker_came(worker)
+        returns = asyncio.get_running_loop().create_task(self._return(worker, actor))
+        self._returns.add(returns)
+        returns.add_done_callback(self._returns.discard)
         return info
+
+    async def _return(self, worker: int, actor: Any) -> None:
+        """Takes what a worker writes back, as long as it lives; what it had then is lost."""
+        try:
+            while True:
+                array, last = actor.written.options(num_returns=2).remote()
+                key = await last
+                incomplete = self._readiness.of([array])
+                if incomplete is not None:
+                    await incomplete
+                self._residents.written(key, Stored(ray.get, array))
+        except RayError:
+            self.kill(worker)  # whatever went wrong, an output may be lost with it
+        finally:
+            self._residents.worker_left(worker)
 
     def _resources(self, device: Device) -> dict[str, Any]:
         if device.kind == "gpu":
@@ -89,6 +122,8 @@ class RayTransport:
     def kill(self, worker: int) -> None:
         actor = self._actors.pop(worker, None)
         self._met.pop(worker, None)
+        self._on_device.pop(worker, None)
+        self._residents.worker_left(worker)
         if actor is not None:
             ray.kill(actor)
 
@@ -106,8 +141,8 @@ class RayTransport:
     async def _run_inline(self, worker: int, slot: int, actor: Any, payload: Payload) -> Reply:
         function = payload.function
         introduction = self._introduction(worker, function)
-        if introduction is not None or slot:
-            ref = actor.run.remote(payload.message, payload.refs, introduction, slot)
+        if introduction is not None or slot or payload.keep:
+            ref = actor.run.remote(payload.message, payload.refs, introduction, slot, *_keys(payload))
         else:  # the fewer arguments the faster
             ref = actor.run.remote(payload.message, payload.refs) if payload.refs else actor.run.remote(payload.message)
         answer = wire.decode_answer(await ref)
@@ -119,17 +154,24 @@ class RayTransport:
 
     async def _run_stored(self, worker: int, slot: int, actor: Any, payload: Payload) -> Reply:
         function, count = payload.function, len(payload.function.outputs)
+        device = self._on_device[worker]
         introduction = self._introduction(worker, function)
         method = actor.run_stored.options(num_returns=count + 1)
-        *stored, last = method.remote(payload.message, payload.refs, introduction, slot, count)
+        *stored, last = method.remote(payload.message, payload.refs, introduction, slot, count, *_keys(payload))
         answer = wire.decode_answer(await last)
         if answer.error is not None:
             return _failed(answer)
         self._introduced(worker, function, introduction)
-        incomplete = self._readiness.of(stored)
+        for key in payload.keep.values():
+            self._residents.placed(key, worker)
+        incomplete = self._readiness.of([ref for position, ref in enumerate(stored) if position not in payload.keep])
         if incomplete is not None:
             await incomplete
-        return Reply(tuple(Stored(ray.get, ref) for ref in stored), record=answer.record, lost=answer.lost)
+        values = (
+            Placed(payload.keep[position], device) if position in payload.keep else Stored(ray.get, ref)
+            for position, ref in enumerate(stored)
+        )
+        return Reply(tuple(values), record=answer.record, lost=answer.lost)
 
     async def upkeep(self, worker: int, order: Order) -> Reply:
         orders: Orders = order.payload
@@ -155,6 +197,12 @@ class RayTransport:
     async def evict(self, worker: int, keys: Sequence[bytes]) -> Reply:
         return await _reply(self._actor(worker).follow.remote(wire.encode(wire.Decided([], list(keys))), []))
 
+    async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        return await _reply(self._actor(worker).write_back.remote(keys))
+
+    async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        return await _reply(self._actor(worker).discard.remote(keys))
+
     def _actor(self, worker: int) -> Any:
         if worker not in self._actors:
             raise WorkerLost("it ended before it was reached")
@@ -164,11 +212,16 @@ class RayTransport:
         """What goes with every call until one has succeeded: one that is sent later may be the first to run."""
         if function.key in self._met[worker]:
             return None
-        return wire.encode(function.spec), [function.task_ref]
+        return function.introduction
 
     def _introduced(self, worker: int, function: RegisteredFunction | None, introduction: Introduction | None) -> None:
         if introduction is not None and function is not None and worker in self._met:
             self._met[worker].add(function.key)
+
+
+def _keys(payload: Payload) -> tuple[list[bytes], ...]:
+    """The argument that says what is kept; none if nothing is."""
+    return (list(payload.keep.values()),) if payload.keep else ()
 
 
 def cluster_resources() -> dict[str, float]:

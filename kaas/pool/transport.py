@@ -74,6 +74,14 @@ class Transport(Protocol):
         """Forget objects by key. Raises WorkerLost as above."""
         ...
 
+    async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        """Have kept outputs come back; they come by themselves. Raises WorkerLost as above."""
+        ...
+
+    async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        """Forget kept outputs. Raises WorkerLost as above."""
+        ...
+
     async def ended(self, worker: int) -> str:
         """Wait until a worker's process ends; why it did."""
         ...

@@ -67,6 +67,8 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
     """Position of the reference to the function's constants."""
     profile: bool = False
     """Run without the graph, and tell what each kernel takes."""
+    keep: tuple[int, ...] = ()
+    """Positions of the outputs that stay on the device."""
 
 
 class Upkeep(msgspec.Struct, frozen=True, array_like=True):
@@ -122,6 +124,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     record: RunRecord | None = None
     error: bytes | None = None
     lost: str = ""
+
+
+def without_keep(message: bytes) -> bytes:
+    """An Invocation whose outputs all come back."""
+    return encode(msgspec.structs.replace(decode_invocation(message), keep=()))
 
 
 encode = msgspec.msgpack.encode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kaas.executor.cache import Reservation, Shortage
+from kaas.executor.cache import Reservation, Shortage, Unsaved
 from kaas.executor.eviction import IN_USE_REQUESTS
 from kaas.executor.tiers import granules
 
@@ -76,10 +76,16 @@ class CacheModel:
         self.running: set[int] = set()
         self.pins: list[bytes] = []
         self.held: set[bytes] = set()
+        self.unsaved: set[bytes] = set()
 
     def reserve(
-        self, objects: Mapping[bytes, int], slot: int | None, arena_bytes: int, replaced: Collection[bytes]
-    ) -> Reservation | Shortage:
+        self,
+        objects: Mapping[bytes, int],
+        slot: int | None,
+        arena_bytes: int,
+        replaced: Collection[bytes],
+        made: Collection[bytes],
+    ) -> Reservation | Shortage | Unsaved:
         there, on_host = self.device.sizes(), self.host.sizes()
         hits = tuple(key for key in objects if key in there)
         loads = {key: granules(nbytes) for key, nbytes in objects.items() if key not in there}
@@ -98,9 +104,11 @@ class CacheModel:
                 break
         else:
             return self._shortage(objects, needed, sum(left.values()))
+        if self.unsaved & set(victims):
+            return Unsaved(tuple(key for key in victims if key in self.unsaved))
         host_loads: dict[bytes, int] = {}
         host_victims = tuple(key for key in first if key in on_host)
-        for key in (key for key in loads if key not in on_host):
+        for key in (key for key in loads if key not in on_host and key not in made):
             enough = self.host.victims(sum(host_loads.values()) + loads[key], kept, first)
             if enough is not None:
                 host_loads[key], host_victims = loads[key], enough
@@ -124,7 +132,8 @@ class CacheModel:
         self.arenas = {slot: nbytes for slot, nbytes in self.arenas.items() if nbytes}
         self._end(reservation)
 
-    def release(self, reservation: Reservation, constants: Collection[bytes]) -> None:
+    def release(self, reservation: Reservation, constants: Collection[bytes], unsaved: Collection[bytes]) -> None:
+        self.unsaved |= set(unsaved)
         self.use((*reservation.hits, *reservation.loads), reservation.loads, constants)
         self._end(reservation)
 

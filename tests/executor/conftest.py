@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def make_executor(softgpu: tuple[int, ...]) -> Iterator[MakeExecutor]:  # noqa: 
     """Makes executors of their own with small budgets in bytes, of the device and of the host."""
     made: list[Executor] = []
 
-    def make(cache_bytes: int, host_cache_bytes: int = 0, **options: int) -> Executor:
+    def make(cache_bytes: int, host_cache_bytes: int = 0, **options: Any) -> Executor:
         device = open_device("software", 1)
         made.append(Executor(device, cache_bytes=cache_bytes, host_cache_bytes=host_cache_bytes, **options))
         return made[-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -237,8 +239,8 @@ SIZES = {bytes([key]): 700 * (key + 1) for key in range(10)}
 CAPACITY_BYTES, HOST_BYTES = 16 * KIB, 12 * KIB
 
 
-Running = tuple[Reservation, set[bytes]]
-"""A committed reservation, and which of its objects are constants."""
+Running = tuple[Reservation, set[bytes], set[bytes]]
+"""A committed reservation, which of its objects are constants, and which will be unsaved."""
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -261,6 +263,8 @@ class CacheMachine(RuleBasedStateMachine):
         constants=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
         unhosted=st.booleans(),
         replaced=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
+        made=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
+        saved=st.booleans(),
     )
     def run(
         self,
@@ -270,8 +274,11 @@ class CacheMachine(RuleBasedStateMachine):
         constants: set[bytes],
         unhosted: bool,
         replaced: set[bytes],
+        made: set[bytes],
+        saved: bool,
     ) -> Running | None:
-        reservation = self._reserve(keys, slot, arena_bytes, sorted(replaced))
+        made = (made & keys) - self.cache.sizes.keys() - self.cache.host.sizes.keys()
+        reservation = self._reserve(keys, slot, arena_bytes, sorted(replaced), made)
         if reservation is None:
             return None
         hosted = list(reservation.host_loads)[unhosted:]
@@ -280,7 +287,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.model.commit(reservation, hosted)
         self.out.append(reservation)
         assert all(self.cache.device.values[key] == key[0] for key in keys)
-        return reservation, constants & keys
+        return reservation, constants & keys, set() if saved else made
 
     @rule(
         keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=4),
@@ -302,9 +309,9 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(ended=consumes(running))
     def succeed(self, ended: Running | None) -> None:
         if ended is not None:
-            reservation, constants = ended
-            self.cache.release(reservation, constants=constants)
-            self.model.release(reservation, constants)
+            reservation, constants, unsaved = ended
+            self.cache.release(reservation, constants=constants, unsaved=unsaved)
+            self.model.release(reservation, constants, unsaved)
             self.out.remove(reservation)
 
     @rule(ended=consumes(running))
@@ -317,13 +324,18 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=3))
     def flush(self, keys: set[bytes]) -> None:
         left, left_host = self.cache.flush(sorted(keys))
-        leaving = keys - set(self.model.pins)
+        leaving = keys - set(self.model.pins) - self.model.unsaved
         assert (set(left), set(left_host)) == (
             leaving & self.model.device.sizes().keys(),
             leaving & self.model.host.sizes().keys(),
         )
         self.model.device.remove(leaving)
         self.model.host.remove(leaving)
+
+    @rule(key=st.sampled_from(sorted(SIZES)))
+    def save(self, key: bytes) -> None:
+        self.cache.saved(key)
+        self.model.unsaved.discard(key)
 
     @rule(keys=st.sets(st.sampled_from(sorted(SIZES)), max_size=2))
     def hold(self, keys: set[bytes]) -> None:
@@ -357,17 +369,23 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.sizes == self.model.device.sizes()
         assert self.cache.host.sizes == self.model.host.sizes()
         assert self.cache.arenas == self.model.arenas
+        assert self.cache.unsaved == self.model.unsaved <= self.cache.sizes.keys()
 
     def _reserve(
-        self, keys: set[bytes], slot: int | None, arena_bytes: int, replaced: list[bytes] | None = None
+        self,
+        keys: set[bytes],
+        slot: int | None,
+        arena_bytes: int,
+        replaced: Collection[bytes] = (),
+        made: Collection[bytes] = (),
     ) -> Reservation | None:
         if slot in self.model.running:
             return None
         arena_bytes = 0 if slot is None else arena_bytes
         objects = {key: SIZES[key] for key in sorted(keys)}
-        expected = self.model.reserve(objects, slot, arena_bytes, replaced or [])
+        expected = self.model.reserve(objects, slot, arena_bytes, replaced, made)
         before = self._all()
-        reservation = self.cache.reserve(objects, slot, arena_bytes, replaced or [])
+        reservation = self.cache.reserve(objects, slot, arena_bytes, replaced, made)
         assert reservation == expected
         if isinstance(reservation, Reservation):
             gone = {*reservation.victims, *reservation.host_victims}

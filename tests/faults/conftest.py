@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cuda.bindings import driver
@@ -45,8 +46,12 @@ def opened(forgiven: None) -> Iterator[Open]:  # noqa: ARG001
     """Makes executors with small budgets, and closes them."""
     made: list[Executor] = []
 
-    def make(**options: int) -> Executor:
-        sizes = {"cache_bytes": CACHE_BYTES, "host_cache_bytes": HOST_BYTES, "whole_object_bytes": WHOLE_BYTES}
+    def make(**options: Any) -> Executor:
+        sizes: dict[str, Any] = {
+            "cache_bytes": CACHE_BYTES,
+            "host_cache_bytes": HOST_BYTES,
+            "whole_object_bytes": WHOLE_BYTES,
+        }
         made.append(Executor(open_device("software", ORDINAL), **(sizes | options)))
         return made[-1]
 

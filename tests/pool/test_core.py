@@ -97,6 +97,13 @@ class FakeWorkers:
         self.decided.append((worker, keys))
         return self.upkept(worker, Reply(record=RunRecord({}, {}, [], list(keys), 0.0)))
 
+    async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        self.decided.append((worker, keys))
+        return self.upkept(worker)
+
+    async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        return await self.evict(worker, keys)
+
     def upkept(self, worker: int, payload: Any = None) -> Reply:
         if worker in self.ends and self.ends[worker].done():
             raise WorkerLost("gone")

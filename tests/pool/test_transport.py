@@ -16,6 +16,7 @@ from kaas.pool import ray_transport, wire
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.ray_transport import Orders, Payload, RayTransport
 from kaas.pool.readiness import Readiness
+from kaas.pool.residents import Residents
 from kaas.pool.transport import Call, Order, Reply
 from tests.api.conftest import scale_task
 
@@ -45,8 +46,9 @@ Scenario = Callable[[RayTransport, FakeActor], Awaitable[None]]
 
 def play(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        readiness = Readiness(asyncio.get_running_loop(), lambda refs, *_: (list(refs), []))
-        transport, actor = RayTransport(Config(devices=(Device(),)), readiness), FakeActor()
+        loop = asyncio.get_running_loop()
+        readiness = Readiness(loop, lambda refs, *_: (list(refs), []))
+        transport, actor = RayTransport(Config(devices=(Device(),)), readiness, Residents(loop)), FakeActor()
         transport._actors[0], transport._met[0] = actor, set()
         await scenario(transport, actor)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def opened(strict: Callable[[int], None]) -> Iterator[Callable[..., Executor]]:
     """Makes executors in strict mode (seed, options), and closes them."""
     made: list[Executor] = []
 
-    def make(seed: int, **options: int) -> Executor:
+    def make(seed: int, **options: Any) -> Executor:
         strict(seed)
         made.append(Executor(open_device("software", ORDINAL), **options))
         return made[-1]
