@@ -28,9 +28,10 @@ WATCH = "watch"
 """The concurrency group of `watch`, so that it never stands in the way of a run."""
 UPKEEP = "upkeep"
 """That of `upkeep`, which so waits for no run, nor a run for it; one thread, so that orders keep their order."""
-
 WRITE_BACK, WRITTEN = "write_back", "written"
 """Those of the methods of these names. Neither waits for a run, nor for a load, which may wait for another executor."""
+GROUPS = {WATCH: 1, UPKEEP: 1, WRITE_BACK: 1, WRITTEN: 1}
+"""All of them, as Ray is told, with their threads."""
 WRITTEN_AT_ONCE = 4
 """Outputs that were written back and not collected yet; who writes more waits."""
 

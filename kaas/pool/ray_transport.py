@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool import wire
-from kaas.pool.executor_actor import UPKEEP, WATCH, WRITE_BACK, WRITTEN, ExecutorActor, Introduction
+from kaas.pool.executor_actor import GROUPS, ExecutorActor, Introduction
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.outputs import Inline, Stored
 from kaas.pool.readiness import Readiness
@@ -73,7 +73,7 @@ class RayTransport:
         wanted = self._devices[device]
         options = {
             "num_cpus": 0,
-            "concurrency_groups": {WATCH: 1, UPKEEP: 1, WRITE_BACK: 1, WRITTEN: 1},
+            "concurrency_groups": GROUPS,
             "max_concurrency": self._options["slots"],  # of what is in no group: runs
             **self._resources(wanted),
         }

@@ -18,7 +18,7 @@ import ray
 import kaas
 from kaas import errors
 from kaas.pool import wire
-from kaas.pool.executor_actor import UPKEEP, WATCH, ExecutorActor
+from kaas.pool.executor_actor import GROUPS, ExecutorActor
 from tests.api.conftest import DEVICE_BYTES, crash_task, numbers, scale_task, spin_task
 
 pytestmark = pytest.mark.ray
@@ -141,7 +141,7 @@ def invocation(task: kaas.KTask) -> tuple[bytes, list[Any], Any]:
 
 def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
     decorate: Any = ray.remote
-    options = {"num_cpus": 0, "concurrency_groups": {WATCH: 1, UPKEEP: 1}, "max_concurrency": 1}
+    options = {"num_cpus": 0, "concurrency_groups": GROUPS, "max_concurrency": 1}
     actor = decorate(**options)(ExecutorActor).remote(kaas.Device("software", DEVICE_BYTES), {"slots": 1})
     ray.get(actor.start.remote())
     watched = actor.watch.remote()
