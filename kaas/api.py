@@ -381,7 +381,8 @@ class Options:
 
     def caller(self, session: Session) -> Caller:
         client = session.client if self.client is None else self.client
-        return Caller(client, self.deadline_s, self.retries, self.profile, self.keep)  # type: ignore[arg-type]  # it is a tuple
+        keep = self.keep if isinstance(self.keep, bool) else tuple(self.keep)
+        return Caller(client, self.deadline_s, self.retries, self.profile, keep)
 
 
 class Function:
