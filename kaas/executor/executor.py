@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
-from kaas.errors import DeviceLost, InvalidRequest, KaasError, WrongScalar
+from kaas.errors import DeviceLost, InvalidRequest, KaasError
 from kaas.executor.admission import Admission, Admitted, Wanted
 from kaas.executor.cache import ObjectCache
 from kaas.executor.device import Device
 from kaas.executor.failures import Failures
 from kaas.executor.gate import Gate
-from kaas.executor.inputs import CachedObject, HostObject, Source, check_scalars, gather, gather_whole
+from kaas.executor.inputs import CachedObject, HostObject, Source, gather, gather_whole
 from kaas.executor.memory import Lease, Memory
 from kaas.executor.plan import Plan
-from kaas.executor.profile import KernelTime
 from kaas.executor.ranges import WHOLE_OBJECT_BYTES
-from kaas.executor.replay import Replay, Values
+from kaas.executor.replay import Replay
 from kaas.executor.run import Request, Result, RunStats
+from kaas.executor.scopes import Entered, Undone
 from kaas.executor.slot import Slot
 from kaas.executor.slots import Slots
-from kaas.executor.tiers import TierUse
 from kaas.executor.transport import Transport
 from kaas.executor.watchdog import Watchdog, Watched
+from kaas.executor.work import check, tiers_of, work
 from kaas.executor.write_back import Deliver, WriteBack
 from kaas.graph import KTask
-from kaas.request import check_names, iterations_of
 
 __all__ = ["Executor", "Request", "Result", "RunStats", "Source"]
 
@@ -68,7 +67,7 @@ class Executor:
         self._run_limit_s = run_limit_s
         self._closed = False
         self._gate = Gate()
-        self._entered = _Entered(device, self._gate)
+        self._entered = Entered(device, self._gate)
         with device.current():
             usable = device.usable_bytes()
             capacity = min(cache_bytes or usable, usable)
@@ -244,66 +243,41 @@ class Executor:
         started = perf_counter()
         replay = slot.replay(request.task, self._memory.cache.device.capacity_bytes, request.client)
         plan = replay.plan
-        scalars, iterations = _check(plan, request)
+        given = check(plan, request)
         kept = self._kept(plan, request) if request.keep else _NOTHING
         planned = perf_counter()
 
         admitted = self._admit(_wanted(slot, replay, request, self._memory, kept))
-        inputs, lease = admitted.inputs, admitted.lease
         if watched is not None:
             watched.begin()
-        try:
-            slot.enter(request.client, plan)
-            placement = replay.place(inputs.resident, slot.arena.address, inputs.kept_mask)
-            addresses = slot.copy_in(plan, placement, inputs, lease)
-            values = Values(placement, addresses, scalars)
-            launches = None if request.profile else replay.bind(values, iterations)
-            copied = perf_counter()
-
-            kernels: tuple[KernelTime, ...] = ()
-            if launches is None:
-                kernels = slot.profile(replay, values, iterations)
-            else:
-                slot.launch(launches)
-            outputs = slot.copy_out(plan, addresses, () if request.copy_kept else kept)
-        except DeviceLost:
-            raise
-        except BaseException:
-            slot.stream.synchronize()
-            self._give_back(lease)
-            raise
-        kernels_s = slot.stream.kernels.seconds()
-        tiers, travel_s = _tiers(admitted)
+        with Undone(self._give_back, admitted.lease, slot.stream):
+            done = work(slot, replay, request, admitted, given, kept)
         self._commit(admitted, saved=request.copy_kept)
         ended = perf_counter()
 
-        waited_s = ended - copied - kernels_s
+        waited_s = ended - done.copied_at_s - done.kernels_s
         stages = {
             "plan": planned - started,
             "fetch": admitted.at_s - planned - admitted.memory_s,
             "memory": admitted.memory_s,
-            "copy_in": copied - admitted.at_s + min(waited_s, travel_s),
-            "kernels": kernels_s,
-            "copy_out": max(0.0, waited_s - travel_s),
+            "copy_in": done.copied_at_s - admitted.at_s + min(waited_s, done.travel_s),
+            "kernels": done.kernels_s,
+            "copy_out": max(0.0, waited_s - done.travel_s),
             "total": ended - started,
         }
-        stats = RunStats(stages, tiers, _loaded(lease, self._memory), lease.left, kernels_s, kernels)
-        return Result(outputs, stats, self.device.take_printed() if plan.prints else "")
+        loaded, left = _loaded(admitted.lease, self._memory), admitted.lease.left
+        stats = RunStats(stages, done.tiers, loaded, left, done.kernels_s, done.kernels)
+        return Result(done.outputs, stats, self.device.take_printed() if plan.prints else "")
 
     def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
         memory = self._memory
         look_up = partial(gather_whole, sources, find=memory.find, ranges=memory.ranges)
         admitted = self._admit(Wanted(look_up))
         lease = admitted.lease
-        try:
+        with Undone(self._give_back, lease):
             for arrival in (*lease.arrivals.values(), *lease.awaited):
                 arrival.watch.synchronize()
-        except DeviceLost:
-            raise
-        except BaseException:
-            self._give_back(lease)
-            raise
-        tiers, _ = _tiers(admitted)
+            tiers, _ = tiers_of(admitted)
         self._commit(admitted, pin)
         return RunStats({}, tiers, _loaded(lease, memory), lease.left, 0.0)
 
@@ -356,28 +330,6 @@ class Executor:
             self._gate.notify()
 
 
-class _Entered:
-    """The device's context, for the calling thread, and the end of everything once the device is lost."""
-
-    __slots__ = ("_device", "_gate")
-
-    def __init__(self, device: Device, gate: Gate) -> None:
-        self._device = device
-        self._gate = gate
-
-    def __enter__(self) -> None:
-        self._gate.check()
-        self._device.enter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, DeviceLost):
-            self._gate.lose(error)
-        else:
-            self._device.leave()
-
-
 def _wanted(slot: Slot, replay: Replay, request: Request, memory: Memory, kept: Mapping[int, bytes]) -> Wanted:
     plan = replay.plan
     by_value = slot.stage(plan, request.inputs)
@@ -388,26 +340,3 @@ def _wanted(slot: Slot, replay: Replay, request: Request, memory: Memory, kept: 
 def _loaded(lease: Lease, memory: Memory) -> tuple[bytes, ...]:
     new = (*lease.loaded, *lease.made)
     return tuple(dict.fromkeys(map(memory.object_of, new))) if new else ()
-
-
-def _tiers(admitted: Admitted) -> tuple[dict[str, TierUse], float]:
-    """What was done in each tier, and the seconds that copies to the device took, once they have ended."""
-    lease = admitted.lease
-    tiers = lease.tiers
-    if not lease.loaded:
-        return tiers, 0.0
-    arriving_s = sum(arrival.watch.seconds() for arrival in lease.arrivals.values())
-    seconds = {"device": arriving_s, "host": lease.hosting_s, "store": admitted.store_s}
-    return {tier: use._replace(seconds=seconds[tier]) for tier, use in tiers.items()}, arriving_s
-
-
-def _check(plan: Plan, request: Request) -> tuple[list[bytes], int]:
-    """The scalars and the number of iterations of a request that names exactly what its kTask takes."""
-    if request.inputs.keys() != plan.input_names:
-        check_names(plan.task, request.inputs)
-    scalars = check_scalars(plan, request.scalars)
-    iterations = iterations_of(plan.task, request.scalars)
-    if iterations < 1:
-        label = plan.task.label
-        raise WrongScalar(f"kTask {label!r}: the number of iterations is at least 1, not {iterations}", task=label)
-    return scalars, iterations
