@@ -13,7 +13,7 @@ from statistics import median
 from time import perf_counter
 
 from benchmarks.report import arguments, report
-from benchmarks.station import Station, open_station
+from benchmarks.station import Station, check, open_station
 from kaas.executor.executor import Request, RunStats
 
 OBJECTS = 32
@@ -24,6 +24,8 @@ LEAST, MOST = 0.25, 1.5
 REQUESTS = 200
 WARM_UP = 32
 ARENA_BYTES = 64 << 10
+HITS_SHORT = 0.1
+"""By how much the share of hits may lie below the share of objects that there is room for: a few drawings decide it."""
 
 
 def main() -> None:
@@ -38,6 +40,7 @@ def main() -> None:
         seconds, stats = measure(station, requests, int(all_bytes * room) + ARENA_BYTES, all_bytes)
         rates.append(REQUESTS / seconds)
         hit_shares.append(sum(one.hits for one in stats) / REQUESTS)
+        require_hits(hit_shares[-1], room)
     hits = [one for one in stats if not one.misses]
     hit_over_kernels = median(one.stages["total"] for one in hits) / median(one.device_s for one in hits)
     worst = max(max(a / b, b / a) for a, b in pairwise(rates))
@@ -64,11 +67,22 @@ def measure(
         executor.run(request)
     for _ in range(WARM_UP):
         executor.run(requests[draw.randrange(OBJECTS)])
+    drawn = [requests[draw.randrange(OBJECTS)] for _ in range(REQUESTS)]
     began = perf_counter()
-    stats = [executor.run(requests[draw.randrange(OBJECTS)]).stats for _ in range(REQUESTS)]
+    results = [executor.run(request) for request in drawn]
     seconds = perf_counter() - began
     executor.close()
-    return seconds, stats
+    for request, result in zip(drawn, results, strict=True):
+        check(request, result)
+    return seconds, [result.stats for result in results]
+
+
+def require_hits(share: float, room: float) -> None:
+    """That a device which is full is kept full. A step cannot tell: throughput is at most halved from all hits to
+    none."""
+    expected = min(1.0, int(room * OBJECTS) / OBJECTS)
+    if share < expected - HITS_SHORT:
+        raise SystemExit(f"{share:.3f} of the requests hit with room for {expected:.3f} of the objects")
 
 
 if __name__ == "__main__":

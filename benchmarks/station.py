@@ -17,7 +17,7 @@ from cuda.bindings import driver
 import kaas
 from kaas import softgpu
 from kaas.executor.device import Device, call, gpu_count, open_device
-from kaas.executor.executor import Executor, Request, RunStats, Source
+from kaas.executor.executor import Executor, Request, Result, RunStats, Source
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 COPY_BYTES_PER_S = 2e9
@@ -73,10 +73,23 @@ def open_station(memory_bytes: int, object_bytes: int, kernel_s: float | None = 
 
 def send(executor: Executor, requests: Iterable[Request], lanes: int) -> tuple[float, list[RunStats]]:
     """Seconds that the requests take from so many threads, each with one under way, and what they did."""
+    sent = list(requests)
     with ThreadPoolExecutor(lanes) as threads:
         began = perf_counter()
-        stats = [result.stats for result in threads.map(executor.run, requests)]
-        return perf_counter() - began, stats
+        results = list(threads.map(executor.run, sent))
+        seconds = perf_counter() - began
+    for one, result in zip(sent, results, strict=True):
+        check(one, result)
+    return seconds, [result.stats for result in results]
+
+
+def check(one: Request, result: Result) -> None:
+    """That the kernel has read the object of its own request: a fast executor may be a wrong one."""
+    w, rounds = float(one.inputs["w"].value[0]), one.task.kernels[0].args[-1]
+    assert isinstance(rounds, kaas.Literal), "as reader has it"
+    expected = 2 * w + (1 - 2 * w) * 0.5 ** int.from_bytes(rounds.data, "little")  # from x = 1
+    if not np.allclose(result.outputs["y"], expected, rtol=1e-4):
+        raise SystemExit(f"a request gave {result.outputs['y'][0]}, not {expected}: this measured something else")
 
 
 def reader(object_bytes: int, rounds: int) -> kaas.KTask:

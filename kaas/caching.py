@@ -43,7 +43,7 @@ def prefetch(target: Any, device: int | None = None) -> Any:
             InputFailed, DeviceUnavailable, and what is wrong with the function's code.
     """
     session = current_session()
-    return session.pool.upkeep.remote(*_message(session, "load", target, device))
+    return session.pool.upkeep.remote(*_message(session, "prefetch", target, device))
 
 
 def pin(target: Any, device: int | None = None) -> None:
@@ -81,7 +81,7 @@ def _order(action: str, target: Any, device: int | None) -> None:
 
 
 def _message(session: Session, action: str, target: Any, device: int | None) -> tuple[bytes, list[Any]]:
-    if device is not None and not isinstance(device, int):
+    if device is not None and type(device) is not int:  # nor a boolean
         raise InvalidRequest(f"a device is a number, not {device!r}")
     session.check()
     function: str | None = None

@@ -156,6 +156,8 @@ class Caches:
     async def _repeat(self, worker: Worker, pin: _Pin, order: Order) -> None:
         try:
             await self._order(worker, order)
+        except DeviceUnavailable:
+            pass  # the worker has ended or is about to, even if the pool knows only of this call: the next one tries
         except KaasError as error:
             if worker.id in self._workers:  # else the next one tries
                 pin.order = None

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from kaas.errors import KaasError, ResultLost
+from kaas.errors import KaasError, NotInitialized, ResultLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,12 @@ class Resident:
         return array.astype(wanted, copy=bool(copy))
 
     def _array_or_lost(self) -> Any:
+        if not ray.is_initialized():  # the call below would start one
+            raise self._result_lost(NotInitialized("the Ray in which it was made has ended"))
         try:
             self._pool.wanted.remote(self.key)
             return ray.get(self._value)
-        except RayError as error:
+        except Exception as error:  # for an actor of a Ray that has ended Ray has no class of errors
             raise self._result_lost(error) from error
 
     def _result_lost(self, error: Exception) -> ResultLost:

@@ -75,8 +75,8 @@ class Upkeep(msgspec.Struct, frozen=True, array_like=True):
     """What a program wants of the caches of one device, or of all. Beside it travels the reference to the object or to
     a function's constants, if there is one, and then those that must be complete first.
 
-    action: "load", "pin", "unpin" or "flush". function: its kTask is meant and its constants; None with a reference:
-    that object; None without: everything. objects: whether a reference is there.
+    action: "prefetch", "pin", "unpin" or "flush". function: its kTask is meant and its constants; None with a
+    reference: that object; None without: everything. objects: whether a reference is there.
     """
 
     action: str

@@ -38,6 +38,8 @@ class Fault:
     def __post_init__(self) -> None:
         if self.kind not in FAULTS:
             raise ValueError(f"a fault is one of {', '.join(FAULTS)}, not {self.kind!r}")
+        if type(self.at) is not int or type(self.seed) is not int or self.seed < 0:
+            raise ValueError(f"at and seed are whole numbers, a seed is not negative: {self}")
         if self.at < 1 or (self.rate is not None and not 0 < self.rate <= 1) or not self.seconds >= 0:
             raise ValueError(f"at counts from 1, a rate is more than 0 and at most 1, seconds are not negative: {self}")
 

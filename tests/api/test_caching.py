@@ -174,7 +174,9 @@ def test_what_does_not_work_is_said() -> None:
     assert type(caught.value) is RequestTooLarge
     with pytest.raises(InvalidRequest, match="no 7"):
         kaas.pin(kaas.put(numbers(N)), device=7)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest, match="a device is a number"):
+        kaas.pin(kaas.put(numbers(N)), device=True)
+    with pytest.raises(InvalidRequest, match=r"kaas\.prefetch takes"):
         kaas.prefetch(numbers(N))
     with pytest.raises(InvalidRequest):
         kaas.pin(None)

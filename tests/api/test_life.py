@@ -214,3 +214,25 @@ def test_default_devices_and_authentication(tmp_path: Path) -> None:
     printed = run_program(ALONE, **environment)
     assert printed.splitlines() == ["True ['software', 'software']", "False"]
     assert any(path.is_file() for path in tmp_path.rglob("*token*"))
+
+
+LOST_WITH_ITS_RAY = """
+import ray, kaas
+from tests.api.conftest import numbers, scale_task
+kaas.init(devices=[kaas.Device("software", 16 << 20)])
+n = 1 << 16
+resident = ray.get(kaas.invoke(scale_task(n), {"x": numbers(n)}, scalars={"factor": 2}, keep=True))
+kaas.shutdown()
+for begin in (lambda: None, ray.init):
+    begin()
+    started = ray.is_initialized()
+    try:
+        resident.get()
+    except kaas.errors.ResultLost as error:
+        print(type(error).__name__, started, ray.is_initialized())
+"""
+
+
+@pytest.mark.ray
+def test_a_kept_output_whose_ray_has_ended_is_lost_and_starts_none() -> None:
+    assert run_program(LOST_WITH_ITS_RAY).splitlines()[-2:] == ["ResultLost False False", "ResultLost True True"]

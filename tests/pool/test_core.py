@@ -819,6 +819,24 @@ def test_a_pin_whose_worker_is_replaced_meanwhile_is_carried_out_again() -> None
     play(scenario, devices=2)
 
 
+def test_a_pin_whose_worker_dies_while_it_loads_is_carried_out_by_the_next() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        await pool.pin(b"weights", Order("pin"))
+        workers.slow[1] = asyncio.get_running_loop().create_future()
+        workers.die(0, "killed")
+        await settle()
+        assert [state for _, state, _ in pins(pool)[0]] == ["loading"]
+        workers.slow[1].set_exception(WorkerLost("killed"))  # its call fails before its end is known
+        await settle()
+        assert [state for _, state, _ in pins(pool)[0]] == ["loading"]
+        workers.die(1, "killed")
+        await settle()
+        assert workers.orders == [(0, "pin"), (1, "pin"), (2, "pin")]
+        assert [state for _, state, _ in pins(pool)[0]] == ["held"]
+
+    play(scenario)
+
+
 def test_a_pin_that_fails_is_none() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         workers.refuses = KaasError("too large")

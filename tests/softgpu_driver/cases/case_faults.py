@@ -150,3 +150,6 @@ def test_impossible_faults() -> None:
         Fault("hang", at=0)
     with pytest.raises(ValueError, match="a rate is more than 0"):
         Fault("ecc", rate=2.0)
+    for numbers in ({"at": 1.5}, {"at": "1"}, {"rate": 0.5, "seed": -1}):
+        with pytest.raises(ValueError, match="whole numbers"):
+            Fault("ecc", **numbers)
