@@ -250,9 +250,9 @@ class Executor:
 
         admitted = self._admit(_wanted(slot, replay, request, self._memory, kept))
         inputs, lease = admitted.inputs, admitted.lease
-        if watched is not None:
-            watched.begin()
         try:
+            if watched is not None:
+                watched.begin()
             slot.enter(request.client, plan)
             placement = replay.place(inputs.resident, slot.arena.address, inputs.kept_mask)
             addresses = slot.copy_in(plan, placement, inputs, lease)
