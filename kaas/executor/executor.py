@@ -270,6 +270,8 @@ class Executor:
             raise
         except BaseException:
             slot.stream.synchronize()
+            if plan.prints:
+                self.device.take_printed()  # or the next request, whoever's it is, would have it in its result
             self._give_back(lease)
             raise
         kernels_s = slot.stream.kernels.seconds()
