@@ -248,9 +248,10 @@ class Executor:
         planned = perf_counter()
 
         admitted = self._admit(_wanted(slot, replay, request, self._memory, kept))
-        if watched is not None:
-            watched.begin()
-        with Undone(self._give_back, admitted.lease, slot.stream):
+        give_back = self._give_back_printed if plan.prints else self._give_back
+        with Undone(give_back, admitted.lease, slot.stream):
+            if watched is not None:
+                watched.begin()
             done = work(slot, replay, request, admitted, given, kept)
         self._commit(admitted, saved=request.copy_kept)
         ended = perf_counter()
@@ -321,6 +322,11 @@ class Executor:
                 leaving = self._memory.buffers.take_leaving()
             for buffer in leaving:
                 buffer.close()
+
+    def _give_back_printed(self, lease: Lease) -> None:
+        """What was printed goes too: the next request, whoever's it is, would have it in its result."""
+        self.device.take_printed()
+        self._give_back(lease)
 
     def _give_back(self, lease: Lease) -> None:
         if lease.loaded:

@@ -103,8 +103,8 @@ class Inputs:
         parts: those that are a part of a larger object. replaced: keys of cached parts that these include.
         constants: those that a function binds.
         by_value: what is passed by value.
-        shared, copied: (buffer's index, key, offset) of objects that are read where they are cached, or that some
-            kernel writes, so that the request works on a copy.
+        shared, copied: (buffer's index, key, offset) of objects that are read where they are cached, or copied since
+            some kernel writes them or a view of them is not aligned as kernels expect.
         resident: bit i: the buffer with index i lies in the arena.
         kept: the outputs that stay on the device, by index, with the keys that they get; made: the same by key. They
             are among the objects. kept_mask: bit i: that with index i.
@@ -248,7 +248,7 @@ def _arrive(
 def _use(plan: Plan, inputs: Inputs, index: int, key: bytes, source: Source, offset_bytes: int) -> None:
     if source.constant:
         inputs.constants.add(key)
-    if index in plan.private:
+    if index in plan.private or offset_bytes % _ALIGNMENT_BYTES:
         inputs.copied.append((index, key, offset_bytes))
         inputs.resident |= 1 << index
     else:

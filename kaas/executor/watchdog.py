@@ -48,12 +48,13 @@ class Watchdog:
         self._closed = False
 
     def begin(self, watched: Watched) -> None:
-        ends_s = monotonic() + watched.limit_s
+        ends_s = monotonic() + min(watched.limit_s, threading.TIMEOUT_MAX)  # an int may be too large for a float
         with self._changed:
             self._limits[watched] = ends_s
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._watch, name="kaas watchdog", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name="kaas watchdog", daemon=True)
+                thread.start()
+                self._thread = thread
             elif ends_s < self._wakes_s:
                 self._changed.notify()
 

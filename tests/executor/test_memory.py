@@ -11,6 +11,7 @@ import kaas
 from kaas.errors import DeviceError, InputFailed, OutOfDeviceMemory, RequestTooLarge, WrongDtype, WrongSize
 from kaas.executor.device import Device, Stream, open_device
 from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.slot import Slot
 from tests.executor.conftest import MakeExecutor
 
 KIB = 1024
@@ -87,6 +88,33 @@ def test_views_share_one_copy(make_executor: MakeExecutor, task: kaas.KTask) -> 
         assert (result.stats.misses, result.stats.hits) == (misses, 1 - misses)
     assert len(fetched) == 1
     assert executor.cache.sizes == {b"w": 3 * KIB}
+
+
+@pytest.mark.parametrize("whole_object_bytes", [64 * KIB, KIB])
+@pytest.mark.parametrize(("offset_bytes", "in_place"), [(0, True), (256, True), (4, False), (514, False)])
+def test_kernels_find_views_aligned(
+    make_executor: MakeExecutor,
+    task: kaas.KTask,
+    monkeypatch: pytest.MonkeyPatch,
+    offset_bytes: int,
+    in_place: bool,
+    whole_object_bytes: int,
+) -> None:
+    executor = make_executor(64 * KIB, whole_object_bytes=whole_object_bytes)
+    whole, given, copy_in = np.arange(3 * N, dtype=np.int32), list[int](), Slot.copy_in
+
+    def watched(slot: Slot, *args: Any) -> list[int]:
+        given[:] = copy_in(slot, *args)
+        return given
+
+    monkeypatch.setattr(Slot, "copy_in", watched)
+    sources = {"a": Source(key=b"w", fetch=lambda: whole, offset_bytes=offset_bytes), "b": Source(array(0))}
+    for _ in range(2):
+        result = executor.run(Request(task, sources, {}))
+        np.testing.assert_array_equal(result.outputs["c"], np.frombuffer(whole.tobytes(), np.int32, N, offset_bytes))
+        assert [address % 256 for address in given] == [0, 0, 0]
+        (there,) = executor.cache.device.values.values()
+        assert in_place == (there.address <= given[0] < there.address + there.nbytes)
 
 
 def test_views_by_value(make_executor: MakeExecutor, task: kaas.KTask) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -71,6 +72,23 @@ def test_who_runs_beside_it_gets_another_error(opened: Open) -> None:
         with pytest.raises(DeviceLost, match="kTask 'together for ever' ran longer than its limit") as told:
             beside.result(PATIENCE_S)
         assert (told.value.task, told.value.code, told.value.printed) == ("together for ever", 702, "")
+
+
+def test_a_limit_beyond_all_floats(opened: Open, library: kaas.Library) -> None:
+    executor, case = opened(run_limit_s=10**400), chain(library)
+    for _ in range(2):
+        right(case, executor.run)
+
+
+def test_a_limit_that_cannot_be_kept_leaves_nothing_behind(
+    opened: Open, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, case = opened(run_limit_s=PATIENCE_S), chain(library)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            executor.run(case.request)
+    right(case, executor.run)
 
 
 def test_waiting_does_not_count(opened: Open, library: kaas.Library) -> None:

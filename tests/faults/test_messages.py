@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from kaas import softgpu as software
 from kaas.errors import (
     PRINTED_BYTES,
     ArgumentMismatch,
+    DeviceError,
     DeviceLost,
     InputFailed,
     KaasError,
@@ -25,6 +27,7 @@ from kaas.errors import (
     WrongDtype,
     WrongSize,
 )
+from kaas.executor.device import Stream
 from kaas.executor.executor import Executor, Request, Source
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.workload import CACHE_BYTES, cached
@@ -65,6 +68,18 @@ def test_what_kernels_print_comes_with_the_result(opened: Open, capfd: pytest.Ca
         assert executor.run(printing(2)).printed == told
     assert executor.run(printing(0)).printed == ""
     assert capfd.readouterr().err == 2 * told
+
+
+def test_what_a_request_that_failed_has_printed_is_not_in_the_next_result(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, told = opened(), "told by 0\ntold by 1\ntold by -1\n"
+    refused = DeviceError("refused", call="cuMemcpyDtoHAsync", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
+    with monkeypatch.context() as patched:
+        patched.setattr(Stream, "copy_out", Mock(side_effect=refused))
+        with pytest.raises(DeviceError):
+            executor.run(printing(20))
+    assert executor.run(printing(2)).printed == told
 
 
 def test_code_that_cannot_print_is_not_asked(
