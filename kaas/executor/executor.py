@@ -63,6 +63,8 @@ class Executor:
             on_write_back: takes the outputs that requests have kept on the device, each at most once, in the thread
                 that asks for it or needs its room, which may wait there. Without it no request may keep any.
         """
+        if slots < 1:
+            raise ValueError(f"an executor has 1 slot or more, not {slots}")
         self.device = device
         self._run_limit_s = run_limit_s
         self._closed = False
@@ -209,8 +211,8 @@ class Executor:
                 watched.end()
 
     def close(self) -> None:
-        """Gives everything back, once what runs has ended. Of a lost device there is nothing to give back: its process
-        has to end."""
+        """Gives everything back, once what runs has ended; who asks for something later gets DeviceUnavailable. Of a
+        lost device there is nothing to give back: its process has to end."""
         try:
             self._close()
         finally:
@@ -227,6 +229,7 @@ class Executor:
                 while self._memory.leases:
                     self._gate.wait()
                 self._memory.close()
+                self._gate.close()
             self._transport.close()
             self._write_back.close()
         self.device.close()

@@ -6,22 +6,25 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kaas.errors import DeviceLost
+from kaas.errors import DeviceLost, DeviceUnavailable
 
 
 class Gate:
-    """Whoever cannot go on waits until something has changed. Once the device is lost all that wait, or come, are told.
+    """Whoever cannot go on waits until something has changed. Once the device is lost, or the executor closed, all that
+    wait, or come, are told.
 
     Fields:
         lock: for decisions, which never take long: nobody holds it while a device, a fetch or a copy is under way.
         lost: the first error that told that the device is.
+        closed: whether everything has been given back.
     """
 
-    __slots__ = ("_changed", "_waiting", "lock", "lost")
+    __slots__ = ("_changed", "_waiting", "closed", "lock", "lost")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.lost: DeviceLost | None = None
+        self.closed = False
         self._changed = threading.Condition(self.lock)
         self._waiting = 0
 
@@ -29,9 +32,12 @@ class Gate:
         """
         Raises:
             DeviceLost: an error of its own for each who asks, since it gets a traceback.
+            DeviceUnavailable: the executor is closed.
         """
         if self.lost is not None:
             raise DeviceLost(self.lost.message, **self.lost.fields)
+        if self.closed:
+            raise DeviceUnavailable("this executor is closed")
 
     def wait(self) -> None:
         """Within the lock: until something has changed.
@@ -66,3 +72,8 @@ class Gate:
             if self.lost is None:
                 self.lost = error
             self.notify()
+
+    def close(self) -> None:
+        """Within the lock: everything has been given back."""
+        self.closed = True
+        self.notify()

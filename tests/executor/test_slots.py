@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 
 import kaas
 from kaas import softgpu
-from kaas.errors import DeviceError, DeviceLost, InputFailed, OutOfDeviceMemory
-from kaas.executor.device import HostMemory, Stream
+from kaas.errors import DeviceError, DeviceLost, DeviceUnavailable, InputFailed, OutOfDeviceMemory
+from kaas.executor.device import HostMemory, Stream, open_device
 from kaas.executor.executor import Executor, Request, Result, Source
 from kaas.executor.gate import Gate
 from kaas.executor.plan import Plan
@@ -600,3 +601,34 @@ def test_pages_are_unlocked_while_nobody_waits_for_it(
     check(threads.submit(executor.run, request(task, 1, 2)), 3)
     go_on.set()
     first.result(PATIENCE_S)
+
+
+def test_who_comes_to_a_closing_executor_is_told(
+    softgpu: tuple[int, ...],  # noqa: ARG001
+    task: kaas.KTask,
+    threads: ThreadPoolExecutor,
+    stop: Stop,
+    waits: Waits,
+) -> None:
+    executor = Executor(open_device("software", 1), cache_bytes=64 * KIB)
+    running = threads.submit(executor.run, request(task, 1, 2))
+    stop.reached()
+    closing = threads.submit(executor.close)
+    waits.one_more()
+    late = threads.submit(executor.run, request(task, 1, 3))
+    waits.one_more()
+    stop.go_on()
+    check(running, 3)
+    closing.result(PATIENCE_S)
+    with pytest.raises(DeviceUnavailable, match="closed"):
+        late.result(PATIENCE_S)
+    for call in (partial(executor.run, request(task, 1, 4)), partial(executor.load, [source(1)]), executor.unpin):
+        with pytest.raises(DeviceUnavailable, match="closed"):
+            call()
+    executor.close()
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_an_executor_has_a_slot() -> None:
+    with pytest.raises(ValueError, match="1 slot or more"):
+        Executor(open_device("software", 1), slots=0)
