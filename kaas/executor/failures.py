@@ -58,6 +58,8 @@ class Failures:
             return
         if not hasattr(error, "printed"):
             error.printed = self._all_printed()
+        if watched is not None:
+            watched.end()  # else the watchdog may still be asking which kernels ran
         if watched is not None and watched.exceeded:
             raise _exceeded(error, task, watched) from error
         if self._overran and (lost := self._gate.lost) is not None and lost.message != error.message:

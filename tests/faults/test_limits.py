@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,7 +16,9 @@ import pytest
 import kaas
 from kaas import softgpu as software
 from kaas.errors import DeadlineExceeded, DeviceLost
+from kaas.executor.device import Device
 from kaas.executor.executor import Request, Source
+from kaas.executor.failures import Failures
 from kaas.executor.watchdog import Watchdog, Watched
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.test_sticky import chain
@@ -55,6 +58,29 @@ def test_a_hung_kernel_is_found(opened: Open, library: kaas.Library) -> None:
     executor.close()
     new_context()
     right(case, opened(run_limit_s=LIMIT_S).run)
+
+
+def test_the_kernels_are_known_before_anybody_is_told(
+    opened: Open, library: kaas.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, case = opened(run_limit_s=LIMIT_S), chain(library)
+    told, cancel, complete = threading.Event(), Device.cancel, Failures.complete
+
+    def slow_to_say(device: Device) -> tuple[str, ...]:
+        running = cancel(device)
+        assert told.wait(PATIENCE_S)
+        return running
+
+    def complete_now(*args: Any) -> None:
+        told.set()
+        complete(*args)
+
+    monkeypatch.setattr(Device, "cancel", slow_to_say)
+    monkeypatch.setattr(Failures, "complete", complete_now)
+    software.inject(software.Fault("hang"), ORDINAL)
+    with pytest.raises(DeadlineExceeded) as caught:
+        executor.run(case.request)
+    assert caught.value.kernels == ("scale",)
 
 
 def test_who_runs_beside_it_gets_another_error(opened: Open) -> None:
