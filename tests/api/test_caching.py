@@ -152,6 +152,9 @@ def test_a_pin_that_is_lost_with_its_object_is_seen() -> None:
     assert before.pins == (PinStatus(ref.hex(), "held"), PinStatus(function.task.label, "held"))
     assert before.info is not None
     ray.kill(owner)
+    with pytest.raises(ray.exceptions.ObjectLostError):  # until Ray has noticed, its object is still to be had
+        while True:
+            ray.get(ref)
     os.kill(before.info.pid, signal.SIGKILL)
     after = before
     while after.worker == before.worker or "loading" in {pin.state for pin in after.pins}:
