@@ -141,6 +141,11 @@ class Owner:
         return [self.ref]
 
 
+def get_for_ever(ref: Any) -> None:
+    while True:
+        ray.get(ref)
+
+
 def test_a_pin_that_is_lost_with_its_object_is_seen() -> None:
     actor: Any = ray.remote(num_cpus=0)(Owner)
     owner = actor.remote()
@@ -152,9 +157,8 @@ def test_a_pin_that_is_lost_with_its_object_is_seen() -> None:
     assert before.pins == (PinStatus(ref.hex(), "held"), PinStatus(function.task.label, "held"))
     assert before.info is not None
     ray.kill(owner)
-    with pytest.raises(ray.exceptions.ObjectLostError):  # until Ray has noticed, its object is still to be had
-        while True:
-            ray.get(ref)
+    with pytest.raises(ray.exceptions.ObjectLostError):
+        get_for_ever(ref)  # until Ray has noticed, its object is still to be had
     os.kill(before.info.pid, signal.SIGKILL)
     after = before
     while after.worker == before.worker or "loading" in {pin.state for pin in after.pins}:
