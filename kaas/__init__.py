@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kaas import errors
 from kaas.arguments import Buffer, In, InOut, Literal, Null, Out, Pointers, Scalar, Struct
-from kaas.config import Config, Device
+from kaas.config import ClientSettings, Config, Device
 from kaas.errors import KaasError
 from kaas.graph import KTask
 from kaas.kernel import Kernel
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Buffer",
+    "ClientSettings",
     "Config",
     "Device",
     "Function",

@@ -117,6 +117,8 @@ def init(
     *,
     config: Config | None = None,
     devices: Sequence[Device] | None = None,
+    policy: str | Callable[..., Any] | None = None,
+    record: str | None = None,
     name: str = "kaas",
 ) -> bool:
     """Attach this process to the pool of this name, or start it. Once more changes nothing.
@@ -127,6 +129,7 @@ def init(
         address: of a Ray cluster, as for ray.init; None: the running one, else a new one on this machine.
         config: None takes what runs, or the defaults. A pool that runs with another configuration refuses.
         devices: short for Config(devices=...). Default: the GPUs that Ray finds, else two software GPUs.
+        policy, record: short for Config(policy=...) and Config(record=...).
 
     Returns:
         Whether this call started the pool. Who did is the one to shut it down; who attached just leaves.
@@ -134,9 +137,9 @@ def init(
     Raises:
         ConfigMismatch, InvalidConfig
     """
-    wanted = config
-    if devices is not None:
-        wanted = replace(config or Config(), devices=devices)  # type: ignore[arg-type]  # Config checks it
+    given = {"devices": devices, "policy": policy, "record": record}
+    named: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    wanted = replace(config or Config(), **named) if named else config
     policies.factory((wanted or Config()).policy)
     for device in (wanted and wanted.devices) or ():
         software.check(device)

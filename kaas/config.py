@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ SOFTWARE_GPUS = 2
 SOFTWARE_GPU_BYTES = 1 << 30
 """Memory of a software GPU whose size was not given."""
 DEVICE_KINDS = ("software", "gpu")
+QUEUE_LIMIT = 50_000
+"""Requests that a pool queues unless told otherwise."""
 SEEDS = 1 << 64
 """Seeds lie below this."""
 
@@ -32,8 +35,9 @@ class Device:
         faults: that a software one is to have (`kaas.softgpu.Fault`), counted from each start of its executor.
         strict: seed of strict mode on a software one (`kaas.softgpu.set_strict`).
         memcheck: whether a software one checks every access of kernels to memory, at many times the cost.
+        speed: how much faster than the pool's other devices it runs kernels, for policies that compare them.
 
-    What is None of the last four is as the executor's environment says (docs/softgpu.md).
+    What is None of model, strict and memcheck is as the executor's environment says (docs/softgpu.md).
     """
 
     kind: str = "software"
@@ -42,11 +46,13 @@ class Device:
     faults: tuple[Fault, ...] = ()
     strict: int | None = None
     memcheck: bool | None = None
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in DEVICE_KINDS:
             raise InvalidConfig(f"a device is one of {', '.join(DEVICE_KINDS)}, not {self.kind!r}", field="kind")
         _require_positive_or_none("memory_bytes", self.memory_bytes, int)
+        _require_positive("speed", self.speed, int | float)
         if not isinstance(self.faults, Iterable):
             raise InvalidConfig(f"faults is a sequence, not {self.faults!r}", field="faults")
         object.__setattr__(self, "faults", tuple(self.faults))
@@ -66,12 +72,42 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What a pool grants to one client.
+
+    Args:
+        weight: its part of the device time that clients compete for: with 2 it gets twice what another gets with 1.
+        priority: clients of a higher one go first, always; equal ones compete.
+        max_running: requests of it that may run at a time; None: as many as there are slots.
+        max_share: of the time of all devices together, above 0 to 1, that it may have; None: all.
+        max_queued: requests of it that may be queued at a time, beyond which they are refused with `QueueFull`.
+    """
+
+    weight: float = 1.0
+    priority: int = 0
+    max_running: int | None = None
+    max_share: float | None = None
+    max_queued: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_positive("weight", self.weight, int | float)
+        if type(self.priority) is not int:
+            raise InvalidConfig(f"priority is a whole number, not {self.priority!r}", field="priority")
+        _require_positive_or_none("max_running", self.max_running, int)
+        _require_positive_or_none("max_share", self.max_share, int | float)
+        if self.max_share is not None and self.max_share > 1:
+            raise InvalidConfig(f"max_share is at most 1, not {self.max_share!r}", field="max_share")
+        _require_positive_or_none("max_queued", self.max_queued, int)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """What one pool is made of; every driver that attaches to it sees the same.
 
     Args:
         devices: None means the GPUs that Ray's cluster has, or else two software GPUs.
-        policy: a name of `kaas.pool.policies.POLICIES`, or a callable that makes a policy from the devices.
+        policy: a name of `kaas.pool.policies.POLICIES`, or a callable that makes a policy from the devices: a class, or
+            one with options by `functools.partial`.
         run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the request fails and its
             executor is replaced.
         start_limit_s: longest time in seconds that an executor may take to start.
@@ -81,6 +117,13 @@ class Config:
         host_cache_bytes: page-locked host memory that they may take beside it, so that what a device gave up comes back
             fast; 0 for none, None leaves it to the executor (as much as on the device, up to 4 GiB).
         whole_object_bytes: objects up to this size are cached whole, larger ones by the ranges that Views read.
+        clients: what is granted to clients, by name; others have the defaults of `ClientSettings`.
+        queue_limit: requests that may be queued at a time; beyond it they are refused with `QueueFull`.
+        etask_workers: processes of eTasks that may live on a device at a time; only one of them runs.
+        faults_allowed: devices that a function may end while it runs alone; with one more it is quarantined.
+        record: file, on the machine of the pool, to which it writes what its policy hears and decides.
+        store: SQLite file of what outlives the pool's process: functions, workers, accounts. None: one in Ray's folder
+            of this session, on the machine of the pool.
     """
 
     devices: tuple[Device, ...] | None = None
@@ -91,6 +134,12 @@ class Config:
     cache_bytes: int | None = None
     host_cache_bytes: int | None = None
     whole_object_bytes: int = 64 << 20
+    clients: Mapping[str, ClientSettings] = field(default_factory=dict)
+    queue_limit: int = QUEUE_LIMIT
+    etask_workers: int = 1
+    faults_allowed: int = 1
+    record: str | None = None
+    store: str | None = None
 
     def __post_init__(self) -> None:
         if self.devices is not None:
@@ -102,6 +151,17 @@ class Config:
         _require_positive("slots", self.slots, int)
         _require_positive_or_none("cache_bytes", self.cache_bytes, int)
         _require_positive("whole_object_bytes", self.whole_object_bytes, int)
+        _require_positive("queue_limit", self.queue_limit, int)
+        _require_positive("etask_workers", self.etask_workers, int)
+        if self.faults_allowed != 0 or isinstance(self.faults_allowed, bool):
+            _require_positive("faults_allowed", self.faults_allowed, int)
+        for name in ("record", "store"):
+            if not isinstance(getattr(self, name), str | None):
+                raise InvalidConfig(f"{name} is a file's name, not {getattr(self, name)!r}", field=name)
+        if not isinstance(self.clients, Mapping) or not all(
+            isinstance(name, str) and isinstance(settings, ClientSettings) for name, settings in self.clients.items()
+        ):
+            raise InvalidConfig(f"clients is a ClientSettings for each name, not {self.clients!r}", field="clients")
         if self.host_cache_bytes != 0 or isinstance(self.host_cache_bytes, bool):
             _require_positive_or_none("host_cache_bytes", self.host_cache_bytes, int)
 
@@ -114,15 +174,17 @@ class Config:
         """The names of fields in which this wish differs from a running pool; devices left open differ from none."""
         wanted = self if self.devices is None else self.resolved(0)
         return tuple(
-            field.name
-            for field in fields(self)
-            if _identity(getattr(wanted, field.name)) != _identity(getattr(running, field.name))
-            and not (field.name == "devices" and self.devices is None)
+            each.name
+            for each in fields(self)
+            if _identity(getattr(wanted, each.name)) != _identity(getattr(running, each.name))
+            and not (each.name == "devices" and self.devices is None)
         )
 
 
 def _identity(value: Any) -> Any:
     """What a value is compared by; a function that was sent here is another object than the one that is."""
+    if isinstance(value, partial):
+        return _identity(value.func), value.args, value.keywords
     return (value.__module__, value.__qualname__) if isinstance(value, FunctionType | type) else value
 
 

@@ -281,6 +281,38 @@ class PoolStopped(KaasError):
     pool: str
 
 
+class QueueFull(KaasError):
+    """A request that the pool has no room to queue: too many wait already, of all clients or of this one.
+
+    Fields:
+        client: whose limit it is; not there if it is that of the pool. limit, queued: in requests.
+    """
+
+    client: str
+    limit: int
+    queued: int
+
+
+class Quarantined(KaasError):
+    """A function that is not run any more, since it ended devices; `story` says when, where and how."""
+
+    function: str
+    faults: int
+    story: tuple[str, ...]
+
+
+class ETaskFailed(KaasError):
+    """A Python function or method that raised; its exception is `__cause__` if it can travel.
+
+    Fields:
+        error_type: the exception's type by name. traceback: as Python prints it.
+    """
+
+    function: str
+    error_type: str
+    traceback: str
+
+
 class ExecutorDied(KaasError):
     """The executor's process ended while it ran the request, each time it was tried."""
 

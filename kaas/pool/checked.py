@@ -8,6 +8,8 @@ from typing import NoReturn
 
 from kaas.errors import PolicyError
 from kaas.pool.events import (
+    ClientGone,
+    ClientKnown,
     Decision,
     Dispatch,
     Event,
@@ -26,6 +28,7 @@ from kaas.pool.events import (
     Tick,
     Utilisation,
     WakeAt,
+    WorkerAdopted,
     WorkerGone,
     WorkerReady,
 )
@@ -81,6 +84,8 @@ class Checked:
         self._require(event.time_s >= self._time_s, "heard of a time that had passed")
         self._time_s = event.time_s
         match event:
+            case ClientKnown() | ClientGone():
+                pass
             case RequestArrived(request=request):
                 known = request in self._waiting or request in self._ready or request in self._running
                 self._require(not known, f"heard of request {request} twice")
@@ -104,6 +109,8 @@ class Checked:
                 self._require(event.slots > 0, f"heard of worker {worker} without a slot")
                 self._workers[worker] = self._starting.pop(worker)
                 self._free |= {(worker, slot) for slot in range(event.slots)}
+            case WorkerAdopted(worker=worker):
+                self._adopt(event)
             case WorkerGone(worker=worker):
                 self._lose(worker)
             case Residency(worker=worker):
@@ -112,6 +119,16 @@ class Checked:
                 self._require(device in self._devices, f"heard of unknown device {device}")
             case Tick():
                 pass
+
+    def _adopt(self, event: WorkerAdopted) -> None:
+        self._require(event.worker not in self._started, f"heard of worker {event.worker} twice")
+        self._require(event.device in self._devices, f"heard of unknown device {event.device}")
+        self._require(event.slots > 0, f"heard of worker {event.worker} without a slot")
+        self._started.add(event.worker)
+        self._workers[event.worker] = event.kind, event.device
+        taken = {running.slot for running in event.running}
+        self._free |= {(event.worker, slot) for slot in range(event.slots) if slot not in taken}
+        self._running |= {running.request: (event.worker, running.slot) for running in event.running}
 
     def _lose(self, worker: int) -> None:
         self._require(worker in self._starting or worker in self._workers, f"heard that unknown worker {worker} ended")

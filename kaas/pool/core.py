@@ -25,6 +25,7 @@ from kaas.errors import (
 from kaas.pool.caches import Caches
 from kaas.pool.checked import Checked
 from kaas.pool.events import (
+    ClientKnown,
     Dispatch,
     Event,
     Evict,
@@ -70,7 +71,10 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         # tasks of the pool do not run in the context of some caller: Ray cancels what a cancelled call has begun
         self._context = contextvars.Context()
-        self._devices = tuple(PhysicalDevice(i, d.kind, d.memory_bytes) for i, d in enumerate(config.devices))
+        self._devices = tuple(
+            PhysicalDevice(i, d.kind, d.memory_bytes, d.speed, config.etask_workers)
+            for i, d in enumerate(config.devices)
+        )
         self._policy = _make_policy(config.policy, self._devices)
         self._requests: dict[int, Request] = {}
         self._workers: dict[int, Worker] = {}
@@ -83,7 +87,12 @@ class Pool:
 
     def open(self) -> None:
         """Let the policy start its workers."""
-        self._tell(Tick(self._loop.time()))
+        now = self._loop.time()
+        for client, settings in self._config.clients.items():
+            self._tell(
+                ClientKnown(now, client, settings.weight, settings.priority, settings.max_running, settings.max_share)
+            )
+        self._tell(Tick(now))
 
     async def submit(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Any:
         """Run a request; inputs_ready completes when its inputs exist.
@@ -254,11 +263,12 @@ class Pool:
                 time_s=self._loop.time(),
                 request=request.id,
                 client=call.client,
-                function=call.label,
+                function=call.function or call.label,
                 inputs=call.uses,
                 ready=request.inputs is None or request.inputs.done(),
                 deadline_s=None if call.deadline_s is None else request.arrived_s + call.deadline_s,
                 attempt=request.attempt,
+                kind=call.kind,
             )
         )
 
@@ -352,13 +362,12 @@ class Pool:
         left = request.answer.done()
         del worker.running[request.id]
         self._answer(self._leave(request), reply.error or reply)
-        now = self._loop.time()
         record = reply.record
         ended = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
         outcome = Outcome.ABANDONED if left else ended
         device_s = record.device_s if record else 0.0
-        self._tell(RequestDone(now, request.id, worker.id, slot, outcome, device_s))
         self.tell_residency(worker, record)
+        self._tell(RequestDone(self._loop.time(), request.id, worker.id, slot, outcome, device_s))
         if worker.stopping and not worker.running:
             self.gone(worker, "stopped")
 
@@ -390,7 +399,7 @@ class Pool:
         """A worker from its start to its end."""
         try:
             async with asyncio.timeout(self._config.start_limit_s):
-                worker.info = await self._transport.start(worker.id, decision.device)
+                worker.info = await self._transport.start(decision)
         except Exception as error:  # noqa: BLE001 - whatever it is, it means that this worker is not there
             self.gone(worker, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
             return

@@ -35,6 +35,10 @@ class PhysicalDevice:
     index: int
     kind: str
     memory_bytes: int | None
+    speed: float = 1.0
+    """How much faster than others it runs kernels."""
+    etask_workers: int = 1
+    """eTask workers that may live on it at a time; one of them runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,51 @@ class ObjectUse:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A request that a worker was running when it was adopted. ends_s: when it will have ended, if that is known."""
+
+    request: int
+    slot: int
+    client: str
+    function: str
+    ends_s: float | None = None
+
+
 # --- events
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKnown:
+    """What the configuration, or an earlier life of the pool, says of a client; it replaces what was said before.
+
+    Others are known by their requests, with the defaults that stand here.
+
+    Fields:
+        weight: its part of the device time that clients compete for. priority: who has more goes first.
+        max_running: how many of its requests may run at a time. max_share: of all devices' time, 0 to 1.
+        charged_s: device seconds that it has had. mean_s: of one request, as if one such had been measured.
+        devices: those that its data is on. present: it competes from now on, as if a request of it had been there.
+    """
+
+    time_s: float
+    client: str
+    weight: float = 1.0
+    priority: int = 0
+    max_running: int | None = None
+    max_share: float | None = None
+    charged_s: float = 0.0
+    mean_s: float | None = None
+    devices: tuple[int, ...] = ()
+    present: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """A client's program ended: it has nothing queued any more, and what it runs ends without anybody waiting."""
+
+    time_s: float
+    client: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +109,10 @@ class RequestArrived:
     deadline_s: float | None = None
     """When it must have ended, on the same clock as time_s."""
     attempt: int = 1
+    kind: WorkerKind = WorkerKind.EXECUTOR
+    """What it needs. An eTask worker serves one client and function only."""
+    alone: bool = False
+    """It may have ended a device: nothing may run beside it on a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +133,8 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class RequestDone:
-    """A request left its slot, which is free again. device_s: seconds that its kernels had the device."""
+    """A request left its slot, which is free again. device_s: seconds that it had the device: of a kTask its kernels,
+    of an eTask the whole call and, if its worker was started for it, that start."""
 
     time_s: float
     request: int
@@ -104,6 +157,22 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerAdopted:
+    """A worker that no StartWorker began is there: it outlived the pool that had started it. Its id was never used in
+    this life of the pool. client, function: whom it serves, as StartWorker says them."""
+
+    time_s: float
+    worker: int
+    kind: WorkerKind
+    device: int
+    slots: int
+    memory_bytes: int
+    client: str = ""
+    function: str = ""
+    running: tuple[Running, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerGone:
     """A worker ended, or never became ready. Requests that ran there are over; those to be retried arrive again."""
 
@@ -114,7 +183,8 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Objects that a worker's device now holds, and that it holds no longer."""
+    """Objects that a worker's device now holds, and that it holds no longer. It comes before the RequestDone of the
+    request that moved them."""
 
     time_s: float
     worker: int
@@ -139,11 +209,14 @@ class Tick:
 
 
 Event = (
-    RequestArrived
+    ClientKnown
+    | ClientGone
+    | RequestArrived
     | InputsReady
     | RequestCancelled
     | RequestDone
     | WorkerReady
+    | WorkerAdopted
     | WorkerGone
     | Residency
     | Utilisation
@@ -156,11 +229,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start a worker on a device, under an id never used before."""
+    """Start a worker on a device, under an id never used before. An eTask worker serves one client and function, which
+    a queued request has; an executor may be told whom it serves, for those who look at it."""
 
     worker: int
     kind: WorkerKind
     device: int
+    client: str = ""
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)

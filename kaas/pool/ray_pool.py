@@ -141,6 +141,7 @@ class PoolActor:
             retries=invocation.retries,
             uses=function.uses(invocation, refs),
             payload=Payload(function, message, refs, keep),
+            function=function.key,
         )
         outputs = await (self._submit_keeping(pool, call, ready) if keep else pool.submit(call, ready))
         return outputs[0] if len(outputs) == 1 else outputs

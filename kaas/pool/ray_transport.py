@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool import wire
+from kaas.pool.events import StartWorker
 from kaas.pool.executor_actor import GROUPS, ExecutorActor, Introduction
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.outputs import Inline, Stored
@@ -69,7 +70,8 @@ class RayTransport:
         self._met: dict[int, set[str]] = {}
         self._reserve = SOFTWARE_RESOURCE in cluster_resources()
 
-    async def start(self, worker: int, device: int) -> WorkerInfo:
+    async def start(self, start: StartWorker) -> WorkerInfo:
+        worker, device = start.worker, start.device
         wanted = self._devices[device]
         options = {
             "num_cpus": 0,

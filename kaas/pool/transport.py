@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kaas.errors import KaasError
-from kaas.pool.events import ObjectUse
+from kaas.pool.events import ObjectUse, StartWorker, WorkerKind
 from kaas.pool.status import WorkerInfo
 from kaas.pool.wire import RunRecord
 
@@ -18,7 +18,8 @@ class WorkerLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as the core sees it; only the transport looks into payload."""
+    """A request as the core sees it; only the transport looks into payload. label: its function's name for people;
+    function: what names that function exactly."""
 
     label: str
     client: str
@@ -26,6 +27,8 @@ class Call:
     retries: int
     uses: tuple[ObjectUse, ...] = ()
     payload: Any = None
+    function: str = ""
+    kind: WorkerKind = WorkerKind.EXECUTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class Reply:
 class Transport(Protocol):
     """The way to the workers; how calls travel can change behind it."""
 
-    async def start(self, worker: int, device: int) -> WorkerInfo:
+    async def start(self, start: StartWorker) -> WorkerInfo:
         """Start a worker. Raises whatever kept it from starting."""
         ...
 

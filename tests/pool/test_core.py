@@ -69,8 +69,8 @@ class FakeWorkers:
         self.refuse_to_start: Exception | None = None
         self.hang_at_start = False
 
-    async def start(self, worker: int, device: int) -> WorkerInfo:  # noqa: ARG002 - as Transport has it
-        self.ends[worker] = asyncio.get_running_loop().create_future()
+    async def start(self, start: StartWorker) -> WorkerInfo:
+        self.ends[start.worker] = asyncio.get_running_loop().create_future()
         if self.refuse_to_start is not None:
             raise self.refuse_to_start
         if self.hang_at_start:

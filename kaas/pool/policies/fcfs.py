@@ -11,6 +11,8 @@ from typing import ClassVar
 
 from kaas.errors import PolicyError
 from kaas.pool.events import (
+    ClientGone,
+    ClientKnown,
     Decision,
     Dispatch,
     Event,
@@ -24,6 +26,7 @@ from kaas.pool.events import (
     StartWorker,
     Tick,
     Utilisation,
+    WorkerAdopted,
     WorkerGone,
     WorkerKind,
     WorkerReady,
@@ -74,7 +77,9 @@ class FirstComeFirstServed:
                 self._idle.extend((event.worker, slot) for slot in reversed(range(event.slots)))
             case WorkerGone():
                 self._lose(event.worker, event.reason)
-            case Residency() | Utilisation() | Tick():
+            case WorkerAdopted():
+                self._adopt(event)
+            case Residency() | Utilisation() | Tick() | ClientKnown() | ClientGone():
                 pass  # this policy does not look at caches or load; a Tick is a chance to start workers
         return self._start_workers() + (self._dispatch() if self._workers else self._reject_all())
 
@@ -96,6 +101,14 @@ class FirstComeFirstServed:
         queue = self._waiting if request in self._waiting else self._ready
         _require(request, queue)
         queue.remove(request)
+
+    def _adopt(self, event: WorkerAdopted) -> None:
+        self._next_worker = max(self._next_worker, event.worker + 1)
+        self._workers[event.worker] = event.device
+        self._busy[event.worker] = len(event.running)
+        self._running |= {running.request: event.worker for running in event.running}
+        taken = {running.slot for running in event.running}
+        self._idle.extend((event.worker, slot) for slot in reversed(range(event.slots)) if slot not in taken)
 
     def _lose(self, worker: int, reason: str) -> None:
         _require(worker, self._workers)
