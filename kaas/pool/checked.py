@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from kaas.errors import PolicyError
@@ -30,19 +31,45 @@ from kaas.pool.events import (
     WakeAt,
     WorkerAdopted,
     WorkerGone,
+    WorkerKind,
     WorkerReady,
 )
 
 STORY_LENGTH = 30
 
 
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker from StartWorker, or its adoption, to WorkerGone."""
+
+    kind: WorkerKind
+    device: int
+    client: str
+    function: str
+    ready: bool = False
+    stopping: bool = False
+    free: set[int] = field(default_factory=set)
+    running: set[int] = field(default_factory=set)
+    alone: bool = False
+    """What it runs must run alone."""
+
+    def serves(self, kind: WorkerKind, client: str, function: str) -> bool:
+        return self.kind is kind and self.client in ("", client) and self.function in ("", function)
+
+
+Flow = tuple[WorkerKind, str, str]
+
+
 class Checked:
     """Wraps a policy and keeps its own books.
 
     Asserted: ids are known and new ones new; a request is dispatched once, only with its inputs ready, into a free
-    slot of a worker that is ready and not stopping; a slot is freed only by RequestDone or WorkerGone; devices exist
-    and have one worker of a kind at most; rejected requests were queued. For a policy that says
-    `work_conserving = True` also: no slot stays free while a ready request waits.
+    slot of a worker that is ready, not stopping, of its kind and there for its client and function; what must run alone
+    does; a client runs no more than max_running; a slot is freed only by RequestDone or WorkerGone; devices exist, have
+    one executor or as many eTask workers as they may, of which one runs; rejected requests were queued. For a policy
+    that says `work_conserving = True` also: no slot stays free while a ready request waits that it could run, but for
+    those of which its method `holds` says that limits hold them back, and for slots that are being cleared for requests
+    that must run alone.
 
     Raises:
         PolicyError: with the last events and decisions in `story`, from `handle`.
@@ -52,16 +79,19 @@ class Checked:
         self._policy = policy
         self._name = name or type(policy).__name__
         self._work_conserving = bool(getattr(policy, "work_conserving", False))
-        self._devices = {device.index for device in devices}
+        self._holds: Callable[[int], bool] = getattr(policy, "holds", lambda _: False)
+        self._etask_workers = {device.index: device.etask_workers for device in devices}
+        self._on_device: dict[int, set[int]] = {device.index: set() for device in devices}
         self._time_s = float("-inf")
+        self._queued: dict[int, RequestArrived] = {}
         self._waiting: set[int] = set()
-        self._ready: set[int] = set()
-        self._running: dict[int, tuple[int, int]] = {}
-        self._starting: dict[int, tuple[object, int]] = {}
-        self._workers: dict[int, tuple[object, int]] = {}
-        self._stopping: set[int] = set()
+        self._ready: dict[Flow, dict[int, RequestArrived]] = {}
+        self._running: dict[int, tuple[int, int, str]] = {}
+        self._workers: dict[int, _Worker] = {}
         self._started: set[int] = set()
-        self._free: set[tuple[int, int]] = set()
+        self._usable: dict[int, None] = {}
+        self._clients: dict[str, int] = {}
+        self._max_running: dict[str, int] = {}
         self._story: deque[Event | Decision] = deque(maxlen=STORY_LENGTH)
 
     def handle(self, event: Event) -> list[Decision]:
@@ -74,8 +104,8 @@ class Checked:
         for decision in decisions:
             self._story.append(decision)
             self._follow(decision)
-        if self._work_conserving and self._ready and self._usable():
-            self._fail(f"left slots {self._usable()} free while requests {sorted(self._ready)} wait")
+        if self._work_conserving and self._ready and self._usable:
+            self._check_conserving()
         return decisions
 
     # --- events: what the pool may tell
@@ -84,99 +114,194 @@ class Checked:
         self._require(event.time_s >= self._time_s, "heard of a time that had passed")
         self._time_s = event.time_s
         match event:
-            case ClientKnown() | ClientGone():
-                pass
             case RequestArrived(request=request):
-                known = request in self._waiting or request in self._ready or request in self._running
+                known = request in self._queued or request in self._running
                 self._require(not known, f"heard of request {request} twice")
-                (self._ready if event.ready else self._waiting).add(request)
+                self._queued[request] = event
+                if event.ready:
+                    self._ready.setdefault(_flow(event), {})[request] = event
+                else:
+                    self._waiting.add(request)
             case InputsReady(request=request):
                 self._require(request in self._waiting, f"heard of inputs for request {request}, which awaits none")
                 self._waiting.remove(request)
-                self._ready.add(request)
+                arrived = self._queued[request]
+                self._ready.setdefault(_flow(arrived), {})[request] = arrived
             case RequestCancelled(request=request):
-                queued = request in self._waiting or request in self._ready
-                self._require(queued or request in self._running, f"heard of unknown request {request}")
-                self._waiting.discard(request)
-                self._ready.discard(request)
+                known = self._unqueue(request) is not None or request in self._running
+                self._require(known, f"heard of unknown request {request}")
             case RequestDone():
                 place = (event.worker, event.slot)
-                self._require(self._running.get(event.request) == place, f"heard that {event.request} left {place}")
-                del self._running[event.request]
-                self._free.add(place)
+                self._require(
+                    self._running.get(event.request, ())[:2] == place, f"heard that {event.request} left {place}"
+                )
+                self._end(event.request)
             case WorkerReady(worker=worker):
-                self._require(worker in self._starting, f"heard of worker {worker}, which was not starting")
+                starting = worker in self._workers and not self._workers[worker].ready
+                self._require(starting, f"heard of worker {worker}, which was not starting")
                 self._require(event.slots > 0, f"heard of worker {worker} without a slot")
-                self._workers[worker] = self._starting.pop(worker)
-                self._free |= {(worker, slot) for slot in range(event.slots)}
-            case WorkerAdopted(worker=worker):
+                self._workers[worker].ready = True
+                self._workers[worker].free = set(range(event.slots))
+                self._update(worker)
+            case WorkerAdopted():
                 self._adopt(event)
             case WorkerGone(worker=worker):
                 self._lose(worker)
             case Residency(worker=worker):
-                self._require(worker in self._workers, f"heard of the caches of unknown worker {worker}")
+                up = worker in self._workers and self._workers[worker].ready
+                self._require(up, f"heard of the caches of unknown worker {worker}")
             case Utilisation(device=device):
-                self._require(device in self._devices, f"heard of unknown device {device}")
+                self._require(device in self._on_device, f"heard of unknown device {device}")
+            case ClientKnown(client=client):
+                self._max_running.pop(client, None)
+                if event.max_running is not None:
+                    self._max_running[client] = event.max_running
+            case ClientGone(client=client):
+                self._max_running.pop(client, None)
             case Tick():
                 pass
 
+    def _unqueue(self, request: int) -> RequestArrived | None:
+        """Take a request out of the queue, if it is there."""
+        queued = self._queued.pop(request, None)
+        if queued is not None and request in self._waiting:
+            self._waiting.remove(request)
+        elif queued is not None:
+            flow = _flow(queued)
+            del self._ready[flow][request]
+            if not self._ready[flow]:
+                del self._ready[flow]
+        return queued
+
+    def _end(self, request: int) -> None:
+        number, slot, client = self._running.pop(request)
+        worker = self._workers[number]
+        worker.running.remove(request)
+        worker.free.add(slot)
+        worker.alone = False
+        self._clients[client] -= 1
+        if not self._clients[client]:
+            del self._clients[client]
+        self._update(number)
+
+    def _update(self, number: int) -> None:
+        """Keep what slots a policy could use at all: the rest of a check is rarely needed."""
+        worker = self._workers.get(number)
+        if worker is not None and worker.free and not worker.stopping and not worker.alone:
+            self._usable[number] = None
+        else:
+            self._usable.pop(number, None)
+
     def _adopt(self, event: WorkerAdopted) -> None:
         self._require(event.worker not in self._started, f"heard of worker {event.worker} twice")
-        self._require(event.device in self._devices, f"heard of unknown device {event.device}")
+        self._require(event.device in self._on_device, f"heard of unknown device {event.device}")
         self._require(event.slots > 0, f"heard of worker {event.worker} without a slot")
         self._started.add(event.worker)
-        self._workers[event.worker] = event.kind, event.device
-        taken = {running.slot for running in event.running}
-        self._free |= {(event.worker, slot) for slot in range(event.slots) if slot not in taken}
-        self._running |= {running.request: (event.worker, running.slot) for running in event.running}
+        worker = _Worker(event.kind, event.device, event.client, event.function, ready=True)
+        self._workers[event.worker] = worker
+        self._on_device[event.device].add(event.worker)
+        worker.free = set(range(event.slots)) - {running.slot for running in event.running}
+        for running in event.running:
+            self._run(running.request, event.worker, running.slot, running.client)
+        self._update(event.worker)
 
-    def _lose(self, worker: int) -> None:
-        self._require(worker in self._starting or worker in self._workers, f"heard that unknown worker {worker} ended")
-        self._starting.pop(worker, None)
-        self._workers.pop(worker, None)
-        self._stopping.discard(worker)
-        self._free = {place for place in self._free if place[0] != worker}
-        self._running = {request: place for request, place in self._running.items() if place[0] != worker}
+    def _run(self, request: int, worker: int, slot: int, client: str) -> None:
+        self._running[request] = (worker, slot, client)
+        self._workers[worker].running.add(request)
+        self._clients[client] = self._clients.get(client, 0) + 1
+
+    def _lose(self, number: int) -> None:
+        self._require(number in self._workers, f"heard that unknown worker {number} ended")
+        for request in list(self._workers[number].running):
+            self._end(request)
+        worker = self._workers.pop(number)
+        self._on_device[worker.device].remove(number)
+        self._update(number)
 
     # --- decisions: what the policy may do
 
     def _follow(self, decision: Decision) -> None:
         match decision:
-            case Dispatch(request=request):
-                place = (decision.worker, decision.slot)
-                self._require(request in self._ready, f"dispatched request {request}, which is not queued and ready")
-                self._require(place in self._free, f"dispatched to {place}, which is not free")
-                self._require(decision.worker not in self._stopping, f"dispatched to stopping worker {place[0]}")
-                self._ready.remove(request)
-                self._free.remove(place)
-                self._running[request] = place
+            case Dispatch():
+                self._dispatch(decision)
             case Reject(request=request):
-                queued = request in self._ready or request in self._waiting
-                self._require(queued, f"rejected request {request}, which is not queued")
-                self._ready.discard(request)
-                self._waiting.discard(request)
-            case StartWorker(worker=worker):
-                self._start(worker, decision)
+                self._require(self._unqueue(request) is not None, f"rejected request {request}, which is not queued")
+            case StartWorker():
+                self._start(decision)
             case StopWorker(worker=worker):
-                known = worker in self._workers or worker in self._starting
-                self._require(known and worker not in self._stopping, f"stopped worker {worker}, which is not up")
-                self._stopping.add(worker)
+                up = worker in self._workers and not self._workers[worker].stopping
+                self._require(up, f"stopped worker {worker}, which is not up")
+                self._workers[worker].stopping = True
+                self._update(worker)
             case Prefetch(worker=worker) | Evict(worker=worker):
-                self._require(worker in self._workers, f"changed the cache of unknown worker {worker}")
+                up = worker in self._workers and self._workers[worker].ready
+                self._require(up, f"changed the cache of unknown worker {worker}")
             case WakeAt():
                 self._require(decision.time_s > self._time_s, "asked to be woken in the past")
 
-    def _start(self, worker: int, decision: StartWorker) -> None:
-        self._require(worker not in self._started, f"started worker {worker} twice")
-        self._require(decision.device in self._devices, f"started a worker on unknown device {decision.device}")
-        place = (decision.kind, decision.device)
-        taken = place in self._starting.values() or place in self._workers.values()
-        self._require(not taken, f"started a second {decision.kind.value} worker on device {decision.device}")
-        self._started.add(worker)
-        self._starting[worker] = place
+    def _dispatch(self, decision: Dispatch) -> None:
+        number, place = decision.worker, (decision.worker, decision.slot)
+        queued = None if decision.request in self._waiting else self._unqueue(decision.request)
+        if queued is None:
+            self._fail(f"dispatched request {decision.request}, which is not queued and ready")
+        worker = self._workers.get(number)
+        if worker is None or decision.slot not in worker.free:
+            self._fail(f"dispatched to {place}, which is not free")
+        self._require(not worker.stopping, f"dispatched to stopping worker {number}")
+        named = f"request {queued.request} of {queued.client!r} for {queued.function!r}, {queued.kind.value}"
+        serves = worker.serves(queued.kind, queued.client, queued.function)
+        self._require(serves, f"dispatched to worker {number}, which serves others, {named}")
+        alone = f"ran {named}, on worker {number} beside others, though one of them must run alone"
+        self._require(not worker.alone and not (queued.alone and worker.running), alone)
+        if worker.kind is WorkerKind.ETASK:
+            others = any(self._workers[other].running for other in self._on_device[worker.device] - {number})
+            self._require(not others, f"ran {named}, while another worker of device {worker.device} runs something")
+        limit = self._max_running.get(queued.client)
+        over = limit is not None and self._clients.get(queued.client, 0) >= limit
+        self._require(not over, f"ran {named}, though its client runs {limit} already")
+        worker.free.remove(decision.slot)
+        worker.alone = queued.alone
+        self._run(decision.request, number, decision.slot, queued.client)
+        self._update(number)
 
-    def _usable(self) -> list[tuple[int, int]]:
-        return sorted(place for place in self._free if place[0] not in self._stopping)
+    def _start(self, decision: StartWorker) -> None:
+        number, kind, device = decision.worker, decision.kind, decision.device
+        self._require(number not in self._started, f"started worker {number} twice")
+        self._require(device in self._on_device, f"started a worker on unknown device {device}")
+        others = [self._workers[other].kind for other in self._on_device[device]]
+        self._require(
+            len(set(others) - {kind}) == 0, f"started an {kind.value} worker beside one of the other kind on {device}"
+        )
+        if kind is WorkerKind.EXECUTOR:
+            self._require(not others, f"started a second executor worker on device {device}")
+        else:
+            most = self._etask_workers[device]
+            self._require(len(others) < most, f"started more than {most} etask workers on device {device}")
+            named = bool(decision.client and decision.function)
+            self._require(named, "started an etask worker for no client and function")
+        self._started.add(number)
+        self._workers[number] = _Worker(kind, device, decision.client, decision.function)
+        self._on_device[device].add(number)
+
+    def _check_conserving(self) -> None:
+        """No slot is free for a request that waits. An eTask worker that shares its device may have to wait."""
+        for flow, requests in self._ready.items():
+            able = [
+                number
+                for number in self._usable
+                if (worker := self._workers[number]).serves(*flow)
+                and (worker.kind is WorkerKind.EXECUTOR or len(self._on_device[worker.device]) == 1)
+            ]
+            if not able:
+                continue
+            clearing = sum(request.alone for each in self._ready.values() for request in each.values())
+            empty = [number for number in able if not self._workers[number].running]
+            for request in requests.values():
+                free = bool(empty) if request.alone else len(able) > clearing
+                late = request.deadline_s is not None and request.deadline_s <= self._time_s
+                if free and not late and not self._holds(request.request):
+                    slots = [(number, slot) for number in able for slot in sorted(self._workers[number].free)]
+                    self._fail(f"left slots {slots} free while requests {sorted(requests)} wait")
 
     # --- failing
 
@@ -190,3 +315,7 @@ class Checked:
     def _error(self, broken: str) -> PolicyError:
         story = tuple(str(entry) for entry in self._story)
         return PolicyError(f"policy {self._name!r} {broken}", policy=self._name, story=story)
+
+
+def _flow(request: RequestArrived) -> Flow:
+    return request.kind, request.client, request.function

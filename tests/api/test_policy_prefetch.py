@@ -10,7 +10,7 @@ import pytest
 import ray
 
 import kaas
-from kaas.pool.events import Decision, Event, Evict, Prefetch, RequestArrived, Residency
+from kaas.pool.events import Decision, Event, Evict, Prefetch, RequestArrived, Residency, WorkerReady
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.stats import TierStats
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
@@ -25,14 +25,17 @@ class LooksAhead(FirstComeFirstServed):
     """Prefetches what every request reads; evicts small objects as soon as they have come."""
 
     small: frozenset[bytes | None] = frozenset()
+    worker: int | None = None
 
     def handle(self, event: Event) -> list[Decision]:
         decisions = super().handle(event)
         match event:
-            case RequestArrived() if event.function == "ahead" and self._busy:
+            case WorkerReady(worker=worker):
+                self.worker = worker
+            case RequestArrived() if event.function == "ahead" and self.worker is not None:
                 keys = tuple(use.key for use in event.inputs if use.key is not None)
                 self.small = frozenset(use.key for use in event.inputs if use.nbytes <= UNLIKED_BYTES)
-                decisions.append(Prefetch(next(iter(self._busy)), keys))
+                decisions.append(Prefetch(self.worker, keys))
             case Residency(loaded=loaded) if unliked := tuple(key for key in loaded if key in self.small):
                 decisions.append(Evict(event.worker, unliked))
         return decisions

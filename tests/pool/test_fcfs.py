@@ -23,7 +23,8 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.policies.fcfs import FAILED_STARTS, FirstComeFirstServed
+from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.policies.fleet import FAILED_STARTS
 
 EXECUTOR = WorkerKind.EXECUTOR
 GIB = 1 << 30

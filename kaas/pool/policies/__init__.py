@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from kaas.errors import InvalidConfig
 from kaas.pool.events import PolicyFactory
+from kaas.pool.policies.cfs_affinity import CfsAffinity
+from kaas.pool.policies.exclusive import Exclusive
 from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.policies.static import Static
 
-POLICIES: dict[str, PolicyFactory] = {"fcfs": FirstComeFirstServed}
+POLICIES: dict[str, PolicyFactory] = {
+    "fcfs": FirstComeFirstServed,
+    "cfs_affinity": CfsAffinity,
+    "exclusive": Exclusive,
+    "static": Static,
+}
 
 
 def factory(policy: str | PolicyFactory) -> PolicyFactory:

@@ -1,0 +1,169 @@
+"""What policies remember: requests in queues, workers on devices, and crews, which are the workers for one queue."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kaas.pool.events import ObjectUse, PhysicalDevice, WorkerKind
+from kaas.pool.policies.accounts import Account
+
+
+class Serves(NamedTuple):
+    """Whom a worker serves: an empty client is everybody, an empty function each one."""
+
+    kind: WorkerKind
+    client: str = ""
+    function: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request from its arrival to its end. Fields: ready: it stands in a queue. worker: where it runs. estimate_s:
+    what its client was charged at the dispatch; None if an earlier life of the pool dispatched it."""
+
+    id: int
+    account: Account | None
+    crew: Crew
+    inputs: tuple[ObjectUse, ...] = ()
+    deadline_s: float | None = None
+    alone: bool = False
+    ready: bool = False
+    worker: Worker | None = None
+    estimate_s: float | None = None
+    ends_s: float = 0.0
+    """When it will have ended, as far as one can tell."""
+
+    def late(self, now_s: float) -> bool:
+        return self.deadline_s is not None and self.deadline_s <= now_s
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """The ready requests of one client at one crew, the oldest first."""
+
+    account: Account
+    requests: dict[int, Request] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+    """Heap of ids; those that left `requests` are skipped."""
+
+    def push(self, request: Request) -> None:
+        self.requests[request.id] = request
+        heapq.heappush(self.order, request.id)
+
+    @property
+    def head(self) -> Request:
+        """The oldest; there must be one."""
+        order, requests = self.order, self.requests
+        while order[0] not in requests:
+            heapq.heappop(order)
+        return requests[order[0]]
+
+
+@dataclass(slots=True, eq=False)
+class Device:
+    """A device and the workers that are alive on it. heir: the crew that it is promised to. failures: workers in a row
+    that did not start on it, failed: whom they were to serve."""
+
+    spec: PhysicalDevice
+    territory: Territory
+    workers: dict[int, Worker] = field(default_factory=dict)
+    heir: Crew | None = None
+    failures: int = 0
+    failed: set[Serves] = field(default_factory=set)
+
+    @property
+    def index(self) -> int:
+        return self.spec.index
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker from StartWorker to WorkerGone. Fields: free: its slots that are free, with the number of the change
+    that freed them, the last one at the end. alone: the request that it is kept for, or runs, with nothing beside.
+    served: a request was dispatched to it. used: number of the change when it last got or ended a request."""
+
+    id: int
+    device: Device
+    crew: Crew
+    starting: bool = True
+    stopping: bool = False
+    free: list[tuple[int, int]] = field(default_factory=list)
+    running: dict[int, Request] = field(default_factory=dict)
+    alone: Request | None = None
+    served: bool = False
+    used: int = 0
+    version: int = 0
+    """Counts what changes its place among the offers of its crew."""
+
+    @property
+    def usable(self) -> bool:
+        """A request may be dispatched to it, unless another worker of its device runs one."""
+        return bool(self.free) and not self.stopping and self.alone is None
+
+    @property
+    def gated(self) -> bool:
+        """Another worker of its device runs something, and workers that share a device take turns."""
+        workers = self.device.workers
+        return len(workers) > 1 and any(other.running for other in workers.values() if other is not self)
+
+    @property
+    def ends_s(self) -> float:
+        return max((request.ends_s for request in self.running.values()), default=0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Crew:
+    """The workers that serve the same requests, with those that wait for them: the paper's pool.
+
+    Fields:
+        born: when it was first seen. evicted: number of the change that last took a device from it; -1: none did.
+        promised: devices that will be its own once their workers have ended. alone: ready requests that must run
+        alone. ready: how many requests wait here. running: how many run. failures: workers in a row that did not start.
+    """
+
+    serves: Serves
+    territory: Territory
+    born: tuple[int, int]
+    evicted: int = -1
+    workers: dict[int, Worker] = field(default_factory=dict)
+    leaving: int = 0
+    promised: int = 0
+    coming: int = 0
+    queues: dict[str, Queue] = field(default_factory=dict)
+    alone: dict[int, Request] = field(default_factory=dict)
+    ready: int = 0
+    running: int = 0
+    failures: int = 0
+    last_failure: str = ""
+    slots: int = 1
+    """Of a worker, as last seen."""
+    offers: list[tuple[tuple[float, ...], int, int, Worker]] = field(default_factory=list)
+    """Heap of workers with a free slot, the best first; entries whose version has passed are skipped."""
+
+    @property
+    def size(self) -> int:
+        """Devices that it holds, or will once they are free."""
+        return len(self.workers) - self.leaving + self.promised
+
+
+@dataclass(slots=True, eq=False)
+class Territory:
+    """Devices that some crews compete for, and nobody else: all of them, or the share of a client.
+
+    Fields:
+        free: those without a worker or an heir. hungry: crews with ready requests. holding: crews with workers or
+        promises. alive: how many workers there are.
+    """
+
+    devices: list[Device] = field(default_factory=list)
+    home: Serves | None = None
+    """Whom a device is started for that nobody asked for; None: it stays free."""
+    free: set[int] = field(default_factory=set)
+    hungry: dict[Serves, Crew] = field(default_factory=dict)
+    holding: dict[Serves, Crew] = field(default_factory=dict)
+    alive: int = 0
+    shared_places: bool = False
+    nobodys: str = ""
+    """Why nothing can run here, if it has no devices."""

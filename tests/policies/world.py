@@ -1,0 +1,213 @@
+"""Workers and callers that do anything the contract allows: a policy under guard is told of it, event by event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kaas.pool.checked import Checked
+from kaas.pool.events import (
+    ClientKnown,
+    Decision,
+    Dispatch,
+    Event,
+    InputsReady,
+    ObjectUse,
+    Outcome,
+    PhysicalDevice,
+    PolicyFactory,
+    Reject,
+    RequestArrived,
+    RequestCancelled,
+    RequestDone,
+    Residency,
+    StartWorker,
+    StopWorker,
+    Tick,
+    WakeAt,
+    WorkerGone,
+    WorkerKind,
+    WorkerReady,
+)
+
+EXECUTOR, ETASK = WorkerKind.EXECUTOR, WorkerKind.ETASK
+STEP_LIMIT = 5000
+
+
+@dataclass
+class World:
+    """Fields: running: request -> (worker, slot). dispatched: requests in order. answered: how often each one was.
+    served: the flows that each worker ran. wakes: when the policy wants to hear of the time."""
+
+    factory: PolicyFactory
+    devices: int = 1
+    slots: int = 1
+    etask_workers: int = 1
+    draw: Callable[[int], int] = lambda _: 0
+    speeds: tuple[float, ...] = ()
+    time_s: float = 0.0
+    next_request: int = 0
+    arrivals: dict[int, RequestArrived] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
+    queued: set[int] = field(default_factory=set)
+    running: dict[int, tuple[int, int]] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    starting: dict[int, StartWorker] = field(default_factory=dict)
+    workers: dict[int, StartWorker] = field(default_factory=dict)
+    stopping: set[int] = field(default_factory=set)
+    dispatched: list[Dispatch] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+    answered: Counter[int] = field(default_factory=Counter)
+    served: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
+    wakes: list[float] = field(default_factory=list)
+    decided: list[Decision] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        speeds = self.speeds or (1.0,) * self.devices
+        self.places = [PhysicalDevice(i, "software", None, speeds[i], self.etask_workers) for i in range(self.devices)]
+        self.raw = self.factory(self.places)
+        self.policy = Checked(self.raw, self.places)
+
+    def tell(self, event: Event) -> list[Decision]:
+        decisions = self.policy.handle(event)
+        self.decided += decisions
+        for decision in decisions:
+            match decision:
+                case StartWorker():
+                    self.starting[decision.worker] = decision
+                case StopWorker():
+                    self.stopping.add(decision.worker)
+                case Dispatch():
+                    self.queued.remove(decision.request)
+                    self.running[decision.request] = (decision.worker, decision.slot)
+                    self.dispatched.append(decision)
+                    request = self.arrivals[decision.request]
+                    self.served.setdefault(decision.worker, set()).add((request.client, request.function))
+                case Reject():
+                    self.queued.discard(decision.request)
+                    self.waiting.discard(decision.request)
+                    self.rejected.append(decision.request)
+                    self.answered[decision.request] += 1
+                case WakeAt():
+                    self.wakes.append(decision.time_s)
+        return decisions
+
+    def known(self, client: str, **facts: float | int | bool | tuple[int, ...] | None) -> None:
+        self.tell(ClientKnown(self.time_s, client, **facts))  # type: ignore[arg-type]
+
+    def arrive(
+        self,
+        client: str = "c",
+        function: str = "f",
+        kind: WorkerKind = EXECUTOR,
+        *,
+        ready: bool = True,
+        alone: bool = False,
+        inputs: tuple[ObjectUse, ...] = (),
+        deadline_s: float | None = None,
+    ) -> int:
+        request = self.next_request
+        self.next_request += 1
+        event = RequestArrived(
+            self.time_s, request, client, function, inputs, ready, deadline_s, kind=kind, alone=alone
+        )
+        self.arrivals[request] = event
+        (self.queued if ready else self.waiting).add(request)
+        self.tell(event)
+        return request
+
+    def inputs(self, request: int) -> None:
+        self.waiting.remove(request)
+        self.queued.add(request)
+        self.tell(InputsReady(self.time_s, request))
+
+    def cancel(self, request: int) -> None:
+        if request not in self.left:
+            self.answered[request] += 1
+        self.left.add(request)
+        self.waiting.discard(request)
+        self.queued.discard(request)
+        self.tell(RequestCancelled(self.time_s, request))
+
+    def finish(self, request: int, device_s: float = 0.0, outcome: Outcome = Outcome.SUCCEEDED) -> list[Decision]:
+        worker, slot = self.running.pop(request)
+        if request not in self.left:
+            self.answered[request] += 1
+        return self.tell(RequestDone(self.time_s, request, worker, slot, outcome, device_s))
+
+    def up(self, worker: int) -> None:
+        started = self.starting.pop(worker)
+        self.workers[worker] = started
+        slots = self.slots if started.kind is EXECUTOR else 1
+        self.tell(WorkerReady(self.time_s, worker, started.kind, started.device, slots, 1))
+
+    def gone(self, worker: int, reason: str = "killed", *, again: int = 0, alone: bool = False) -> None:
+        """again: how many of the requests that ran there arrive once more, alone or not."""
+        self.starting.pop(worker, None)
+        self.workers.pop(worker, None)
+        self.stopping.discard(worker)
+        lost = sorted(request for request, (at, _) in self.running.items() if at == worker)
+        for request in lost:
+            del self.running[request]
+        self.tell(WorkerGone(self.time_s, worker, reason))
+        for request in lost:
+            if request in self.left or again <= 0:
+                self.answered[request] += request not in self.left
+                continue
+            again -= 1
+            old = self.arrivals[request]
+            self.queued.add(request)
+            self.tell(
+                RequestArrived(
+                    self.time_s,
+                    request,
+                    old.client,
+                    old.function,
+                    old.inputs,
+                    attempt=2,
+                    kind=old.kind,
+                    alone=alone,
+                )
+            )
+
+    def resident(self, worker: int, loaded: tuple[bytes, ...], evicted: tuple[bytes, ...] = ()) -> None:
+        self.tell(Residency(self.time_s, worker, loaded, evicted))
+
+    def tick(self, by_s: float = 0.0) -> None:
+        self.time_s += by_s
+        self.tell(Tick(self.time_s))
+
+    def stopped(self) -> list[int]:
+        """Workers that have nothing left to run before they end."""
+        busy = {worker for worker, _ in self.running.values()}
+        return sorted(self.stopping - busy)
+
+    # --- what Hypothesis drives
+
+    def step(self, pick: Callable[[int], int], device_s: float = 1.0) -> bool:
+        """One thing that goes on by itself; False when there is none."""
+        going: list[Callable[[], object]] = [lambda r=r: self.finish(r, device_s) for r in sorted(self.running)]  # type: ignore[misc]
+        going += [lambda w=w: self.up(w) for w in sorted(self.starting) if w not in self.stopping]  # type: ignore[misc]
+        going += [lambda w=w: self.gone(w, "stopped") for w in self.stopped()]  # type: ignore[misc]
+        going += [lambda r=r: self.inputs(r) for r in sorted(self.waiting)]  # type: ignore[misc]
+        if going:
+            going[pick(len(going))]()
+        elif self.wakes and max(self.wakes) > self.time_s:
+            self.time_s = min(wake for wake in self.wakes if wake > self.time_s)
+            self.wakes = [wake for wake in self.wakes if wake > self.time_s]
+            self.tell(Tick(self.time_s))
+        else:
+            return False
+        return True
+
+    def settle(self, pick: Callable[[int], int], device_s: float = 1.0) -> int:
+        """From here on nothing bad happens: everything that is here must be answered, once. Returns the steps."""
+        for steps in range(STEP_LIMIT):
+            if not (self.waiting or self.queued or self.running):
+                break
+            assert self.step(pick, device_s), f"requests are stuck: {sorted(self.queued)}"
+        else:
+            raise AssertionError(f"requests are still there after {STEP_LIMIT} steps: {sorted(self.queued)}")
+        assert self.answered == Counter(dict.fromkeys(self.arrivals, 1))
+        return steps
