@@ -191,23 +191,24 @@ class World:
         going += [lambda w=w: self.up(w) for w in sorted(self.starting) if w not in self.stopping]  # type: ignore[misc]
         going += [lambda w=w: self.gone(w, "stopped") for w in self.stopped()]  # type: ignore[misc]
         going += [lambda r=r: self.inputs(r) for r in sorted(self.waiting)]  # type: ignore[misc]
+        if self.wakes and (not going or min(self.wakes) <= self.time_s):
+            going.append(self.wake)
         if going:
             going[pick(len(going))]()
-        elif self.wakes and max(self.wakes) > self.time_s:
-            self.time_s = min(wake for wake in self.wakes if wake > self.time_s)
-            self.wakes = [wake for wake in self.wakes if wake > self.time_s]
-            self.tell(Tick(self.time_s))
-        else:
-            return False
-        return True
+        return bool(going)
+
+    def wake(self) -> None:
+        """The first time that the policy asked for has come."""
+        self.time_s = max(self.time_s, min(self.wakes))
+        self.wakes.remove(min(self.wakes))
+        self.tell(Tick(self.time_s))
 
     def settle(self, pick: Callable[[int], int], device_s: float = 1.0) -> int:
         """From here on nothing bad happens: everything that is here must be answered, once. Returns the steps."""
-        for steps in range(STEP_LIMIT):
-            if not (self.waiting or self.queued or self.running):
-                break
+        steps = 0
+        while self.waiting or self.queued or self.running:
+            assert steps < STEP_LIMIT, f"requests are still there after {steps} steps: {sorted(self.queued)}"
             assert self.step(pick, device_s), f"requests are stuck: {sorted(self.queued)}"
-        else:
-            raise AssertionError(f"requests are still there after {STEP_LIMIT} steps: {sorted(self.queued)}")
+            steps += 1
         assert self.answered == Counter(dict.fromkeys(self.arrivals, 1))
         return steps

@@ -32,7 +32,7 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.policies.accounts import Account, Accounts
+from kaas.pool.policies.accounts import SHORTEST_WAIT_S, Account, Accounts
 from kaas.pool.policies.books import Crew, Device, Queue, Request, Serves, Territory, Worker
 from kaas.pool.policies.fleet import Fleet
 
@@ -105,6 +105,9 @@ class Scheduler:
     def handle(self, event: Event) -> list[Decision]:
         self._now_s = self._fleet.now_s = event.time_s
         self._accounts.wake_s = None
+        if self._wake_s is not None and event.time_s >= self._wake_s - SHORTEST_WAIT_S:
+            self._wake_s = None
+            self._stir_all()
         match event:
             case RequestArrived():
                 self._arrive(event)
@@ -181,10 +184,7 @@ class Scheduler:
             del crew.territory.hungry[crew.serves]
         if request.alone:
             del crew.alone[request.id]
-            for worker in crew.workers.values():
-                if worker.alone is request:
-                    worker.alone = None
-                    self._fleet.offer(worker)
+            self._keep_none(request)
         else:
             queue = crew.queues[client]
             del queue.requests[request.id]
@@ -332,22 +332,26 @@ class Scheduler:
             self._dequeue(request)
             return
         if account.limited and self._accounts.held(account, self._now_s):
+            self._keep_none(request)
             return
         up = [worker for worker in request.crew.workers.values() if not worker.starting and not worker.stopping]
         own = [worker for worker in up if worker.alone is None or worker.alone is request]
         if not own:
             return
-        worker = min(own, key=lambda w: (len(w.running), w.alone is not request, w.device.index, w.id))
-        for other in own:
-            if other.alone is request and other is not worker:
-                other.alone = None
-                self._fleet.offer(other)
-        worker.alone = None
+        worker = min(own, key=lambda w: (len(w.running) + w.gated, w.alone is not request, w.device.index, w.id))
+        self._keep_none(request)
         if worker.running or worker.gated:
             worker.alone = request
             self._fleet.offer(worker)
         else:
             self._dispatch(request, worker)
+
+    def _keep_none(self, request: Request) -> None:
+        """The worker that is kept free for a request takes others again."""
+        for worker in request.crew.workers.values():
+            if worker.alone is request:
+                worker.alone = None
+                self._fleet.offer(worker)
 
     def _dispatch(self, request: Request, worker: Worker) -> None:
         self._dequeue(request)
