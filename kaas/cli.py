@@ -71,6 +71,30 @@ def status(
         console.print(f"[red]broken:[/] {found.broken}")
 
 
+ScenarioFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="as docs/simulator.md describes it")]
+
+
+@app.command()
+def simulate(
+    scenario_file: ScenarioFile,
+    json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+    rows: Annotated[int, typer.Option(min=0, help="dispatches to show")] = 20,
+) -> None:
+    """Run a scheduling policy in virtual time."""
+    import msgspec
+
+    from kaas.pool.simulation.reading import parse
+    from kaas.pool.simulation.tables import tables
+    from kaas.pool.simulator import simulate as simulated
+
+    result = simulated(parse(scenario_file.read_bytes()))
+    if json:
+        print(msgspec.json.encode(result).decode())
+        return
+    for table in tables(result, rows):
+        console.print(table)
+
+
 @app.command()
 def inspect(task_file: TaskFile) -> None:
     """Draw a kTask: its kernels, what they read and write, and its buffers."""

@@ -343,6 +343,13 @@ class DeadlineExceeded(KaasError, TimeoutError):
     printed: str
 
 
+class InvalidScenario(KaasError, ValueError):
+    """A scenario for the simulator that cannot mean anything; `path` says where, as `functions.A.memory_mb` or
+    `requests[3]`."""
+
+    path: str
+
+
 class PolicyError(KaasError):
     """A scheduling policy that raised or broke an invariant; `story` holds its last events."""
 

@@ -45,8 +45,9 @@ ALLOWED_IMPORTERS = {
 }
 """Foreign package -> the modules, or packages with all they hold, that may import it."""
 
-DECIDERS = ("kaas.pool.events", "kaas.pool.policies", "kaas.pool.checked", "kaas.pool.simulator", "kaas.executor.cache",
-            "kaas.executor.ranges", "kaas.executor.tiers", "kaas.executor.eviction", "kaas.executor.arena")  # fmt: skip
+DECIDERS = ("kaas.pool.events", "kaas.pool.policies", "kaas.pool.checked", "kaas.pool.simulator",
+            "kaas.pool.simulation", "kaas.executor.cache", "kaas.executor.ranges", "kaas.executor.tiers",
+            "kaas.executor.eviction", "kaas.executor.arena")  # fmt: skip
 """What decides: values in, values out. No clock, no chance, no environment, no event loop, no device."""
 
 NOT_FOR_DECIDERS = {"asyncio", "cuda", "os", "random", "ray", "secrets", "socket", "threading", "time", "zmq"}
