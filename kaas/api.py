@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
@@ -140,6 +141,8 @@ def init(
     given = {"devices": devices, "policy": policy, "record": record}
     named: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
     wanted = replace(config or Config(), **named) if named else config
+    if wanted is not None and wanted.record is not None:
+        wanted = replace(wanted, record=os.path.abspath(wanted.record))  # the pool runs in another folder
     policies.factory((wanted or Config()).policy)
     for device in (wanted and wanted.devices) or ():
         software.check(device)

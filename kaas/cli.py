@@ -96,6 +96,26 @@ def simulate(
 
 
 @app.command()
+def replay(
+    record: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="what kaas.init(record=...) wrote")],
+    policy: Annotated[str | None, typer.Option(help="instead of the one that was recorded")] = None,
+) -> None:
+    """Tell a fresh policy the events of a pool, and compare its decisions with the pool's."""
+    from kaas.pool import recording
+
+    told = recording.replay(record, policy)
+    counts = f"{told.lives} lives, {told.events} events, {told.decisions} decisions"
+    if told.difference is None:
+        console.print(f"[green]identical[/]: {counts}")
+        return
+    found = told.difference
+    console.print(f"[red]different[/] at line {found.line}, after {counts}")
+    for name, said in (("event", found.event), ("expected", found.expected), ("got", found.got)):
+        console.print(f"{name}: {escape(str(said))}", soft_wrap=True)
+    raise typer.Exit(1)
+
+
+@app.command()
 def inspect(task_file: TaskFile) -> None:
     """Draw a kTask: its kernels, what they read and write, and its buffers."""
     print(draw.text(_load(task_file)))

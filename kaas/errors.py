@@ -350,6 +350,13 @@ class InvalidScenario(KaasError, ValueError):
     path: str
 
 
+class InvalidRecord(KaasError, ValueError):
+    """A file that is no record of a pool's events, from this line on."""
+
+    path: str
+    line: int
+
+
 class PolicyError(KaasError):
     """A scheduling policy that raised or broke an invariant; `story` holds its last events."""
 

@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import itertools
 from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kaas.config import Config
@@ -19,11 +20,9 @@ from kaas.errors import (
     DeviceUnavailable,
     ExecutorDied,
     KaasError,
-    PolicyError,
     PoolStopped,
 )
 from kaas.pool.caches import Caches
-from kaas.pool.checked import Checked
 from kaas.pool.events import (
     ClientKnown,
     Dispatch,
@@ -32,7 +31,6 @@ from kaas.pool.events import (
     InputsReady,
     Outcome,
     PhysicalDevice,
-    PolicyFactory,
     Prefetch,
     Reject,
     RequestArrived,
@@ -46,7 +44,7 @@ from kaas.pool.events import (
     WorkerGone,
     WorkerReady,
 )
-from kaas.pool.policies import factory
+from kaas.pool.guarded import Guarded
 from kaas.pool.records import Request, Worker, device_status
 from kaas.pool.stats import Entry, Ledger, Stats
 from kaas.pool.status import Status
@@ -75,7 +73,7 @@ class Pool:
             PhysicalDevice(i, d.kind, d.memory_bytes, d.speed, config.etask_workers)
             for i, d in enumerate(config.devices)
         )
-        self._policy = _make_policy(config.policy, self._devices)
+        self._policy = Guarded(config, self._devices)
         self._requests: dict[int, Request] = {}
         self._workers: dict[int, Worker] = {}
         self._ids = itertools.count()
@@ -86,7 +84,8 @@ class Pool:
         self._stopped = False
 
     def open(self) -> None:
-        """Let the policy start its workers."""
+        """Let the policy start its workers; raises InvalidConfig if its record cannot be written."""
+        self._policy.open()
         now = self._loop.time()
         for client, settings in self._config.clients.items():
             self._tell(
@@ -169,12 +168,14 @@ class Pool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._policy.close()
 
     def stats(self, reset: bool = False) -> Stats:
         now = self._loop.time()
-        stats = self._ledger.read(now)
+        stats = replace(self._ledger.read(now), policy_s=self._policy.seconds, policy_events=self._policy.events)
         if reset:
             self._ledger.reset(now)
+            self._policy.reset()
         return stats
 
     def status(self, functions: tuple[str, ...] = ()) -> Status:
@@ -252,7 +253,8 @@ class Pool:
             request.timer = self._loop.call_later(call.deadline_s, self._expire, request)
         if inputs_ready is not None:
             request.inputs = asyncio.ensure_future(inputs_ready)
-            request.inputs.add_done_callback(lambda waited: self._inputs_ready(request, waited))
+            if not request.inputs_exist:
+                request.inputs.add_done_callback(lambda waited: self._inputs_ready(request, waited))
         self._arrive(request)
         return request
 
@@ -265,7 +267,7 @@ class Pool:
                 client=call.client,
                 function=call.function or call.label,
                 inputs=call.uses,
-                ready=request.inputs is None or request.inputs.done(),
+                ready=request.inputs_exist,
                 deadline_s=None if call.deadline_s is None else request.arrived_s + call.deadline_s,
                 attempt=request.attempt,
                 kind=call.kind,
@@ -442,12 +444,3 @@ class Pool:
         died = ExecutorDied(message, executor=name, attempts=request.attempt, reason=reason)
         died.__cause__ = cause
         self._answer(request, request.fault or died)
-
-
-def _make_policy(chosen: str | PolicyFactory, devices: tuple[PhysicalDevice, ...]) -> Checked:
-    name = getattr(chosen, "__name__", str(chosen))
-    try:
-        policy = factory(chosen)(devices)
-    except Exception as error:
-        raise PolicyError(f"policy {name!r} cannot be made: {type(error).__name__}: {error}", policy=name) from error
-    return Checked(policy, devices, name=name)

@@ -71,8 +71,9 @@ class PoolActor:
             self._readiness = Readiness(asyncio.get_running_loop(), existing)
             self._residents = Residents(asyncio.get_running_loop())
             transport = RayTransport(self._config, self._readiness, self._residents)
-            self._pool = Pool(self._name, self._config, transport)
-            self._pool.open()
+            pool = Pool(self._name, self._config, transport)
+            pool.open()
+            self._pool = pool
         return self._pool
 
     async def register(self, spec: bytes, task: bytes) -> None:

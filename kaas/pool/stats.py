@@ -106,13 +106,20 @@ class OutcomeStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Everything since the pool started or the last reset. kernels: of requests that ran without the graph, to tell."""
+    """Everything since the pool started or the last reset.
+
+    Fields:
+        kernels: of requests that ran without the graph, to tell.
+        policy_s: seconds that the policy took for its decisions, and its checks. policy_events: what it heard.
+    """
 
     since_s: float
     stages: tuple[StageStats, ...]
     tiers: tuple[TierStats, ...]
     outcomes: tuple[OutcomeStats, ...]
     kernels: tuple[KernelStats, ...] = ()
+    policy_s: float = 0.0
+    policy_events: int = 0
 
     def hit_rate(self, *, client: str | None = None) -> float:
         """The share of input objects found on the device, 0 to 1; nan when there were none. Objects that were loaded

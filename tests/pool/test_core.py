@@ -900,3 +900,14 @@ def test_a_decision_about_caches_that_fails_shows_in_the_figures() -> None:
         assert outcomes == {("", "", 0, "KaasError"), ("f", "alice", 0, "succeeded")}
 
     play(scenario, policy=Eager)
+
+
+def test_inputs_that_exist_when_the_request_comes_are_not_told_again() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        ready = asyncio.get_running_loop().create_future()
+        ready.set_result(None)
+        task = await begin(pool.submit(call(), ready))
+        workers.reply("value")
+        assert await task == "value"
+
+    play(scenario)

@@ -1,0 +1,273 @@
+"""Records of pools under load and failures: their replay decides the same, and says where it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kaas.cli import app
+from kaas.config import ClientSettings, Config, Device
+from kaas.errors import InvalidConfig, InvalidRecord, PolicyError
+from kaas.pool.core import Pool
+from kaas.pool.events import (
+    Decision,
+    Dispatch,
+    Event,
+    ObjectUse,
+    PhysicalDevice,
+    RequestArrived,
+    Residency,
+    StartWorker,
+    Tick,
+    WorkerKind,
+    WorkerReady,
+)
+from kaas.pool.policies import POLICIES
+from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.recording import Recorder, replay
+from kaas.pool.transport import Call, Reply
+from kaas.pool.wire import RunRecord
+from tests.pool.test_core import INFO, FakeWorkers, settle
+
+ROOT = Path(__file__).parent.parent.parent
+KEYS = [bytes([number] * 20) for number in range(6)]
+DEVICES = (PhysicalDevice(0, "software", 1 << 30), PhysicalDevice(1, "software", None))
+
+
+def call(chance: random.Random) -> Call:
+    client, function = chance.choice("abcd"), chance.choice("fgh")
+    uses = tuple(ObjectUse(key, chance.randrange(1000)) for key in chance.sample(KEYS, 2))
+    deadline_s = 1e-6 if chance.random() < 0.1 else None
+    return Call(function, client, deadline_s, 2, uses=uses)
+
+
+def reply(chance: random.Random) -> Reply:
+    """What a worker says: a value, an error, or that it ends."""
+    loaded, evicted = chance.sample(KEYS, 2)
+    record = RunRecord({}, {}, [loaded], [evicted], chance.random())
+    kind = chance.random()
+    if kind < 0.03:
+        return Reply(lost="it broke")
+    return Reply(error=InvalidRecord("no"), record=record) if kind < 0.2 else Reply("value", record=record)
+
+
+def load(path: Path, policy: Any, seed: int, requests: int = 300) -> None:
+    """A pool of three devices under random load: requests with inputs that come later, cancelled ones, late ones,
+    failing ones, workers that die."""
+
+    async def main() -> None:
+        chance = random.Random(seed)
+        workers = FakeWorkers(replace(INFO, slots=2))
+        clients = {"a": ClientSettings(weight=2.0), "b": ClientSettings(max_running=2)}
+        devices = (Device(), Device(speed=2.0), Device())
+        pool = Pool("test", Config(devices=devices, policy=policy, clients=clients, record=str(path)), workers)
+        pool.open()
+        await settle()
+        tasks: list[asyncio.Task[Any]] = []
+        inputs: list[asyncio.Future[None]] = []
+        while len(tasks) < requests or not all(task.done() for task in tasks):
+            if len(tasks) < requests:
+                inputs.append(asyncio.get_running_loop().create_future())
+                later = inputs[-1] if chance.random() < 0.2 else None
+                tasks.append(asyncio.get_running_loop().create_task(pool.submit(call(chance), later)))
+            if chance.random() < 0.1:
+                chance.choice(tasks).cancel()
+            if chance.random() < 0.05 and workers.runs:
+                workers.die(chance.choice(workers.runs)[0], "killed")
+            for ready in chance.sample(inputs, min(3, len(inputs))):
+                if not ready.done():
+                    ready.set_result(None)
+            for _, _, answer in chance.sample(workers.runs, min(4, len(workers.runs))):
+                if not answer.done():
+                    answer.set_result(reply(chance))
+            workers.runs = [run for run in workers.runs if not run[2].done()]
+            await asyncio.sleep(0)
+        await pool.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), timeout=60))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replay_decides_the_same(policy: str, seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    load(path, policy, seed)
+    told = replay(path)
+    assert told.difference is None
+    assert told.lives == 1
+    text = path.read_text()
+    for name in ("RequestArrived", "InputsReady", "RequestCancelled", "RequestDone", "WorkerGone", "Residency"):
+        assert text.count(f'{{"event":["{name}"') > 5
+    assert told.events > 600
+    assert told.decisions > 200
+    assert replay(path, POLICIES[policy]) == told
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_another_process_decides_the_same(policy: str, tmp_path: Path) -> None:
+    """Where sets of names have another order."""
+    path = tmp_path / "run.jsonl"
+    load(path, policy, 7)
+    for seed in ("1", "2"):
+        command = [sys.executable, "-m", "kaas.cli", "replay", str(path)]
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "identical" in ended.stdout
+
+
+# --- small records
+
+
+def record(path: Path, *told: Event, policy: Any = "fcfs", make: Callable[..., Any] | None = None) -> None:
+    recorder = Recorder.open(str(path), policy, DEVICES)
+    deciding = (make or FirstComeFirstServed)(DEVICES)
+    for event in told:
+        recorder.write(event, deciding.handle(event))
+    recorder.close()
+
+
+READY = WorkerReady(1.0, 0, WorkerKind.EXECUTOR, 0, 1, 1 << 30)
+EVENTS = (
+    Tick(0.0),
+    READY,
+    Residency(1.5, 0, (b"\x00\xff", b"ab"), (b"",)),
+    RequestArrived(2.0, 0, "a", "f", (ObjectUse(b"\x00", 1), ObjectUse(None, 2))),
+)
+
+
+def test_what_a_line_looks_like(tmp_path: Path) -> None:
+    record(tmp_path / "r", *EVENTS)
+    first, second, *_, last = (tmp_path / "r").read_text().splitlines()
+    assert first.startswith('{"version":1,"policy":"fcfs","options":{},"devices":[{"index":0,')
+    assert second.startswith(
+        '{"event":["Tick",{"time_s":0.0}],"decisions":[["StartWorker",{"worker":0,"kind":"executor"'
+    )
+    assert last.endswith('"decisions":[["Dispatch",{"request":0,"worker":0,"slot":0}]]}')
+    assert replay(tmp_path / "r").events == len(EVENTS)
+
+
+class Other(FirstComeFirstServed):
+    """A policy of the user's own that forgets to dispatch."""
+
+    work_conserving = False
+
+    def handle(self, event: Event) -> list[Decision]:
+        decided = super().handle(event)
+        return [decision for decision in decided if not isinstance(decision, Dispatch)]
+
+
+def test_the_first_difference_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    record(path, *EVENTS)
+    found = replay(path, Other).difference
+    assert found is not None
+    assert (found.line, found.event, found.expected, found.got) == (5, EVENTS[3], (Dispatch(0, 0, 0),), ())
+    assert replay(path, Other).events == 3
+
+
+def test_the_command_tells_the_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r"
+    record(path, *EVENTS)
+    monkeypatch.setitem(POLICIES, "other", Other)
+    assert CliRunner().invoke(app, ["replay", str(path)]).exit_code == 0
+    ended = CliRunner().invoke(app, ["replay", str(path), "--policy", "other"])
+    assert ended.exit_code == 1
+    assert "different at line 5, after 1 lives, 3 events, 2 decisions" in ended.stdout
+    assert "expected: (Dispatch(request=0, worker=0, slot=0),)" in ended.stdout
+
+
+def test_a_policy_without_a_name_is_said_anew(tmp_path: Path) -> None:
+    record(tmp_path / "r", *EVENTS, policy=Other, make=Other)
+    with pytest.raises(InvalidRecord, match="without a name"):
+        replay(tmp_path / "r")
+    assert replay(tmp_path / "r", Other).difference is None
+
+
+class Options(FirstComeFirstServed):
+    def __init__(self, devices: Sequence[PhysicalDevice], *, first: int = 0, second: int = 0) -> None:
+        super().__init__(devices[first : second or None])
+
+
+def test_options_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "options", Options)
+    policy = partial(partial(Options, first=0), first=1, second=2)
+    record(tmp_path / "r", Tick(0.0), policy=policy, make=policy)
+    assert '"options":{"first":1,"second":2}' in (tmp_path / "r").read_text()
+    assert replay(tmp_path / "r").difference is None
+    assert replay(tmp_path / "r", Options).difference is not None
+
+
+def test_a_policy_that_broke_breaks_again(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+
+    async def main() -> None:
+        pool = Pool("test", Config(devices=(Device(),), policy=Stubborn, record=str(path)), FakeWorkers())
+        pool.open()
+        await settle()
+        with pytest.raises(PolicyError):
+            await pool.submit(Call("f", "a", None, 0))
+        await pool.close()
+
+    asyncio.run(main())
+    assert path.read_text().splitlines()[-1].endswith('"decisions":[],"raised":true}')
+    assert replay(path, Stubborn).difference is None
+    found = replay(path, FirstComeFirstServed).difference
+    assert found is not None
+    assert found.expected is None
+
+
+class Stubborn(FirstComeFirstServed):
+    """Starts the same worker once more for every request."""
+
+    def handle(self, event: Event) -> list[Decision]:
+        again = [StartWorker(0, WorkerKind.EXECUTOR, 0)] if isinstance(event, RequestArrived) else []
+        return super().handle(event) + again
+
+
+def test_a_later_life_follows_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    record(path, *EVENTS)
+    path.write_bytes(path.read_bytes()[:-10])
+    record(path, *EVENTS)
+    told = replay(path)
+    assert (told.lives, told.events, told.difference) == (2, 7, None)
+    path.write_bytes(path.read_bytes()[:-10])
+    assert replay(path).events == 6
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        (["nonsense", '{"event":["Tick",{"time_s":0.0}],"decisions":[]}'], 1),
+        (['{"event":["Tick",{"time_s":0.0}],"decisions":[]}'], 1),
+        (['{"version":2,"policy":"fcfs"}', '{"event":["Tick",{"time_s":0.0}],"decisions":[]}'], 1),
+        (['{"version":1,"policy":"fcfs"}', '{"event":["Tock",{"time_s":0.0}],"decisions":[]}', "{}"], 2),
+        (['{"version":1,"policy":"fcfs"}', '{"event":["Tick",{"time":0.0}],"decisions":[]}', "{}"], 2),
+    ],
+)
+def test_what_is_no_record(lines: list[str], line: int, tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(InvalidRecord) as caught:
+        replay(path)
+    assert caught.value.line == line
+
+
+def test_files_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRecord, match="cannot be read"):
+        replay(tmp_path / "none")
+    with pytest.raises(InvalidConfig, match="cannot be written"):
+        Recorder.open(str(tmp_path / "none" / "r"), "fcfs", DEVICES)
