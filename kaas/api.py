@@ -15,7 +15,15 @@ from typing import Any
 import ray
 
 from kaas.config import Config, Device
-from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, NotInitialized, PolicyError, PoolStopped
+from kaas.errors import (
+    ConfigMismatch,
+    InvalidConfig,
+    InvalidRequest,
+    KaasError,
+    NotInitialized,
+    PolicyError,
+    PoolStopped,
+)
 from kaas.executor import software
 from kaas.graph import KTask
 from kaas.pool import policies, wire
@@ -203,7 +211,7 @@ def _open_pool(name: str, wanted: Config | None) -> tuple[Any, bool]:
             if attempt:
                 raise
         except KaasError as error:
-            if isinstance(error, PolicyError):
+            if isinstance(error, PolicyError | InvalidConfig):
                 ray.kill(pool)  # it never opened: its name is free for a better one
             raise _plain(error) from None
         else:

@@ -1,0 +1,71 @@
+"""Records of pools on Ray, one of whose executors is killed: a replay decides the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+import kaas
+from kaas.errors import InvalidConfig
+from kaas.pool.policies import POLICIES
+from kaas.pool.ray_transport import SOFTWARE_RESOURCE
+from kaas.pool.recording import replay
+from kaas.pool.status import DeviceStatus
+from tests.api.conftest import DEVICE_BYTES, numbers, scale_task, spin_task
+
+pytestmark = pytest.mark.ray
+
+REQUESTS = 40
+PATIENCE_S = 60.0
+LONG = 300_000_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_once() -> Iterator[None]:
+    ray.init("local", resources={SOFTWARE_RESOURCE: 8})
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("policy", [name for name in ("fcfs", "cfs_affinity") if name in POLICIES])
+def test_a_pool_whose_executor_is_killed(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the record is where this program is, not where the pool's process is
+    kaas.init(devices=[kaas.Device("software", DEVICE_BYTES)] * 2, policy=policy, record="run.jsonl", name=policy)
+    try:
+        ray.get([kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2}) for _ in range(REQUESTS)])
+        long = [kaas.invoke(spin_task(), {}, scalars={"steps": LONG}) for _ in range(4)]
+        device = next(device for device in iter_devices() if device.running)
+        assert device.info is not None
+        os.kill(device.info.pid, signal.SIGKILL)
+        assert len({int(value[0]) for value in ray.get(long, timeout=PATIENCE_S)}) == 1
+        stats = kaas.stats()
+        assert 0 < stats.policy_s < stats.since_s
+        assert stats.policy_events >= 2 * REQUESTS
+    finally:
+        kaas.shutdown()
+    told = replay(tmp_path / "run.jsonl")
+    assert (told.lives, told.difference) == (1, None)
+    text = (tmp_path / "run.jsonl").read_text()
+    assert f'"policy":"{policy}"' in text
+    assert '["WorkerGone"' in text
+    assert '"attempt":2' in text
+    assert text.count('["Dispatch"') >= REQUESTS + 5
+
+
+def iter_devices() -> Iterator[DeviceStatus]:
+    """The pool's devices, looked at until somebody has seen enough."""
+    while True:
+        yield from kaas.status().devices
+
+
+def test_a_record_that_cannot_be_written(tmp_path: Path) -> None:
+    devices = [kaas.Device("software", DEVICE_BYTES)]
+    with pytest.raises(InvalidConfig, match=r"record: .*none/run\.jsonl cannot be written"):
+        kaas.init(devices=devices, record=str(tmp_path / "none" / "run.jsonl"))
+    assert kaas.init(devices=devices * 2)  # the name is free
+    kaas.shutdown()
