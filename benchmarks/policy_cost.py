@@ -1,0 +1,139 @@
+"""What decisions cost: a policy's share of the time that a pool has for a request, and how fast a policy decides alone.
+
+    python -m benchmarks.policy_cost [--json]
+
+Live, on Ray: four software devices, 16 clients with one request each in flight, all the time, so that the pool has no
+pause. policy_share is the seconds that the policy took, its checks included (`kaas.stats().policy_s`), over the seconds
+that went by: what a request costs the policy, over the time that the pool has for a request at full throughput; share_of_cpu is
+over the processor time of the pool's process, Ray's threads there included. The bar is for the worst of the policies measured. Alone: the simulator with 4, 64 and 1,024 devices; decisions in a second of
+the whole simulation, its own work and the checks included, and of the policy by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import parser, report
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
+
+import ray
+
+import kaas
+from benchmarks.overhead import ELEMENTS, build
+from kaas.api import current_session
+from kaas.pool.events import Decision, Event, PhysicalDevice, Policy
+from kaas.pool.policies import POLICIES
+from kaas.pool.simulation.reading import read
+from kaas.pool.simulator import simulate
+
+LIVE = ("fcfs", "cfs_affinity")
+CLIENTS = 16
+DEVICES = 4
+WARM_UP = 200
+SIMULATED = {4: 4000, 64: 4000, 1024: 4000}
+"""Devices -> requests."""
+
+
+def live(policy: str, requests: int) -> dict[str, float]:
+    """Seconds that the policy took, events that it heard, and seconds that went by, for each request."""
+    kaas.init(devices=[kaas.Device("software", 64 << 20)] * DEVICES, policy=policy)
+    try:
+        task, x = build(), np.zeros(ELEMENTS, np.float32)
+        turn(task, x, WARM_UP)
+        kaas.stats(reset=True)
+        cpu_s = -pool_cpu_s()
+        began = perf_counter()
+        turn(task, x, requests)
+        took_s = perf_counter() - began
+        cpu_s += pool_cpu_s()
+        stats = kaas.stats()
+    finally:
+        kaas.shutdown()
+    return {
+        "policy_us": stats.policy_s / requests * 1e6,
+        "events": stats.policy_events / requests,
+        "request_us": took_s / requests * 1e6,
+        "share": stats.policy_s / took_s,
+        "share_of_cpu": stats.policy_s / cpu_s,
+    }
+
+
+def pool_cpu_s() -> float:
+    """Processor time that the pool's process has had."""
+    seconds: float = ray.get(current_session().pool.__ray_call__.remote(lambda _: process_time()))
+    return seconds
+
+
+def turn(task: kaas.KTask, x: Any, requests: int) -> None:
+    """Each client's next request comes when its last one is answered."""
+    waiting: dict[Any, str] = {}
+    for number in range(requests + CLIENTS):
+        client = f"c{number}"
+        if number >= CLIENTS:
+            (done,), _ = ray.wait(list(waiting))
+            client = waiting.pop(done)
+            ray.get(done)
+        if number < requests:
+            waiting[kaas.invoke(task, {"x": x}, client=client)] = client
+
+
+class Timed:
+    """A policy that counts its decisions and its seconds."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.seconds = 0.0
+        self.decisions = 0
+
+    def handle(self, event: Event) -> list[Decision]:
+        began = perf_counter()
+        decisions = self.policy.handle(event)
+        self.seconds += perf_counter() - began
+        self.decisions += len(decisions)
+        return decisions
+
+
+def alone(policy: str, devices: int, requests: int) -> tuple[float, float]:
+    """Decisions in a second of the simulation, and of the policy, all devices busy and some waiting."""
+    functions = {f"f{n}": {"memory_mb": 1, "run_s": 1, "cold_s": 0.5, "client": f"c{n}"} for n in range(CLIENTS)}
+    gap_s = 0.9 / devices
+    told = [{"function": f"f{n * 7 % CLIENTS}", "at_s": n * gap_s} for n in range(requests)]
+    scenario = read({"policy": {"name": policy}, "devices": [{}] * devices, "functions": functions, "requests": told})
+    made: list[Timed] = []
+
+    def make(places: Sequence[PhysicalDevice]) -> Timed:
+        made.append(Timed(scenario.make_policy(places)))
+        return made[-1]
+
+    began = perf_counter()
+    simulate(scenario, make)
+    return made[0].decisions / (perf_counter() - began), made[0].decisions / made[0].seconds
+
+
+def main() -> None:
+    options = parser(__doc__.partition("\n")[0] if __doc__ else "")
+    options.add_argument("--requests", type=int, default=3000)
+    chosen = options.parse_args()
+    detail: dict[str, Any] = {"clients": CLIENTS, "devices": DEVICES, "requests": chosen.requests}
+    shares = []
+    for policy in LIVE:
+        if policy in POLICIES:
+            figures = live(policy, chosen.requests)
+            shares.append(figures["share"])
+            detail |= {f"{policy}_{name}": round(value, 4) for name, value in figures.items()}
+    for policy in POLICIES:
+        for devices, requests in SIMULATED.items():
+            whole, decided = alone(policy, devices, requests)
+            detail[f"{policy}_{devices}_devices_decisions_per_s"] = round(whole)
+            detail[f"{policy}_{devices}_devices_policy_decisions_per_s"] = round(decided)
+    report("policy_cost", {"policy_share": (max(shares), "<=", 0.1)}, detail, chosen.json)
+
+
+if __name__ == "__main__":
+    main()
