@@ -4,9 +4,10 @@
 
 Live, on Ray: four software devices, 16 clients with one request each in flight, all the time, so that the pool has no
 pause. policy_share is the seconds that the policy took, its checks included (`kaas.stats().policy_s`), over the seconds
-that went by: what a request costs the policy, over the time that the pool has for a request at full throughput; share_of_cpu is
-over the processor time of the pool's process, Ray's threads there included. The bar is for the worst of the policies measured. Alone: the simulator with 4, 64 and 1,024 devices; decisions in a second of
-the whole simulation, its own work and the checks included, and of the policy by itself.
+that went by: what a request costs the policy, over the time that the pool has for a request at full throughput.
+share_of_cpu is over the processor time of the pool's process, Ray's threads there included. The bar is for the worst of
+the policies measured. Alone: the simulator with 4, 64 and 1,024 devices; decisions in a second of the whole simulation,
+its own work and the checks included, and of the policy by itself.
 """
 
 from __future__ import annotations
