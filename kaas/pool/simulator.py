@@ -224,21 +224,20 @@ class _Simulation:
         self._clock.at(ends_ps, Turn.COMPLETION, (device.index, slot), partial(self._complete, request, used_ps))
 
     def _prefetch(self, decision: Prefetch) -> list[Event]:
-        """Load functions' memory one after the other, while others run."""
+        """Load functions' memory one after the other, while others run: of all of them, or none."""
         device = self._devices[self._workers[decision.worker].device]
-        told: list[Event] = []
+        functions = {key: self._scenario.functions[key.decode()] for key in decision.keys}
+        sizes = {key: start.to_bytes(function.memory_mb) for key, function in functions.items()}
+        evicted = device.memory.make_room(sizes)
+        if evicted is None:
+            return []
+        loaded = [key for key in functions if key not in device.memory.held]
         took_ps = 0
-        for key in decision.keys:
-            function = self._scenario.functions[key.decode()]
-            nbytes, load_ps = start.to_bytes(function.memory_mb), picoseconds(function.load_s)
-            if key in device.memory.held:
-                continue
-            place = device.memory.place(key, nbytes, self._clock.now_ps, took_ps + load_ps)
-            if place is not None:
-                took_ps += load_ps
-                device.busy_ps += load_ps
-                told.append(Residency(self._clock.now_s, decision.worker, (key,), place.evicted))
-        return told
+        for key in loaded:
+            took_ps += picoseconds(functions[key].load_s)
+            device.memory.place(key, sizes[key], self._clock.now_ps, took_ps)
+        device.busy_ps += took_ps
+        return [Residency(self._clock.now_s, decision.worker, tuple(loaded), evicted)] if loaded else []
 
     # --- workers
 

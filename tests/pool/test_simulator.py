@@ -38,10 +38,11 @@ from kaas.pool.events import (
 )
 from kaas.pool.policies import POLICIES
 from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.simulation.reading import read
+from kaas.pool.simulation.reading import parse, read
 from kaas.pool.simulation.results import Simulated, jain
 from kaas.pool.simulator import simulate
 
+ROOT = Path(__file__).parent.parent.parent
 Told = dict[str, Any]
 
 
@@ -225,6 +226,21 @@ def test_prefetch_loads_ahead_and_evict_drops() -> None:
     result = simulate(scenario, script(Prefetch(0, (b"A",)), Evict(0, (b"B",))))
     assert places(result) == [(0, 0, 1.0, "hit"), (1, 0, 3.0, "load")]
     assert result.summary.device_busy_s == (6.0,)
+
+
+def test_a_prefetch_is_of_all_or_none_and_keeps_what_it_asks_for() -> None:
+    """Of 8 MB B and C have 4 each, B for longer: with A and B it is C that leaves; A, B and C do not fit."""
+    functions = {name: {"memory_mb": 4, "load_s": 2} for name in "ABC"}
+    told = {"devices": [{"memory_mb": 8, "cached": ["B", "C"]}], "functions": functions}
+    scenario = read({**told, "requests": requests((1, "A"), (9, "B"), (10, "C"))})
+    assert [each.start for each in simulate(scenario, script(Prefetch(0, (b"A", b"B")))).dispatches] == [
+        "hit",
+        "hit",
+        "load",
+    ]
+    result = simulate(scenario, script(Prefetch(0, (b"A", b"B", b"C"))))
+    assert [each.start for each in result.dispatches] == ["load", "load", "hit"]
+    assert result.dispatches[0].evicted == (b"B".decode(),)
 
 
 def test_a_policy_that_loses_a_request_is_told() -> None:
@@ -429,6 +445,12 @@ def check_slots(told: Told, story: list[Event | Decision]) -> None:
 
 
 # --- the command
+
+
+def test_the_scenario_of_the_documentation_runs() -> None:
+    text = (ROOT / "docs" / "simulator.md").read_text()
+    scenario = parse(text.partition("```json\n")[2].partition("```")[0])
+    assert places(simulate(scenario)) == [(0, 0, 1.0, "hit")]
 
 
 def test_the_command_prints_json_of_the_documented_shape(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kaas.errors import InvalidScenario
 from kaas.pool.simulation.reading import read
 from kaas.pool.simulation.results import Simulated
 from kaas.pool.simulator import simulate
@@ -148,7 +149,45 @@ def test_etasks_and_ktasks_share_devices_and_accounts() -> None:
     assert result.summary.per_client["b"].charged_s == 2.5
 
 
+# --- static
+
+
+def test_shares_are_an_option() -> None:
+    told: Told = {"devices": [{}] * 3, "functions": TWO, "requests": requests((0, "A"), (0, "A"), (0, "B"), (0, "B"))}
+    result = run({"name": "static", "shares": {"b": 2, "a": [2]}}, **told)
+    assert sorted(places(result)) == [(0, 2, 0.0, "load"), (1, 2, 1.0, "hit"), (2, 0, 0.0, "load"), (3, 1, 0.0, "load")]
+    with pytest.raises(InvalidScenario) as caught:
+        run({"name": "static", "shares": {"a": 4}}, **told)
+    assert caught.value.path == "policy"
+    with pytest.raises(InvalidScenario) as caught:
+        run({"name": "static", "share": {}}, **told)
+    assert caught.value.path == "policy.share"
+
+
 # --- exclusive
+
+
+def test_the_smallest_scenario() -> None:
+    """An owner with one function, busy until 1, its memory there."""
+    devices = [
+        {"memory_mb": 8, "cached": ["A"], "busy_until_s": 1.0, "owner": "c0", "kind": "gpu", "slots": 1},
+    ]
+    functions = {
+        "A": {
+            "memory_mb": 4,
+            "load_s": 2.0,
+            "run_s": 1.0,
+            "cold_s": 0.0,
+            "kind": "ktask",
+            "client": "c0",
+            "weight": 1.0,
+        }
+    }
+    clients = {"c0": {"weight": 1.0, "runtime_s": 0.0, "affinity": [0], "mean_run_s": 0.1}}
+    told = [{"at_s": 0.0, "function": "A", "client": "c0", "run_s": None, "deadline_s": None}]
+    result = run("exclusive", seed=0, devices=devices, functions=functions, clients=clients, requests=told)
+    assert places(result) == [(0, 0, 1.0, "hit")]
+    assert result.summary.per_client["c0"].charged_s == 1.0
 
 
 def test_a_worker_starts_cold_stays_warm_and_pays_once() -> None:

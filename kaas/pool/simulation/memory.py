@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from kaas.executor.eviction import TwoSets
@@ -53,6 +53,16 @@ class Memory:
             self._add(key, size, now_ps + load_ps)
         self._eviction.used((key,))
         return Place(max(now_ps, self._ready_ps[key]), loaded, evicted)
+
+    def make_room(self, sizes: Mapping[bytes, int]) -> tuple[bytes, ...] | None:
+        """Drop what must leave for all of these, some of which may be there; None, and nothing leaves: what runs leaves
+        no room for them."""
+        needed_bytes = sum(size for key, size in sizes.items() if key not in self._sizes)
+        kept = {*sizes, *+self._running}
+        victims = self._eviction.victims(self._used_bytes + needed_bytes - self.size_bytes, self._sizes, kept)
+        if victims is not None:
+            self.drop(victims)
+        return victims
 
     def begin(self, key: bytes) -> None:
         self._running[key] += 1

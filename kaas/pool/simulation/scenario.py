@@ -17,6 +17,8 @@ from kaas.pool.policies import POLICIES
 
 ETASK_POLICY = "exclusive"
 """Under this policy every function is an eTask, whatever its kind."""
+NO_SHARED_EXECUTORS = frozenset({ETASK_POLICY, "static"})
+"""Policies that start executors for one client each, if any."""
 
 
 @dataclass(frozen=True, slots=True)

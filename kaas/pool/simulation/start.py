@@ -10,7 +10,7 @@ from itertools import count
 from kaas.pool.events import ClientKnown, ObjectUse, PhysicalDevice, RequestArrived, Running, WorkerAdopted, WorkerKind
 from kaas.pool.simulation.clock import picoseconds, seconds
 from kaas.pool.simulation.memory import Memory
-from kaas.pool.simulation.scenario import ETASK_POLICY, Scenario
+from kaas.pool.simulation.scenario import NO_SHARED_EXECUTORS, Scenario
 
 MEGABYTE = 1 << 20
 
@@ -132,11 +132,11 @@ def clients(scenario: Scenario) -> Iterator[ClientKnown]:
 
 def adopted(scenario: Scenario) -> Iterator[WorkerAdopted]:
     """The workers that are there when time begins: the owners' eTask workers, and executors on all other devices under
-    policies that have any. What keeps one busy is nobody's request, and nobody is charged for it."""
+    policies that share them. What keeps one busy is nobody's request, and nobody is charged for it."""
     workers, busy = count(), count(1)
     for index, told in enumerate(scenario.devices):
         owner = scenario.owner_of(index)
-        if owner is None and scenario.policy.name == ETASK_POLICY:
+        if owner is None and scenario.policy.name in NO_SHARED_EXECUTORS:
             continue
         client, function = owner or ("", "")
         slots = 1 if owner else told.slots
