@@ -36,9 +36,10 @@ from kaas.pool.events import (
 from kaas.pool.policies import POLICIES
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.recording import Recorder, replay
+from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Reply
 from kaas.pool.wire import RunRecord
-from tests.pool.test_core import INFO, FakeWorkers, settle
+from tests.pool.test_core import FakeWorkers, settle
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = [bytes([number] * 20) for number in range(6)]
@@ -49,7 +50,16 @@ def call(chance: random.Random) -> Call:
     client, function = chance.choice("abcd"), chance.choice("fgh")
     uses = tuple(ObjectUse(key, chance.randrange(1000)) for key in chance.sample(KEYS, 2))
     deadline_s = 1e-6 if chance.random() < 0.1 else None
-    return Call(function, client, deadline_s, 2, uses=uses)
+    kind = WorkerKind.ETASK if chance.random() < 0.2 else WorkerKind.EXECUTOR
+    return Call(function, client, deadline_s, 2, uses=uses, kind=kind)
+
+
+class Workers(FakeWorkers):
+    """Executors have two slots, eTask workers one."""
+
+    async def start(self, start: StartWorker) -> WorkerInfo:
+        info = await super().start(start)
+        return replace(info, slots=2 if start.kind is WorkerKind.EXECUTOR else 1)
 
 
 def reply(chance: random.Random) -> Reply:
@@ -64,11 +74,11 @@ def reply(chance: random.Random) -> Reply:
 
 def load(path: Path, policy: Any, seed: int, requests: int = 300) -> None:
     """A pool of three devices under random load: requests with inputs that come later, cancelled ones, late ones,
-    failing ones, workers that die."""
+    failing ones, eTasks, workers that die."""
 
     async def main() -> None:
         chance = random.Random(seed)
-        workers = FakeWorkers(replace(INFO, slots=2))
+        workers = Workers()
         clients = {"a": ClientSettings(weight=2.0), "b": ClientSettings(max_running=2)}
         devices = (Device(), Device(speed=2.0), Device())
         pool = Pool("test", Config(devices=devices, policy=policy, clients=clients, record=str(path)), workers)
