@@ -92,10 +92,13 @@ class Recorder:
         self._file.close()
 
     def _write(self, line: bytes) -> None:
+        whole = line + b"\n"
         try:
-            self._file.write(line + b"\n")
+            written = self._file.write(whole)
         except OSError as error:
             raise InvalidConfig(f"record: {self._path} cannot be written: {error}", field="record") from error
+        if written != len(whole):
+            raise InvalidConfig(f"record: {self._path} takes no more than a part of a line", field="record")
 
 
 def _typed(value: Event | Decision) -> Typed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import random
 import subprocess
@@ -281,3 +282,27 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
         replay(tmp_path / "none")
     with pytest.raises(InvalidConfig, match="cannot be written"):
         Recorder.open(str(tmp_path / "none" / "r"), "fcfs", DEVICES)
+
+
+@pytest.mark.parametrize("room", [0, 5])
+def test_a_pool_whose_record_has_no_room_tells_everybody(
+    room: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            if not room:
+                raise OSError(28, "No space left on device")
+            return super().write(data[:room])
+
+    async def main() -> None:
+        pool = Pool("test", Config(devices=(Device(),), record=str(tmp_path / "r")), FakeWorkers())
+        pool.open()
+        await settle()
+        opened = Recorder.open(str(tmp_path / "r"), "fcfs", DEVICES)
+        monkeypatch.setattr(opened, "_file", Full())
+        monkeypatch.setattr(pool._policy, "_recorder", opened)
+        with pytest.raises(InvalidConfig, match="record: "):
+            await pool.submit(Call("f", "a", None, 0))
+        await pool.close()
+
+    asyncio.run(main())
