@@ -34,6 +34,7 @@ ALLOWED_IMPORTERS = {
         "kaas.pool.ray_transport",
         "kaas.pool.executor_actor",
         "kaas.pool.resident",
+        "kaas.pool.results",
     },
     "llvmlite": {"kaas.softgpu"},
     "zmq": {"kaas.remote"},

@@ -52,6 +52,7 @@ class FirstComeFirstServed:
         self._ready: set[int] = set()
         self._order: list[int] = []  # heap of ready ids, which count up; those that left _ready are skipped
         self._next_worker = 0
+        self._begun = False
         self._last_failure = ""
 
     def handle(self, event: Event) -> list[Decision]:
@@ -79,8 +80,12 @@ class FirstComeFirstServed:
                 self._lose(event.worker, event.reason)
             case WorkerAdopted():
                 self._adopt(event)
-            case Residency() | Utilisation() | Tick() | ClientKnown() | ClientGone():
-                pass  # this policy does not look at caches or load; a Tick is a chance to start workers
+            case Tick():
+                self._begun = True  # all that an earlier life of the pool has left is known
+            case Residency() | Utilisation() | ClientKnown() | ClientGone():
+                pass  # this policy does not look at caches or load
+        if not self._begun:
+            return []
         return self._start_workers() + (self._dispatch() if self._workers else self._reject_all())
 
     def _arrive(self, request: int, ready: bool) -> None:
