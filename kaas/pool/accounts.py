@@ -28,7 +28,7 @@ class Accounts:
     def charge(self, client: str, device_s: float) -> None:
         self._charged_s[client] = self._charged_s.get(client, 0.0) + device_s
         if not self._unwritten:
-            self._loop.call_later(WRITE_EVERY_S, self._write)
+            self._loop.call_later(WRITE_EVERY_S, self.write)
         self._unwritten.add(client)
 
     def forget(self, client: str) -> None:
@@ -37,7 +37,7 @@ class Accounts:
         self._unwritten.discard(client)
         self._store.remove(ACCOUNTS, [client])
 
-    def _write(self) -> None:
+    def write(self) -> None:
         clients, self._unwritten = self._unwritten, set()
         self._store.put(ACCOUNTS, {client: struct.pack("<d", self._charged_s[client]) for client in clients})
 

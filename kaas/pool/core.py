@@ -92,9 +92,9 @@ class Pool:
     def open(self, survivors: Sequence[Survivor] = (), accounts: Accounts | None = None) -> None:
         """Tell the policy what is there, and then let it start its workers."""
         self._accounts = accounts
-        for survivor in survivors:
-            self._adopt(survivor)
         now = self._loop.time()
+        for survivor in survivors:
+            self._adopt(survivor, now)
         charged_s = accounts.charged_s() if accounts is not None else {}
         for client in dict.fromkeys((*self._config.clients, *charged_s)):
             self._tell(client_known(now, client, self._config.clients.get(client), charged_s.get(client, 0.0)))
@@ -422,12 +422,12 @@ class Pool:
     async def _outlive(self, worker: Worker) -> None:
         self.gone(worker, await self._transport.ended(worker.id))
 
-    def _adopt(self, survivor: Survivor) -> None:
+    def _adopt(self, survivor: Survivor, now: float) -> None:
         """What it still runs holds its slots until it ends, and nobody waits for it."""
         worker = Worker(survivor.worker, self._devices[survivor.device], survivor.info)
         worker.settled.set()
         self._workers[worker.id] = worker
-        now, info = self._loop.time(), survivor.info
+        info = survivor.info
         orphans = {slot: orphan(next(self._ids), call, now, worker) for slot, call in survivor.running.items()}
         running = tuple(Running(r.id, slot, r.call.client, r.call.function) for slot, r in orphans.items())
         device, kind = survivor.device, WorkerKind.EXECUTOR

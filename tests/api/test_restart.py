@@ -167,7 +167,7 @@ def test_kept_outputs_are_lost_but_for_kernels_that_find_them_on_the_device() ->
 @pytest.mark.usefixtures("pool")
 def test_a_run_of_the_killed_pool_holds_its_slot_until_it_ends() -> None:
     before = executors()
-    long = [spin(3_000_000_000) for _ in range(2)]
+    long = [spin(2_000_000_000) for _ in range(2)]
     while kaas.status().running < 2:
         pass
     kill_pool()
@@ -176,7 +176,9 @@ def test_a_run_of_the_killed_pool_holds_its_slot_until_it_ends() -> None:
     assert status.running == 2
     assert len({int(value[0]) for value in ray.get(long, timeout=PATIENCE_S)}) == 1
     assert executors() == before
-    assert {(entry.outcome, entry.count) for entry in kaas.stats().outcomes} == {("succeeded", 2)}
+    outcomes = kaas.stats().outcomes
+    assert {entry.outcome for entry in outcomes} == {"succeeded"}
+    assert sum(entry.count for entry in outcomes) == 2
 
 
 @pytest.mark.usefixtures("pool")
@@ -219,16 +221,15 @@ def test_executors_end_with_a_pool_that_is_killed_for_good() -> None:
 @pytest.mark.usefixtures("cluster")
 def test_a_store_that_was_given_keeps_functions_from_pool_to_pool(tmp_path: Path) -> None:
     kaas.shutdown()
-    for path, kept in ((str(tmp_path / "deep" / "functions"), 1), (None, 0)):
-        config = kaas.Config(devices=DEVICES[:1], store=path)
-        kaas.init(config=config)
-        kaas.register(scale_task())
-        while not kaas.status().functions:
-            pass
-        kaas.shutdown()
-        kaas.init(config=config)
-        assert len(kaas.status().functions) == kept
-        kaas.shutdown()
+    config = kaas.Config(devices=DEVICES[:1], store=str(tmp_path / "deep" / "functions"))
+    kaas.init(config=config)
+    kaas.register(scale_task())
+    while not kaas.status().functions:
+        pass
+    kaas.shutdown()
+    kaas.init(config=config)
+    assert kaas.status().functions == (scale_task().label,)
+    kaas.shutdown()
 
 
 @pytest.mark.usefixtures("cluster")
@@ -237,3 +238,4 @@ def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidConfig, match="store"):
         kaas.init(config=kaas.Config(devices=DEVICES[:1], store=str(tmp_path)))
     kaas.init(devices=DEVICES)
+    assert kaas.status().functions == ()  # those of pools without a store of their own went with these
