@@ -35,6 +35,16 @@ from kaas.pool.status import Status
 SOFTWARE_SLOTS = 16
 """Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
 CONCURRENT_REQUESTS = 100_000
+POOL_OPTIONS: dict[str, Any] = {
+    "namespace": NAMESPACE,
+    "lifetime": "detached",
+    "get_if_exists": True,
+    "num_cpus": 0,
+    "max_concurrency": CONCURRENT_REQUESTS,
+    "max_restarts": -1,
+    "max_task_retries": -1,  # a kTask is pure, and what else is asked may be asked again
+}
+"""What Ray is told of a pool's actor."""
 RETRIES = 3
 MOST_RETRIES = 1 << 16
 LONGEST_S = 1e9
@@ -204,16 +214,7 @@ def _connect(address: str | None, wanted: Config | None) -> bool:
 def _open_pool(name: str, wanted: Config | None) -> tuple[Any, bool]:
     """The running pool of this name, or a new one and True; a pool that is just ending gives way to a new one."""
     gpus = int(cluster_resources().get("GPU", 0))
-    actor: Any = ray.remote(PoolActor).options(
-        name=name,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        max_concurrency=CONCURRENT_REQUESTS,
-        max_restarts=-1,
-        max_task_retries=-1,  # a kTask is pure, and what else is asked may be asked again
-    )
+    actor: Any = ray.remote(PoolActor).options(name=name, **POOL_OPTIONS)
     for attempt in range(2):
         pool = actor.remote(name, (wanted or Config()).resolved(gpus))
         try:
