@@ -215,20 +215,22 @@ def _open_pool(name: str, wanted: Config | None) -> tuple[Any, bool]:
     """The running pool of this name, or a new one and True; a pool that is just ending gives way to a new one."""
     gpus = int(cluster_resources().get("GPU", 0))
     actor: Any = ray.remote(PoolActor).options(name=name, **POOL_OPTIONS)
-    for attempt in range(2):
+    refused = False
+    while True:
         pool = actor.remote(name, (wanted or Config()).resolved(gpus))
         try:
             opened: bool = ray.get(pool.attach.remote(wanted))
         except ray.exceptions.RayActorError:
-            if attempt:
+            if refused:
                 raise
+            refused = True
         except KaasError as error:
-            if isinstance(error, PolicyError | InvalidConfig):
-                ray.kill(pool)  # it never opened: its name is free for a better one
-            raise _plain(error) from None
+            if isinstance(error, PolicyError | InvalidConfig | PoolStopped):
+                ray.kill(pool)  # it never opened, or never will again: its name is free for a better one
+            if not isinstance(error, PoolStopped):
+                raise _plain(error) from None
         else:
-            break
-    return pool, opened
+            return pool, opened
 
 
 def _plain(error: KaasError) -> KaasError:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import ray
 
 from kaas.config import Config
-from kaas.errors import ConfigMismatch, InvalidConfig, KaasError
+from kaas.errors import ConfigMismatch, InvalidConfig, KaasError, PoolStopped
 from kaas.pool import wire
 from kaas.pool.accounts import Accounts
 from kaas.pool.core import Pool
@@ -61,8 +61,11 @@ class PoolActor:
         """Open the pool with the first driver, which is told so; compare configurations with later ones.
 
         Raises:
-            ConfigMismatch
+            ConfigMismatch; PoolStopped: it is about to end.
         """
+        if self._stopping.is_set():
+            await self._silence()
+            raise PoolStopped(f"pool {self._name!r} is shut down", pool=self._name)
         differences = wanted.differences(self._config) if wanted is not None else ()
         if differences:
             raise ConfigMismatch(
@@ -243,10 +246,14 @@ class PoolActor:
     async def stop(self) -> None:
         """Answer all who wait, end the executors and forget. The caller then ends this actor."""
         pool = await self._opened()
-        await pool.close()
         self._stopping.set()
+        await pool.close()
         assert self._store is not None, "made together with the pool"
         self._store.clear(*self._passing)
+        await self._silence()
+
+    async def _silence(self) -> None:
+        """Until all who wait are answered."""
         if self._open_calls:
             self._all_answered.clear()
             await self._all_answered.wait()
