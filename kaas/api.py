@@ -80,7 +80,7 @@ class Session:
 
     def watch(self, life: str = "") -> Session:
         """Note the pool's end, so that calls after it say so at once, and when it starts again."""
-        self.pool.watch.remote(life).future().add_done_callback(partial(self._note, life))
+        self.pool.next_life.remote(life).future().add_done_callback(partial(self._note, life))
         return self
 
     def _note(self, life: str, watched: Future[str]) -> None:
@@ -92,6 +92,8 @@ class Session:
 
     def _go_on(self, before: str, life: str) -> None:
         """The pool is in another life than before, in which it may have lost what it was told, with its machine say."""
+        if not ray.is_initialized():
+            return
         if before:
             for signature in list(self.registered.values()):
                 self._register(signature)

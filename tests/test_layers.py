@@ -30,6 +30,7 @@ ALLOWED_IMPORTERS = {
     "cuda": {"kaas.executor.device"},
     "ray": {
         "kaas.api",
+        "kaas.pool.adoption",
         "kaas.pool.ray_pool",
         "kaas.pool.ray_transport",
         "kaas.pool.executor_actor",

@@ -7,7 +7,6 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -18,7 +17,7 @@ from kaas.config import Device
 from kaas.errors import InputFailed, KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
-from kaas.pool.lives import Lives
+from kaas.pool.lives import Adoption, Lives, Orphan, Post
 from kaas.pool.packing import unpack, unpack_keyed, unpack_objects
 from kaas.pool.resident import InputLost, Resident
 from kaas.pool.status import WorkerInfo
@@ -49,41 +48,6 @@ hands over the reference and not the bytes."""
 
 T = TypeVar("T")
 Get = Callable[[Any], Any]
-
-
-class Post(NamedTuple):
-    """Where a worker stands: its number, the index of its device, and the handle of its pool, whose end is its own."""
-
-    worker: int
-    device: int
-    pool: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """An executor that outlived a process of its pool, as it answers to the next.
-
-    Fields:
-        life: the number of the pool's life that now begins for it; calls that wait say it.
-        running: what it still runs, by slot. functions: keys of those that it has met. cached: keys on its device.
-    """
-
-    worker: int
-    device: int
-    info: WorkerInfo
-    life: int
-    running: dict[int, Orphan]
-    functions: frozenset[str]
-    cached: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """A run that nobody waits for any more."""
-
-    client: str
-    function: str
-    label: str
 
 
 class Keep(NamedTuple):
@@ -121,7 +85,7 @@ class ExecutorActor:
         from kaas.executor.executor import Executor
 
         if self._post is not None:
-            self._pool_ends = self._post.pool.watch.remote().future()
+            self._pool_ends = self._post.pool.next_life.remote().future()
             self._pool_ends.add_done_callback(_leave)
         if self._device.kind == "software":
             software.load(self._device)

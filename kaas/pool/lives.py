@@ -6,10 +6,48 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kaas.pool.status import WorkerInfo
 
 WRITTEN_AT_ONCE = 4
 """Outputs that were written back and not collected yet; who writes more waits."""
+
+
+class Post(NamedTuple):
+    """Where a worker stands: its number, the index of its device, and the handle of its pool, whose end is its own."""
+
+    worker: int
+    device: int
+    pool: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A run that nobody waits for any more."""
+
+    client: str
+    function: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """An executor that outlived a process of its pool, as it answers to the next.
+
+    Fields:
+        life: the number of the pool's life that now begins for it; calls that wait say it.
+        running: what it still runs, by slot. functions: keys of those that it has met. cached: keys on its device.
+    """
+
+    worker: int
+    device: int
+    info: WorkerInfo
+    life: int
+    running: dict[int, Orphan]
+    functions: frozenset[str]
+    cached: tuple[bytes, ...]
 
 
 class Run:

@@ -78,11 +78,11 @@ class PoolActor:
         self._attached = True
         return first
 
-    async def watch(self, life: str | None = None) -> str:
+    async def next_life(self, known: str | None = None) -> str:
         """Returns "" when the pool stops, and fails when it ends without that. Who says which of its lives is known is
         told of another one at once."""
         await self._opened()
-        if life not in (None, self._life):
+        if known not in (None, self._life):
             return self._life
         await self._stopping.wait()
         return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +14,11 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from kaas.config import Config, Device
 from kaas.errors import KaasError
-from kaas.pool import wire
+from kaas.pool import adoption, wire
 from kaas.pool.events import StartWorker
-from kaas.pool.executor_actor import ADOPTION, GROUPS, Adoption, ExecutorActor, Introduction, Post
+from kaas.pool.executor_actor import ADOPTION, GROUPS, ExecutorActor, Introduction
 from kaas.pool.functions import RegisteredFunction
+from kaas.pool.lives import Post
 from kaas.pool.outputs import Inline, Stored
 from kaas.pool.readiness import Readiness
 from kaas.pool.resident import Lost
@@ -29,8 +29,6 @@ from kaas.pool.transport import Call, Order, Reply, Survivor, WorkerLost
 
 NAMESPACE = "kaas"
 """The Ray namespace in which pools and their executors have their names."""
-ADOPTION_LIMIT_S = 3.0
-"""How long an executor may take to answer a pool that starts again, before it is ended."""
 SOFTWARE_RESOURCE = "kaas_software_gpu"
 """The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
 OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
@@ -117,34 +115,14 @@ class RayTransport:
 
     async def survivors(self) -> list[Survivor]:
         """The executors that an earlier process of the pool has left, ready for this one; others of its are ended."""
-        actors = ray.util.list_named_actors(all_namespaces=True)
-        names = [each["name"] for each in actors if each["namespace"] == NAMESPACE]
-        found = await asyncio.gather(*(self._adopt(name) for name in names if name.startswith(self._prefix)))
-        adopted: dict[int, Adoption] = {}
-        for adoption, actor in filter(None, found):
-            if adoption.device in adopted:  # one of them was ending
-                ray.kill(actor)
-                continue
-            adopted[adoption.device] = adoption
-            self._actors[adoption.worker] = actor
-            self._met[adoption.worker] = set(adoption.functions)
-            self._lives[adoption.worker] = adoption.life
-            self._came(adoption.worker, adoption.device)
-        return [_survivor(adopted[device]) for device in sorted(adopted)]
-
-    async def _adopt(self, name: str) -> tuple[Adoption, Any] | None:
-        try:
-            actor = ray.get_actor(name, namespace=NAMESPACE)
-        except ValueError:
-            return None  # it has ended since
-        adoption: Adoption | None = None
-        with contextlib.suppress(TimeoutError, RayError):  # it has ended, or does not answer
-            async with asyncio.timeout(ADOPTION_LIMIT_S):
-                adoption = await actor.adopt.remote()
-        if adoption is None:
-            ray.kill(actor)
-            return None
-        return adoption, actor
+        adopted = await adoption.adopt(NAMESPACE, self._prefix)
+        for device in sorted(adopted):
+            one, actor = adopted[device]
+            self._actors[one.worker] = actor
+            self._met[one.worker] = set(one.functions)
+            self._lives[one.worker] = one.life
+            self._came(one.worker, device)
+        return [adoption.survivor(adopted[device][0], Left()) for device in sorted(adopted)]
 
     def _came(self, worker: int, device: int) -> None:
         self._on_device[worker] = device
@@ -280,14 +258,6 @@ class RayTransport:
     def _introduced(self, worker: int, function: RegisteredFunction | None, introduction: Introduction | None) -> None:
         if introduction is not None and function is not None and worker in self._met:
             self._met[worker].add(function.key)
-
-
-def _survivor(adoption: Adoption) -> Survivor:
-    running = {
-        slot: Call(orphan.label, orphan.client, None, 0, payload=Left(), function=orphan.function)
-        for slot, orphan in adoption.running.items()
-    }
-    return Survivor(adoption.worker, adoption.device, adoption.info, running, adoption.cached)
 
 
 def _keys(payload: Payload) -> tuple[list[bytes], ...]:
