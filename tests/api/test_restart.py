@@ -154,7 +154,7 @@ def test_a_large_result_that_was_not_fetched_is_lost_and_says_so() -> None:
 
 
 @pytest.mark.usefixtures("pool")
-def test_kept_outputs_are_lost_but_for_kernels_that_find_them_on_the_device() -> None:
+def test_a_kept_output_is_lost_and_says_so() -> None:
     x = numbers(LARGE)
     kept = kaas.invoke(scale_task(LARGE), {"x": x}, scalars={"factor": 2}, keep=True)
     resident = ray.get(kept)
