@@ -9,7 +9,7 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import ray
@@ -29,15 +29,23 @@ from kaas.graph import KTask
 from kaas.pool import policies, wire
 from kaas.pool.packing import Caller, Signature, bind, pack
 from kaas.pool.ray_pool import PoolActor, existing
-from kaas.pool.ray_transport import SOFTWARE_RESOURCE, cluster_resources
+from kaas.pool.ray_transport import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 
-NAMESPACE = "kaas"
-"""The Ray namespace in which pools have their names."""
 SOFTWARE_SLOTS = 16
 """Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
 CONCURRENT_REQUESTS = 100_000
+POOL_OPTIONS: dict[str, Any] = {
+    "namespace": NAMESPACE,
+    "lifetime": "detached",
+    "get_if_exists": True,
+    "num_cpus": 0,
+    "max_concurrency": CONCURRENT_REQUESTS,
+    "max_restarts": -1,
+    "max_task_retries": -1,  # a kTask is pure, and what else is asked may be asked again
+}
+"""What Ray is told of a pool's actor."""
 RETRIES = 3
 MOST_RETRIES = 1 << 16
 LONGEST_S = 1e9
@@ -68,16 +76,29 @@ class Session:
     client: str
     started_ray: bool
     invoke: Any
-    registered: set[str] = field(default_factory=set)
+    registered: dict[str, Signature] = field(default_factory=dict)
     gone: bool = False
 
-    def watch(self) -> Session:
-        """Note the pool's end, so that calls after it say so at once."""
-        self.pool.watch.remote().future().add_done_callback(self._note_end)
+    def watch(self, life: str = "") -> Session:
+        """Note the pool's end, so that calls after it say so at once, and when it starts again."""
+        self.pool.next_life.remote(life).future().add_done_callback(partial(self._note, life))
         return self
 
-    def _note_end(self, watched: Future[None]) -> None:
-        self.gone = watched.exception() is not None
+    def _note(self, life: str, watched: Future[str]) -> None:
+        ended = watched.exception() is not None
+        if ended or not watched.result():
+            self.gone = True
+        else:  # in a thread of its own: Ray calls this in one that must not send
+            threading.Thread(target=self._go_on, args=(life, watched.result()), daemon=True).start()
+
+    def _go_on(self, before: str, life: str) -> None:
+        """The pool is in another life than before, in which it may have lost what it was told, with its machine say."""
+        if not ray.is_initialized():
+            return
+        if before:
+            for signature in list(self.registered.values()):
+                self._register(signature)
+        self.watch(life)
 
     def check(self) -> None:
         """
@@ -99,8 +120,11 @@ class Session:
         """Tell the pool of a function, once; the message needs no answer."""
         self.check()
         if signature.key not in self.registered:
-            self.pool.register.remote(wire.encode(signature.spec), signature.task.to_msgpack())
-            self.registered.add(signature.key)
+            self._register(signature)
+            self.registered[signature.key] = signature
+
+    def _register(self, signature: Signature) -> None:
+        self.pool.register.remote(wire.encode(signature.spec), signature.task.to_msgpack())
 
 
 _session: Session | None = None
@@ -195,28 +219,23 @@ def _connect(address: str | None, wanted: Config | None) -> bool:
 def _open_pool(name: str, wanted: Config | None) -> tuple[Any, bool]:
     """The running pool of this name, or a new one and True; a pool that is just ending gives way to a new one."""
     gpus = int(cluster_resources().get("GPU", 0))
-    actor: Any = ray.remote(PoolActor).options(
-        name=name,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        max_concurrency=CONCURRENT_REQUESTS,
-    )
-    for attempt in range(2):
+    actor: Any = ray.remote(PoolActor).options(name=name, **POOL_OPTIONS)
+    refused = False
+    while True:
         pool = actor.remote(name, (wanted or Config()).resolved(gpus))
         try:
             opened: bool = ray.get(pool.attach.remote(wanted))
         except ray.exceptions.RayActorError:
-            if attempt:
+            if refused:
                 raise
+            refused = True
         except KaasError as error:
-            if isinstance(error, PolicyError | InvalidConfig):
-                ray.kill(pool)  # it never opened: its name is free for a better one
-            raise _plain(error) from None
+            if isinstance(error, PolicyError | InvalidConfig | PoolStopped):
+                ray.kill(pool)  # it never opened, or never will again: its name is free for a better one
+            if not isinstance(error, PoolStopped):
+                raise _plain(error) from None
         else:
-            break
-    return pool, opened
+            return pool, opened
 
 
 def _plain(error: KaasError) -> KaasError:

@@ -9,6 +9,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from kaas.errors import InvalidConfig
+from kaas.store import Store
 
 if TYPE_CHECKING:
     from kaas.softgpu import Fault, Model
@@ -122,8 +123,9 @@ class Config:
         etask_workers: processes of eTasks that may live on a device at a time; only one of them runs.
         faults_allowed: devices that a function may end while it runs alone; with one more it is quarantined.
         record: file, on the machine of the pool, to which it writes what its policy hears and decides.
-        store: SQLite file of what outlives the pool's process: functions, workers, accounts. None: one in Ray's folder
-            of this session, on the machine of the pool.
+        store: SQLite file of what outlives the pool's process, functions and accounts, or a `kaas.store.Store`. Of one
+            that is given, the functions outlive the pool too. None: a file in Ray's folder of this session, on the
+            machine of the pool.
     """
 
     devices: tuple[Device, ...] | None = None
@@ -139,7 +141,7 @@ class Config:
     etask_workers: int = 1
     faults_allowed: int = 1
     record: str | None = None
-    store: str | None = None
+    store: str | Store | None = None
 
     def __post_init__(self) -> None:
         if self.devices is not None:
@@ -155,9 +157,10 @@ class Config:
         _require_positive("etask_workers", self.etask_workers, int)
         if self.faults_allowed != 0 or isinstance(self.faults_allowed, bool):
             _require_positive("faults_allowed", self.faults_allowed, int)
-        for name in ("record", "store"):
-            if not isinstance(getattr(self, name), str | None):
-                raise InvalidConfig(f"{name} is a file's name, not {getattr(self, name)!r}", field=name)
+        if not isinstance(self.record, str | None):
+            raise InvalidConfig(f"record is a file's name, not {self.record!r}", field="record")
+        if not isinstance(self.store, str | Store | None):
+            raise InvalidConfig(f"store is a file's name or a kaas.store.Store, not {self.store!r}", field="store")
         if not isinstance(self.clients, Mapping) or not all(
             isinstance(name, str) and isinstance(settings, ClientSettings) for name, settings in self.clients.items()
         ):

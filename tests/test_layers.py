@@ -30,10 +30,12 @@ ALLOWED_IMPORTERS = {
     "cuda": {"kaas.executor.device"},
     "ray": {
         "kaas.api",
+        "kaas.pool.adoption",
         "kaas.pool.ray_pool",
         "kaas.pool.ray_transport",
         "kaas.pool.executor_actor",
         "kaas.pool.resident",
+        "kaas.pool.results",
     },
     "llvmlite": {"kaas.softgpu"},
     "zmq": {"kaas.remote"},

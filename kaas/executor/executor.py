@@ -130,6 +130,11 @@ class Executor:
             self._tidy()
             return stats
 
+    def cached(self) -> frozenset[bytes]:
+        """Keys of the objects on the device, those that are on their way included."""
+        with self._gate.lock:
+            return frozenset(self._memory.cache.sizes)
+
     def unpin(self, keys: Iterable[bytes] | None = None) -> None:
         """These objects, or all that are pinned, may leave the device again, as all others."""
         with self._gate.lock:

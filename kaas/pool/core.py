@@ -22,9 +22,9 @@ from kaas.errors import (
     KaasError,
     PoolStopped,
 )
+from kaas.pool.accounts import Accounts, client_known
 from kaas.pool.caches import Caches
 from kaas.pool.events import (
-    ClientKnown,
     Dispatch,
     Event,
     Evict,
@@ -37,18 +37,21 @@ from kaas.pool.events import (
     RequestCancelled,
     RequestDone,
     Residency,
+    Running,
     StartWorker,
     StopWorker,
     Tick,
     WakeAt,
+    WorkerAdopted,
     WorkerGone,
+    WorkerKind,
     WorkerReady,
 )
 from kaas.pool.guarded import Guarded
-from kaas.pool.records import Request, Worker, device_status
+from kaas.pool.records import Request, Worker, device_status, orphan
 from kaas.pool.stats import Entry, Ledger, Stats
 from kaas.pool.status import Status
-from kaas.pool.transport import Call, Order, Reply, Transport, WorkerLost
+from kaas.pool.transport import Call, Order, Reply, Survivor, Transport, WorkerLost
 from kaas.pool.wire import RunRecord
 
 GRACE_S = 2.0
@@ -80,17 +83,24 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ledger = Ledger(self._loop.time())
         self._caches = Caches(self, self._workers, len(self._devices), transport, self._ledger)
+        self._accounts: Accounts | None = None
         self._broken: KaasError | None = None
         self._stopped = False
 
-    def open(self) -> None:
-        """Let the policy start its workers; raises InvalidConfig if its record cannot be written."""
+    def open(self, survivors: Sequence[Survivor] = (), accounts: Accounts | None = None) -> None:
+        """Tell the policy what is there, and then let it start its workers.
+
+        Raises:
+            InvalidConfig: its record cannot be written.
+        """
         self._policy.open()
+        self._accounts = accounts
         now = self._loop.time()
-        for client, settings in self._config.clients.items():
-            self._tell(
-                ClientKnown(now, client, settings.weight, settings.priority, settings.max_running, settings.max_share)
-            )
+        for survivor in survivors:
+            self._adopt(survivor, now)
+        charged_s = accounts.charged_s() if accounts is not None else {}
+        for client in dict.fromkeys((*self._config.clients, *charged_s)):
+            self._tell(client_known(now, client, self._config.clients.get(client), charged_s.get(client, 0.0)))
         self._tell(Tick(now))
 
     async def submit(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Any:
@@ -370,6 +380,8 @@ class Pool:
         device_s = record.device_s if record else 0.0
         self.tell_residency(worker, record)
         self._tell(RequestDone(self._loop.time(), request.id, worker.id, slot, outcome, device_s))
+        if self._accounts is not None:
+            self._accounts.charge(request.call.client, device_s)
         if worker.stopping and not worker.running:
             self.gone(worker, "stopped")
 
@@ -411,7 +423,27 @@ class Pool:
         self._tell(WorkerReady(now, worker.id, decision.kind, decision.device, info.slots, info.memory_bytes))
         worker.settled.set()
         self._caches.repeat(worker)
+        await self._outlive(worker)
+
+    async def _outlive(self, worker: Worker) -> None:
         self.gone(worker, await self._transport.ended(worker.id))
+
+    def _adopt(self, survivor: Survivor, now: float) -> None:
+        """What it still runs holds its slots until it ends, and nobody waits for it."""
+        worker = Worker(survivor.worker, self._devices[survivor.device], survivor.info)
+        worker.settled.set()
+        self._workers[worker.id] = worker
+        info = survivor.info
+        orphans = {slot: orphan(next(self._ids), call, now, worker) for slot, call in survivor.running.items()}
+        running = tuple(Running(r.id, slot, r.call.client, r.call.function) for slot, r in orphans.items())
+        device, kind = survivor.device, WorkerKind.EXECUTOR
+        self._tell(WorkerAdopted(now, worker.id, kind, device, info.slots, info.memory_bytes, running=running))
+        if survivor.cached:
+            self._tell(Residency(now, worker.id, survivor.cached, ()))
+        for slot, request in orphans.items():
+            self._requests[request.id] = worker.running[request.id] = request
+            self.background(self._run(request, worker, slot))
+        self.background(self._outlive(worker))
 
     def _stop(self, worker_id: int) -> None:
         worker = self._workers[worker_id]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import pickle
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from kaas.config import Device
 from kaas.errors import InputFailed, KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
+from kaas.pool.lives import Adoption, Lives, Orphan, Post
 from kaas.pool.packing import unpack, unpack_keyed, unpack_objects
 from kaas.pool.resident import InputLost, Resident
 from kaas.pool.status import WorkerInfo
@@ -30,10 +31,10 @@ UPKEEP = "upkeep"
 """That of `upkeep`, which so waits for no run, nor a run for it; one thread, so that orders keep their order."""
 WRITE_BACK, WRITTEN = "write_back", "written"
 """Those of the methods of these names. Neither waits for a run, nor for a load, which may wait for another executor."""
-GROUPS = {WATCH: 1, UPKEEP: 1, WRITE_BACK: 1, WRITTEN: 1}
-"""All of them, as Ray is told, with their threads."""
-WRITTEN_AT_ONCE = 4
-"""Outputs that were written back and not collected yet; who writes more waits."""
+ADOPTION = "adoption"
+"""That of `adopt` and `orphan`: a thread for each run that is waited for, and one more."""
+GROUPS = {WATCH: 1, UPKEEP: 1, WRITE_BACK: 1, WRITTEN: 1, ADOPTION: 2}
+"""All of them, as Ray is told, with their threads; these are for one slot."""
 
 LINGER_S = 2.0
 """How long a process whose device is lost stays, so that all its answers arrive: everybody in it is told at once."""
@@ -59,17 +60,19 @@ class Keep(NamedTuple):
 class ExecutorActor:
     """One device. Ray runs `start`, and then `run` for as many requests at a time as there are slots."""
 
-    def __init__(self, device: Device, options: dict[str, Any]) -> None:
+    def __init__(self, device: Device, options: dict[str, Any], post: Post | None = None) -> None:
         """
         Args:
-            options: those of `kaas.executor.Executor`.
+            options: those of `kaas.executor.Executor`. post: None without a pool.
         """
         self._device = device
         self._options = options
         self._executor: Executor | None = None
         self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
         self._leaving: threading.Timer | None = None
-        self._written: queue.Queue[tuple[bytes, Any]] = queue.Queue(WRITTEN_AT_ONCE)
+        self._post = post
+        self._info: WorkerInfo | None = None
+        self._lives = Lives()
 
     def start(self) -> WorkerInfo:
         """Open the device.
@@ -81,19 +84,44 @@ class ExecutorActor:
         from kaas.executor.device import open_device
         from kaas.executor.executor import Executor
 
+        if self._post is not None:
+            self._pool_ends = self._post.pool.next_life.remote().future()
+            self._pool_ends.add_done_callback(_leave)
         if self._device.kind == "software":
             software.load(self._device)
         device = open_device(self._device.kind, memory_bytes=self._device.memory_bytes)
-        self._executor = Executor(device, **self._options, on_write_back=self._take)
+        self._executor = Executor(device, **self._options, on_write_back=self._lives.write)
         info = device.info()
         node = ray.get_runtime_context().get_node_id()
         slots = self._options["slots"]
-        return WorkerInfo(os.getpid(), node, info.name, info.memory_bytes, info.compute_capability, slots)
+        self._info = WorkerInfo(os.getpid(), node, info.name, info.memory_bytes, info.compute_capability, slots)
+        return self._info
 
     @ray.method(concurrency_group=WATCH)
-    def watch(self) -> None:
-        """Never returns: the call fails when the process ends, which tells the pool at once."""
-        threading.Event().wait()
+    def watch(self, life: int = 0) -> None:
+        """Fails when the process ends, which tells the pool at once; returns only to a pool that has ended itself."""
+        self._lives.wait(life)
+
+    @ray.method(concurrency_group=ADOPTION)
+    def adopt(self) -> Adoption | None:
+        """A new process of the pool takes over from the one that ended. None: there is no device to take over."""
+        if self._post is None or self._executor is None or self._info is None or self._executor.lost is not None:
+            return None
+        life, messages = self._lives.begin()
+        running = {slot: self._orphan(wire.decode_invocation(message)) for slot, message in messages.items()}
+        functions = frozenset(self._functions)
+        cached = tuple(self._executor.cached())
+        return Adoption(self._post.worker, self._post.device, self._info, life, running, functions, cached)
+
+    def _orphan(self, invocation: wire.Invocation) -> Orphan:
+        met = self._functions.get(invocation.function)
+        return Orphan(invocation.client, invocation.function, invocation.function if met is None else met[1].label)
+
+    @ray.method(concurrency_group=ADOPTION)
+    def orphan(self, life: int, slot: int) -> bytes:
+        """Waits for the end of what was running in a slot at the adoption; an encoded Answer without outputs."""
+        result = self._lives.orphan(life, slot)
+        return self._success(wire.RunRecord({}, {}, [], [], 0.0) if result is None else _record(result))
 
     def run(
         self,
@@ -150,13 +178,10 @@ class ExecutorActor:
         return self._answer(lambda: wire.RunRecord({}, {}, [], list(executor.discard(keys)), 0.0))
 
     @ray.method(concurrency_group=WRITTEN)
-    def written(self) -> tuple[Any, bytes]:
+    def written(self, life: int = 0) -> tuple[Any, bytes]:
         """Waits for the next output that is written back: the array, and its key."""
-        key, array = self._written.get()
+        key, array = self._lives.written(life) or (b"", None)  # nothing is what a pool gets that has ended itself
         return array, key
-
-    def _take(self, key: bytes, array: Any) -> None:
-        self._written.put((key, array))
 
     @ray.method(concurrency_group=UPKEEP)
     def upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None = None) -> bytes:
@@ -225,7 +250,12 @@ class ExecutorActor:
     def _run(
         self, message: bytes, refs: Sequence[Any], introduction: Introduction | None, slot: int, keep: Keep
     ) -> Result:
-        return self._with_inputs(lambda get: self._attempt(message, refs, introduction, slot, keep, get), slot)
+        with self._lives.running(slot, message) as run:
+            run.result = self._with_inputs(
+                lambda get: self._attempt(message, refs, introduction, slot, keep, get), slot
+            )
+        result: Result = run.result
+        return result
 
     def _attempt(
         self,
@@ -280,6 +310,12 @@ class ExecutorActor:
         spec = wire.decode_function(introduction[0])
         if spec.key not in self._functions:
             self._functions[spec.key] = spec, KTask.from_msgpack(_get(introduction[1][0]))
+
+
+def _leave(watched: Future[Any]) -> None:
+    """The pool has ended for good, and with it whoever could use this process."""
+    if watched.exception() is None or isinstance(watched.exception(), RayError):
+        os._exit(0)
 
 
 def _input(made: Mapping[bytes, Any], value: Any) -> Any:

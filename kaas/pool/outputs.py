@@ -27,7 +27,7 @@ class Inline:
 class Stored:
     """An output in Ray's store: whoever receives it gets the value itself, and the pool never touches it.
 
-    The reference inside must be complete before this is handed out. get: ray.get.
+    The reference inside must be complete before this is handed out. get: `kaas.pool.results.fetched`.
     """
 
     __slots__ = ("_get", "_ref")

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import os
+import secrets
+import sqlite3
+import warnings
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import ray
 
 from kaas.config import Config
-from kaas.errors import ConfigMismatch, KaasError
-from kaas.graph import KTask
+from kaas.errors import ConfigMismatch, InvalidConfig, KaasError, PoolStopped
 from kaas.pool import wire
+from kaas.pool.accounts import Accounts
 from kaas.pool.core import Pool
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.ray_transport import Orders, Payload, RayTransport
 from kaas.pool.readiness import Readiness
+from kaas.pool.registry import Registry
 from kaas.pool.resident import Resident
 from kaas.pool.residents import Placed, Residents
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.pool.transport import Call, Order
-
-REGISTRATION_LIMIT_S = 30.0
-"""How long a request waits for the registration of its function, which another message brings."""
+from kaas.store import ACCOUNTS, FUNCTIONS, TASKS, SqliteStore, Store
 
 KEPT_PER_SWEEP = 64
 """How many outputs on the devices are looked at for each that is kept: whether somebody can still name them."""
@@ -35,9 +42,14 @@ class PoolActor:
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._config = config
-        self._functions: dict[str, RegisteredFunction] = {}
-        self._task_refs: dict[str, Any] = {}
-        self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
+        self._life = secrets.token_hex(8)
+        self._attached = False
+        self._again = started_again()
+        self._passing = (ACCOUNTS,) if config.store is not None else (ACCOUNTS, FUNCTIONS, TASKS)
+        self._store: Store | None = None
+        self._registry: Registry | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
         self._pool: Pool | None = None
         self._readiness: Readiness | None = None
         self._residents: Residents | None = None
@@ -49,8 +61,11 @@ class PoolActor:
         """Open the pool with the first driver, which is told so; compare configurations with later ones.
 
         Raises:
-            ConfigMismatch
+            ConfigMismatch; PoolStopped: it is about to end.
         """
+        if self._stopping.is_set():
+            await self._silence()
+            raise PoolStopped(f"pool {self._name!r} is shut down", pool=self._name)
         differences = wanted.differences(self._config) if wanted is not None else ()
         if differences:
             raise ConfigMismatch(
@@ -58,37 +73,49 @@ class PoolActor:
                 pool=self._name,
                 differences=differences,
             )
-        first = self._pool is None
-        self._running()
+        await self._opened()
+        first = not (self._attached or self._again)
+        self._attached = True
         return first
 
-    async def watch(self) -> None:
-        """Never returns: the call fails when the pool ends, which tells the driver at once."""
-        await asyncio.Event().wait()
+    async def next_life(self, known: str | None = None) -> str:
+        """Returns "" when the pool stops, and fails when it ends without that. Who says which of its lives is known is
+        told of another one at once."""
+        await self._opened()
+        if known not in (None, self._life):
+            return self._life
+        await self._stopping.wait()
+        return ""
 
-    def _running(self) -> Pool:
-        if self._pool is None:  # not in __init__, which Ray runs outside the event loop
-            self._readiness = Readiness(asyncio.get_running_loop(), existing)
-            self._residents = Residents(asyncio.get_running_loop())
-            transport = RayTransport(self._config, self._readiness, self._residents)
-            pool = Pool(self._name, self._config, transport)
-            pool.open()
-            self._pool = pool
+    async def _opened(self) -> Pool:
+        """The core, which the first call makes: not __init__, which Ray runs outside the event loop."""
+        if self._pool is None:
+            if self._opening is None:  # not in the context of that call: Ray cancels what a cancelled one has begun
+                context = contextvars.Context()
+                self._opening = asyncio.get_running_loop().create_task(self._open(), context=context)
+            await asyncio.shield(self._opening)
+        assert self._pool is not None, "opened"
         return self._pool
+
+    async def _open(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._readiness = Readiness(loop, existing)
+        self._residents = Residents(loop)
+        own = ray.get_runtime_context().current_actor
+        transport = RayTransport(self._config, self._readiness, self._residents, self._name, own)
+        pool = Pool(self._name, self._config, transport)
+        self._store = store = opened_store(self._config.store, self._name)
+        if not self._again:
+            store.clear(*self._passing)
+        self._registry = Registry(store, ray.put)
+        pool.open(await transport.survivors() if self._again else (), Accounts(store, loop))
+        self._pool = pool
 
     async def register(self, spec: bytes, task: bytes) -> None:
         """Make a function known; once more changes nothing."""
-        function_spec = wire.decode_function(spec)
-        key = function_spec.key
-        if key in self._functions:
-            return
-        ktask = KTask.from_msgpack(task)
-        if ktask.key not in self._task_refs:
-            self._task_refs[ktask.key] = ray.put(task)
-        self._functions[key] = function = RegisteredFunction.of(function_spec, ktask, self._task_refs[ktask.key])
-        expected = self._expected.pop(key, None)
-        if expected is not None:
-            expected.set_result(function)
+        await self._opened()
+        assert self._registry is not None, "made together with the pool"
+        self._registry.register(spec, task)
 
     async def invoke(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
         """Run one invocation: the output's value, or a tuple of several in declared order."""
@@ -105,8 +132,8 @@ class PoolActor:
         try:
             upkeep = wire.decode_upkeep(message)
             key = upkeep.function
-            function = None if key is None else self._functions.get(key) or await self._registered(key)
-            pool = self._running()
+            pool = await self._opened()
+            function = None if key is None else await self._function(key)
             assert self._readiness is not None, "made together with the pool"
             incomplete = None if upkeep.ready else self._readiness.of(refs)
             if incomplete is not None:
@@ -131,8 +158,8 @@ class PoolActor:
     async def _invoke(self, message: bytes, refs: Sequence[Any], task: Callable[[], str | None]) -> Any:
         invocation = wire.decode_invocation(message)
         keep = output_ids(bytes.fromhex(task() or ""), invocation.keep) if invocation.keep else {}
-        function = self._functions.get(invocation.function) or await self._registered(invocation.function)
-        pool = self._running()
+        pool = self._pool or await self._opened()
+        function = await self._function(invocation.function)
         assert self._readiness is not None, "made together with the pool"
         ready = None if invocation.ready else self._readiness.of(refs)
         call = Call(
@@ -200,29 +227,33 @@ class PoolActor:
             return
         assert self._residents is not None, "it knew the worker"
         try:
-            await self._running().write_back(worker, key)
+            await (await self._opened()).write_back(worker, key)
         except KaasError:
             self._residents.lost(key)  # whatever is wrong with the device, it can be computed anew
 
-    async def _registered(self, key: str) -> RegisteredFunction:
-        """Messages to an asyncio actor may overtake each other, the invocation its function's registration too."""
-        expected = self._expected.setdefault(key, asyncio.get_running_loop().create_future())
-        try:
-            return await asyncio.wait_for(asyncio.shield(expected), REGISTRATION_LIMIT_S)
-        except TimeoutError as error:
-            raise KaasError(f"pool {self._name!r} has not been told of function {key}") from error
+    async def _function(self, key: str) -> RegisteredFunction:
+        assert self._registry is not None, "made together with the pool"
+        return self._registry.get(key) or await self._registry.registered(key)
 
     async def status(self) -> Status:
-        labels = tuple(function.label for function in self._functions.values())
-        return self._running().status(labels)
+        pool = await self._opened()
+        assert self._registry is not None, "made together with the pool"
+        return replace(pool.status(self._registry.labels), pid=os.getpid())
 
     async def stats(self, reset: bool) -> Stats:
-        return self._running().stats(reset)
+        return (await self._opened()).stats(reset)
 
     async def stop(self) -> None:
-        """Answer all who wait and end the executors. The caller then ends this actor."""
-        if self._pool is not None:
-            await self._pool.close()
+        """Answer all who wait, end the executors and forget. The caller then ends this actor."""
+        pool = await self._opened()
+        self._stopping.set()
+        await pool.close()
+        assert self._store is not None, "made together with the pool"
+        self._store.clear(*self._passing)
+        await self._silence()
+
+    async def _silence(self) -> None:
+        """Until all who wait are answered."""
         if self._open_calls:
             self._all_answered.clear()
             await self._all_answered.wait()
@@ -239,6 +270,31 @@ def references() -> dict[str, Any]:
     worker: Any = ray._private.worker.global_worker
     known: dict[bytes, Any] = worker.core_worker.get_all_reference_counts()
     return {name.decode(): counts for name, counts in known.items()}
+
+
+def started_again() -> bool:
+    """Whether this actor's process replaces one that ended."""
+    with warnings.catch_warnings():  # Ray's own use of what it deprecates
+        warnings.simplefilter("ignore")
+        again: bool = ray.get_runtime_context().was_current_actor_reconstructed
+    return again
+
+
+def opened_store(wanted: str | Store | None, pool: str) -> Store:
+    """What `Config.store` means on this machine.
+
+    Raises:
+        InvalidConfig
+    """
+    if wanted is None:
+        node: Any = ray._private.worker._global_node
+        wanted = str(Path(node.get_session_dir_path(), "kaas", f"{quote(pool, safe='')}.sqlite"))
+    store = SqliteStore(wanted) if isinstance(wanted, str) else wanted
+    try:
+        store.open()
+    except (OSError, sqlite3.Error) as error:
+        raise InvalidConfig(f"store {wanted!r} cannot be opened: {error}", field="store") from error
+    return store
 
 
 def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[Any], list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,17 +14,21 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from kaas.config import Config, Device
 from kaas.errors import KaasError
-from kaas.pool import wire
+from kaas.pool import adoption, wire
 from kaas.pool.events import StartWorker
-from kaas.pool.executor_actor import GROUPS, ExecutorActor, Introduction
+from kaas.pool.executor_actor import ADOPTION, GROUPS, ExecutorActor, Introduction
 from kaas.pool.functions import RegisteredFunction
+from kaas.pool.lives import Post
 from kaas.pool.outputs import Inline, Stored
 from kaas.pool.readiness import Readiness
 from kaas.pool.resident import Lost
 from kaas.pool.residents import Placed, Residents
+from kaas.pool.results import fetched
 from kaas.pool.status import WorkerInfo
-from kaas.pool.transport import Call, Order, Reply, WorkerLost
+from kaas.pool.transport import Call, Order, Reply, Survivor, WorkerLost
 
+NAMESPACE = "kaas"
+"""The Ray namespace in which pools and their executors have their names."""
 SOFTWARE_RESOURCE = "kaas_software_gpu"
 """The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
 OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
@@ -47,6 +52,11 @@ class Payload:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """Instead of an invocation: the run that a survivor has in this slot is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Orders:
     """An Upkeep on its way; function: the one that it is about, if it is about one."""
 
@@ -58,8 +68,16 @@ class Orders:
 class RayTransport:
     """The one place to change for another way to the executors."""
 
-    def __init__(self, config: Config, readiness: Readiness, residents: Residents) -> None:
+    def __init__(
+        self, config: Config, readiness: Readiness, residents: Residents, pool: str = "kaas", own: Any = None
+    ) -> None:
+        """
+        Args:
+            pool: its name, which its executors' names begin with. own: the handle of its actor.
+        """
         assert config.devices is not None, "a pool gets a resolved configuration"
+        self._prefix = f"{pool}/worker/"
+        self._own = own
         self._devices = config.devices
         self._options = {name: getattr(config, name) for name in OPTIONS}
         self._readiness = readiness
@@ -68,42 +86,61 @@ class RayTransport:
         self._on_device: dict[int, int] = {}
         self._actors: dict[int, Any] = {}
         self._met: dict[int, set[str]] = {}
+        self._lives: dict[int, int] = {}
         self._reserve = SOFTWARE_RESOURCE in cluster_resources()
 
     async def start(self, start: StartWorker) -> WorkerInfo:
         worker, device = start.worker, start.device
         wanted = self._devices[device]
         options = {
+            # not by the number alone: a later life of the pool may use it again
+            "name": f"{self._prefix}{worker}-{secrets.token_hex(4)}",
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
             "num_cpus": 0,
-            "concurrency_groups": GROUPS,
+            "concurrency_groups": {**GROUPS, ADOPTION: self._options["slots"] + 1},
             "max_concurrency": self._options["slots"],  # of what is in no group: runs
             **self._resources(wanted),
         }
         decorate: Any = ray.remote  # whose types do not know concurrency groups
-        actor = decorate(**options)(ExecutorActor).remote(wanted, self._options)
+        actor = decorate(**options)(ExecutorActor).remote(wanted, self._options, Post(worker, device, self._own))
         self._actors[worker] = actor
         self._met[worker] = set()
         try:
             info: WorkerInfo = await actor.start.remote()
         except RayTaskError as error:
             raise error.cause from None  # what kept it from starting, without Ray's traceback
+        self._came(worker, device)
+        return info
+
+    async def survivors(self) -> list[Survivor]:
+        """The executors that an earlier process of the pool has left, ready for this one; others of its are ended."""
+        adopted = await adoption.adopt(NAMESPACE, self._prefix)
+        for device in sorted(adopted):
+            one, actor = adopted[device]
+            self._actors[one.worker] = actor
+            self._met[one.worker] = set(one.functions)
+            self._lives[one.worker] = one.life
+            self._came(one.worker, device)
+        return [adoption.survivor(adopted[device][0], Left()) for device in sorted(adopted)]
+
+    def _came(self, worker: int, device: int) -> None:
         self._on_device[worker] = device
         self._residents.worker_came(worker)
-        returns = asyncio.get_running_loop().create_task(self._return(worker, actor))
+        returns = asyncio.get_running_loop().create_task(self._return(worker, self._actors[worker]))
         self._returns.add(returns)
         returns.add_done_callback(self._returns.discard)
-        return info
 
     async def _return(self, worker: int, actor: Any) -> None:
         """Takes what a worker writes back, as long as it lives; what it had then is lost."""
         try:
             while True:
-                array, last = actor.written.options(num_returns=2).remote()
+                array, last = actor.written.options(num_returns=2).remote(self._lives.get(worker, 0))
                 key = await last
                 incomplete = self._readiness.of([array])
                 if incomplete is not None:
                     await incomplete
-                self._residents.written(key, Stored(ray.get, array))
+                self._residents.written(key, Stored(fetched, array))
         except RayError:
             self.kill(worker)  # whatever went wrong, an output may be lost with it
         finally:
@@ -116,7 +153,7 @@ class RayTransport:
 
     async def ended(self, worker: int) -> str:
         try:
-            await self._actors[worker].watch.remote()
+            await self._actors[worker].watch.remote(self._lives.get(worker, 0))
         except RayError as error:
             return _one_line(error)
         return "its watch returned"
@@ -130,8 +167,10 @@ class RayTransport:
             ray.kill(actor)
 
     async def run(self, worker: int, slot: int, call: Call) -> Reply:
-        payload: Payload = call.payload
         actor = self._actor(worker)
+        if isinstance(call.payload, Left):
+            return await _reply(actor.orphan.remote(self._lives[worker], slot))
+        payload: Payload = call.payload
         run = self._run_inline if payload.function.inline else self._run_stored
         try:
             return await run(worker, slot, actor, payload)
@@ -170,7 +209,7 @@ class RayTransport:
         if incomplete is not None:
             await incomplete
         values = (
-            Placed(payload.keep[position], device) if position in payload.keep else Stored(ray.get, ref)
+            Placed(payload.keep[position], device) if position in payload.keep else Stored(fetched, ref)
             for position, ref in enumerate(stored)
         )
         return Reply(tuple(values), record=answer.record, lost=answer.lost)

@@ -40,6 +40,13 @@ class Request:
             self.inputs.cancel()
 
 
+def orphan(number: int, call: Call, now_s: float, worker: Worker) -> Request:
+    """A request that runs on a worker, and for which nobody waits."""
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    answer.cancel()
+    return Request(number, call, now_s, answer, worker=worker, dispatched_s=now_s)
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """A worker from the decision to start it to its end.

@@ -61,3 +61,5 @@ class Status:
     functions: tuple[str, ...]
     broken: str | None = None
     """What the policy did wrong; such a pool answers every request with PolicyError."""
+    pid: int = 0
+    """Of the pool's process; another one when it had to start again."""

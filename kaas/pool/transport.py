@@ -54,6 +54,21 @@ class Reply:
     lost: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A worker that outlived an earlier process of the pool.
+
+    Fields:
+        running: what it still runs, by slot, as calls: `Transport.run` waits for them. cached: keys on its device.
+    """
+
+    worker: int
+    device: int
+    info: WorkerInfo
+    running: Mapping[int, Call]
+    cached: tuple[bytes, ...] = ()
+
+
 class Transport(Protocol):
     """The way to the workers; how calls travel can change behind it."""
 

@@ -16,6 +16,7 @@ import ray
 import kaas
 from kaas import errors, softgpu
 from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.ray_transport import NAMESPACE
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 
 ROOT = Path(__file__).parent.parent.parent
@@ -144,14 +145,12 @@ def test_shutdown_answers_who_waits() -> None:
 @pytest.mark.usefixtures("attached")
 def test_pool_that_died_is_started_again() -> None:
     np.testing.assert_allclose(scaled(), numbers() * 2)
-    ray.kill(ray.get_actor("kaas", namespace=kaas.api.NAMESPACE))
-    with pytest.raises(errors.PoolStopped):
-        kaas.status()
+    ray.kill(ray.get_actor("kaas", namespace=NAMESPACE))
     session = kaas.api._session
     assert session is not None
     while not session.gone:  # Ray tells us a little later
         pass
-    for call in (scaled, lambda: kaas.register(scale_task())):
+    for call in (kaas.status, scaled, lambda: kaas.register(scale_task())):
         with pytest.raises(errors.PoolStopped):
             call()
     assert kaas.init(devices=DEVICES)

@@ -1,0 +1,70 @@
+"""The functions that a pool knows: told by drivers, and kept in its store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from kaas.errors import KaasError
+from kaas.graph import KTask
+from kaas.pool import wire
+from kaas.pool.functions import RegisteredFunction
+from kaas.store import FUNCTIONS, TASKS, Store
+
+REGISTRATION_LIMIT_S = 30.0
+"""How long a request waits for the registration of its function, which another message brings."""
+
+
+class Registry:
+    """Belongs to one event loop. put: ray.put, for the kTasks, which executors take from there."""
+
+    def __init__(self, store: Store, put: Callable[[bytes], Any]) -> None:
+        self._store = store
+        self._put = put
+        self._functions: dict[str, RegisteredFunction] = {}
+        self._task_refs: dict[str, Any] = {}
+        self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
+        tasks = store.read(TASKS)
+        for spec in map(wire.decode_function, store.read(FUNCTIONS).values()):
+            if spec.task_key in tasks:
+                self._add(spec, tasks[spec.task_key])
+
+    def get(self, key: str) -> RegisteredFunction | None:
+        return self._functions.get(key)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(function.label for function in self._functions.values())
+
+    def register(self, spec: bytes, task: bytes) -> None:
+        """Make a function known; once more changes nothing."""
+        function = wire.decode_function(spec)
+        if function.key in self._functions:
+            return
+        self._store.put(TASKS, {function.task_key: task})
+        self._store.put(FUNCTIONS, {function.key: spec})
+        registered = self._add(function, task)
+        expected = self._expected.pop(function.key, None)
+        if expected is not None:
+            expected.set_result(registered)
+
+    def _add(self, spec: wire.FunctionSpec, task: bytes) -> RegisteredFunction:
+        if spec.task_key not in self._task_refs:
+            self._task_refs[spec.task_key] = self._put(task)
+        added = RegisteredFunction.of(spec, KTask.from_msgpack(task), self._task_refs[spec.task_key])
+        self._functions[spec.key] = added
+        return added
+
+    async def registered(self, key: str) -> RegisteredFunction:
+        """A function once it is known: messages to an asyncio actor may overtake each other, the invocation its
+        function's registration too.
+
+        Raises:
+            KaasError: nobody has told of it.
+        """
+        expected = self._expected.setdefault(key, asyncio.get_running_loop().create_future())
+        try:
+            return await asyncio.wait_for(asyncio.shield(expected), REGISTRATION_LIMIT_S)
+        except TimeoutError as error:
+            raise KaasError(f"the pool has not been told of function {key}") from error

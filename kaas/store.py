@@ -1,0 +1,102 @@
+"""What outlives a pool's process: named entries, by default in a SQLite file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+FUNCTIONS, TASKS, ACCOUNTS = "functions", "tasks", "accounts"
+"""Kinds of entries: specs of functions by key, kTasks by key, and device seconds by client."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Entries of several kinds, each with a key. It travels to the pool's process by pickle before it is opened; a
+    later process of the pool opens a copy of the same. What `put` has returned from is there for that one."""
+
+    def open(self) -> None: ...
+
+    def put(self, kind: str, entries: Mapping[str, bytes]) -> None:
+        """Add entries, or replace those of the same keys."""
+        ...
+
+    def remove(self, kind: str, keys: Iterable[str]) -> None:
+        """Keys without an entry mean nothing."""
+        ...
+
+    def read(self, kind: str) -> dict[str, bytes]:
+        """All entries of a kind, in the order in which their keys came."""
+        ...
+
+    def clear(self, *kinds: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SqliteStore:
+    """A Store in one file, which `open` makes if it is not there. Two are equal that have the same file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def open(self) -> None:
+        """
+        Raises:
+            sqlite3.Error, OSError: there can be no such file.
+        """
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        # one thread at a time uses it, if not always the same
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = OFF")  # it has to outlive this process, not the machine's power
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS entries"
+            " (id INTEGER PRIMARY KEY, kind TEXT, key TEXT, value BLOB, UNIQUE (kind, key))"
+        )
+        self._connection = connection
+
+    def put(self, kind: str, entries: Mapping[str, bytes]) -> None:
+        statement = (
+            "INSERT INTO entries (kind, key, value) VALUES (?, ?, ?)"
+            " ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value"
+        )
+        self._many(statement, [(kind, key, value) for key, value in entries.items()])
+
+    def remove(self, kind: str, keys: Iterable[str]) -> None:
+        self._many("DELETE FROM entries WHERE kind = ? AND key = ?", [(kind, key) for key in keys])
+
+    def read(self, kind: str) -> dict[str, bytes]:
+        return dict(self._opened().execute("SELECT key, value FROM entries WHERE kind = ? ORDER BY id", (kind,)))
+
+    def clear(self, *kinds: str) -> None:
+        self._many("DELETE FROM entries WHERE kind = ?", [(kind,) for kind in kinds])
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _opened(self) -> sqlite3.Connection:
+        assert self._connection is not None, "open comes first"
+        return self._connection
+
+    def _many(self, statement: str, rows: list[tuple[str | bytes, ...]]) -> None:
+        connection = self._opened()
+        connection.execute("BEGIN")  # all or nothing, and at the cost of one
+        connection.executemany(statement, rows)
+        connection.execute("COMMIT")
+
+    def __reduce__(self) -> tuple[type[SqliteStore], tuple[str]]:
+        return SqliteStore, (self.path,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SqliteStore) and other.path == self.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def __repr__(self) -> str:
+        return f"SqliteStore({self.path!r})"

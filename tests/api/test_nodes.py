@@ -1,0 +1,109 @@
+"""A pool over two nodes, one of which goes: that of some executors, and that of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+import kaas
+from kaas import errors
+from kaas.api import POOL_OPTIONS
+from kaas.pool.ray_pool import PoolActor
+from kaas.pool.ray_transport import SOFTWARE_RESOURCE
+from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
+
+pytestmark = pytest.mark.ray
+
+PATIENCE_S = 120
+LARGE = 1 << 18
+CONFIG = kaas.Config(devices=(kaas.Device("software", DEVICE_BYTES),) * 2)
+HOME = "home_of_the_pool"
+"""A resource, so that the pool is on a node that can be taken away: not on the first, which has Ray's own records."""
+QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+
+
+class Nodes:
+    """Beside the first, which has no device, two nodes with one each; the pool lives on `home`."""
+
+    def __init__(self) -> None:
+        first = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK}
+        self.cluster: Any = Cluster(initialize_head=True, head_node_args=first)
+        self.home = self.add(**{HOME: 1})
+        self.other = self.add()
+
+    def add(self, **resources: float) -> Any:
+        return self.cluster.add_node(num_cpus=1, resources={SOFTWARE_RESOURCE: 1, **resources})
+
+    def kill(self, node: Any) -> None:
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    made = Nodes()
+    ray.init(address=made.cluster.address)
+    decorate: Any = ray.remote(PoolActor)
+    decorate.options(name="kaas", resources={HOME: 1}, **POOL_OPTIONS).remote("kaas", CONFIG)
+    kaas.init()
+    yield made
+    kaas.shutdown()
+    ray.shutdown()
+    made.cluster.shutdown()
+
+
+def spins_on_both() -> list[Any]:
+    spins = [kaas.invoke(spin_task(), {}, scalars={"steps": 100_000_000}) for _ in range(10)]
+    while kaas.status().running < 2:
+        pass
+    return spins
+
+
+def until_all_are_up() -> list[str]:
+    """The nodes of the executors, by device."""
+    while not all(device.info for device in kaas.status().devices):
+        pass
+    return [device.info.node for device in kaas.status().devices if device.info is not None]
+
+
+def test_results_and_inputs_cross_nodes(nodes: Nodes) -> None:
+    assert set(until_all_are_up()) == {nodes.home.node_id, nodes.other.node_id}
+    x = kaas.put(numbers(LARGE))
+    doubled = [kaas.invoke(scale_task(LARGE), {"x": x}, scalars={"factor": 2}) for _ in range(4)]
+    again = [kaas.invoke(scale_task(LARGE), {"x": value}, scalars={"factor": 2}) for value in doubled]
+    for value in ray.get(again, timeout=PATIENCE_S):
+        np.testing.assert_array_equal(value, numbers(LARGE) * np.float32(4))
+    assert {entry.device for entry in kaas.stats().outcomes} == {0, 1}
+
+
+def test_a_node_that_goes_takes_an_executor_only(nodes: Nodes) -> None:
+    gone = until_all_are_up().index(nodes.other.node_id)
+    spins = spins_on_both()
+    pool = kaas.status().pid
+    nodes.kill(nodes.other)
+    assert len({int(value[0]) for value in ray.get(spins, timeout=PATIENCE_S)}) == 1
+    status = kaas.status()
+    assert (status.devices[gone].state, status.devices[gone].info, status.pid) == ("starting", None, pool)
+    nodes.other = nodes.add()
+    assert set(until_all_are_up()) == {nodes.home.node_id, nodes.other.node_id}
+
+
+def test_the_pool_goes_with_its_node_and_comes_back_on_another(nodes: Nodes) -> None:
+    function = kaas.register(add_task(), constants={"a": numbers()})
+    large = kaas.invoke(scale_task(LARGE), {"x": numbers(LARGE)}, scalars={"factor": 2})
+    ray.wait([large])
+    kept = until_all_are_up().index(nodes.other.node_id)
+    before = kaas.status().devices[kept].info
+    spins = spins_on_both()
+    nodes.kill(nodes.home)
+    nodes.home = nodes.add(**{HOME: 1})
+    assert len({int(value[0]) for value in ray.get(spins, timeout=PATIENCE_S)}) == 1
+    assert kaas.status().devices[kept].info == before
+    np.testing.assert_array_equal(ray.get(function.remote(b=numbers()), timeout=PATIENCE_S), numbers() * 2)
+    with pytest.raises(errors.ResultLost):
+        ray.get(large, timeout=PATIENCE_S)
+    assert set(until_all_are_up()) == {nodes.home.node_id, nodes.other.node_id}

@@ -1,0 +1,159 @@
+"""A pool that starts again over workers that outlived its process: they are used, and their runs hold their slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kaas.config import ClientSettings, Config, Device
+from kaas.pool import core
+from kaas.pool.accounts import Accounts
+from kaas.pool.core import Pool
+from kaas.pool.events import (
+    ClientKnown,
+    Decision,
+    Event,
+    Outcome,
+    PhysicalDevice,
+    RequestDone,
+    Residency,
+    Running,
+    StartWorker,
+    Tick,
+    WorkerAdopted,
+    WorkerGone,
+    WorkerKind,
+)
+from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.transport import Call, Reply, Survivor
+from kaas.store import SqliteStore
+from tests.pool.test_core import INFO, RECORD, TWO_SLOTS, FakeWorkers, begin, call, settle
+
+LEFT = Call("f", "bob", None, 0, function="the key of f")
+
+Scenario = Callable[[Pool, FakeWorkers, list[Any]], Awaitable[None]]
+
+
+class Told(FirstComeFirstServed):
+    """Keeps what it heard and decided."""
+
+    def __init__(self, story: list[Any], devices: Sequence[PhysicalDevice]) -> None:
+        super().__init__(devices)
+        self._story = story
+
+    def handle(self, event: Event) -> list[Decision]:
+        decisions = super().handle(event)
+        self._story.extend([event, *decisions])
+        return decisions
+
+
+def play(scenario: Scenario, *survivors: Survivor, devices: int = 1, **config: Any) -> None:
+    """The scenario also gets what the policy heard and decided."""
+    story: list[Any] = []
+
+    async def main() -> None:
+        workers = FakeWorkers()
+        for survivor in survivors:
+            workers.ends[survivor.worker] = asyncio.get_running_loop().create_future()
+        pool = Pool("test", Config(devices=(Device(),) * devices, policy=partial(Told, story), **config), workers)
+        pool.open(survivors)
+        await settle()
+        await scenario(pool, workers, story)
+        await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), timeout=10))
+
+
+def test_survivors_are_told_of_before_anything_is_started() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers, story: list[Any]) -> None:
+        now = story[0].time_s
+        adopted = [
+            WorkerAdopted(now, 7, WorkerKind.EXECUTOR, 0, 1, INFO.memory_bytes),
+            WorkerAdopted(now, 5, WorkerKind.EXECUTOR, 2, 2, INFO.memory_bytes),
+        ]
+        assert [entry for entry in story if isinstance(entry, WorkerAdopted)] == adopted
+        loaded = Residency(now, 5, (b"x", b"y"), ())
+        assert story[:4] == [adopted[0], adopted[1], loaded, Tick(now)]
+        assert story[4] == StartWorker(8, WorkerKind.EXECUTOR, 1)
+        assert [device.state for device in pool.status().devices] == ["idle"] * 3
+        await begin(pool.submit(call()))
+        assert workers.runs[0][0] in (5, 7, 8)
+
+    play(scenario, Survivor(7, 0, INFO, {}), Survivor(5, 2, TWO_SLOTS, {}, (b"x", b"y")), devices=3)
+
+
+def test_a_run_that_was_left_holds_its_slot_and_answers_nobody() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers, story: list[Any]) -> None:
+        assert story[0].running == (Running(0, 1, "bob", "the key of f"),)
+        assert [(worker, label) for worker, label, _ in workers.runs] == [(0, "f")]
+        assert workers.slots == [1]
+        first, second = await begin(pool.submit(call("first"))), await begin(pool.submit(call("second")))
+        assert workers.slots == [1, 0]  # only one of its slots is free
+        assert pool.status().running == 2
+        workers.runs[0][2].set_result(Reply(record=RECORD))
+        await settle()
+        done = next(entry for entry in story if isinstance(entry, RequestDone))
+        assert (done.request, done.worker, done.slot, done.outcome) == (0, 0, 1, Outcome.ABANDONED)
+        assert workers.slots == [1, 0, 1]
+        for _, _, answer in workers.runs[1:]:
+            answer.set_result(Reply("value", record=RECORD))
+        assert [await first, await second] == ["value", "value"]
+        assert {entry.client for entry in pool.stats().outcomes} == {"alice"}
+
+    play(scenario, Survivor(0, 0, TWO_SLOTS, {1: LEFT}))
+
+
+def test_a_survivor_that_ends_is_replaced_and_what_it_ran_is_not_run_again() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers, story: list[Any]) -> None:
+        workers.die(3, "killed")
+        await settle()
+        gone = next(entry for entry in story if isinstance(entry, WorkerGone))
+        assert (gone.worker, gone.reason) == (3, "killed")
+        assert pool.status().devices[0].worker == 4
+        assert (pool.status().queued, pool.status().running) == (0, 0)
+        assert len(workers.runs) == 1
+
+    play(scenario, Survivor(3, 0, INFO, {0: LEFT}))
+
+
+def test_a_run_that_was_left_has_the_run_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "GRACE_S", 0.0)
+
+    async def scenario(pool: Pool, workers: FakeWorkers, story: list[Any]) -> None:
+        while not any(isinstance(entry, WorkerGone) for entry in story):
+            await asyncio.sleep(0)
+        await settle()
+        assert workers.killed == [3]
+        assert pool.status().running == 0
+
+    play(scenario, Survivor(3, 0, INFO, {0: LEFT}), run_limit_s=1e-6)
+
+
+def test_accounts_are_told_of_and_go_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = SqliteStore(str(tmp_path / "store"))
+        store.open()
+        accounts = Accounts(store, asyncio.get_running_loop())
+        accounts.charge("alice", 2.0)
+        heard: list[Any] = []
+        workers = FakeWorkers()
+        clients = {"bob": ClientSettings(weight=2.0), "alice": ClientSettings(priority=1)}
+        pool = Pool("test", Config(devices=(Device(),), policy=partial(Told, heard), clients=clients), workers)
+        pool.open((), accounts)
+        now = heard[0].time_s
+        known = [ClientKnown(now, "bob", weight=2.0), ClientKnown(now, "alice", priority=1, charged_s=2.0)]
+        assert heard[:3] == [*known, Tick(now)]
+        await settle()
+        answer = await begin(pool.submit(call()))
+        workers.reply()
+        await answer
+        await settle()
+        assert accounts.charged_s() == {"alice": 2.25}
+        await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), timeout=10))

@@ -1,0 +1,147 @@
+"""What outlives a pool's process: entries of a store, the functions and the accounts that a pool makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kaas.config import ClientSettings, Config
+from kaas.errors import InvalidConfig, KaasError
+from kaas.pool import accounts, registry, wire
+from kaas.pool.accounts import Accounts, client_known
+from kaas.pool.events import ClientKnown
+from kaas.pool.registry import Registry
+from kaas.store import ACCOUNTS, FUNCTIONS, TASKS, SqliteStore, Store
+from tests.api.conftest import add_task, scale_task
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    made = SqliteStore(str(tmp_path / "folder" / "store"))
+    made.open()
+    yield made
+    made.close()
+
+
+def reopened(store: SqliteStore) -> SqliteStore:
+    """As the next process of a pool gets it, while the one that was killed has never closed it."""
+    again: SqliteStore = pickle.loads(pickle.dumps(store))
+    again.open()
+    return again
+
+
+def test_entries_are_there_for_the_next_process(store: SqliteStore) -> None:
+    store.put("a", {"x": b"1", "y": b"2"})
+    store.put("b", {"x": b"3"})
+    store.put("a", {"x": b"4", "z": b"5"})
+    again = reopened(store)
+    assert again == store
+    assert list(again.read("a").items()) == [("x", b"4"), ("y", b"2"), ("z", b"5")]
+    again.remove("a", ["y", "unknown"])
+    assert list(store.read("a")) == ["x", "z"]
+    store.clear("a", "c")
+    assert (again.read("a"), again.read("b")) == ({}, {"x": b"3"})
+    again.close()
+
+
+def test_a_store_is_a_file_or_an_object(store: SqliteStore) -> None:
+    assert isinstance(store, Store)
+    given = Config(store=store)
+    assert pickle.loads(pickle.dumps(given)).differences(given) == ()
+    assert given.differences(Config(store="elsewhere")) == ("store",)
+    with pytest.raises(InvalidConfig):
+        Config(store=7)  # type: ignore[arg-type]
+
+
+# --- functions
+
+
+def register(known: Registry, task_key: str, task: bytes, *bindings: wire.Binding) -> str:
+    spec = wire.FunctionSpec(task_key, bindings)
+    known.register(wire.encode(spec), task)
+    return spec.key
+
+
+def test_functions_of_an_earlier_life_are_known(store: SqliteStore) -> None:
+    puts: list[bytes] = []
+    first, add = Registry(store, puts.append), add_task()
+    plain = register(first, add.key, add.to_msgpack())
+    bound = register(first, add.key, add.to_msgpack(), wire.Binding("a", 0))
+    register(first, add.key, add.to_msgpack())
+    assert len(puts) == 1  # both are of one kTask
+    second = Registry(reopened(store), puts.append)
+    assert second.labels == first.labels == (add.label, add.label)
+    for key in (plain, bound):
+        known, before = second.get(key), first.get(key)
+        assert known is not None
+        assert before is not None
+        assert (known.key, known.spec, known.outputs) == (key, before.spec, before.outputs)
+    assert second.get(scale_task().key) is None
+
+
+def test_a_function_may_be_told_of_later(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = scale_task()
+
+    async def main() -> None:
+        known = Registry(store, id)
+        waiting = asyncio.ensure_future(known.registered(scale.key))
+        await asyncio.sleep(0)
+        register(known, scale.key, scale.to_msgpack())
+        assert (await waiting).key == scale.key
+        monkeypatch.setattr(registry, "REGISTRATION_LIMIT_S", 0)
+        with pytest.raises(KaasError, match="not been told"):
+            await known.registered("nobody's")
+
+    asyncio.run(main())
+
+
+def test_a_function_without_its_task_is_not_known(store: SqliteStore) -> None:
+    scale = scale_task()
+    register(Registry(store, id), scale.key, scale.to_msgpack())
+    store.clear(TASKS)
+    assert Registry(store, id).labels == ()
+    assert len(store.read(FUNCTIONS)) == 1
+
+
+# --- accounts
+
+
+def test_accounts_go_on_in_the_next_life(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "WRITE_EVERY_S", 0)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        charged = Accounts(store, loop)
+        for client, seconds in (("alice", 0.25), ("bob", 1.0), ("alice", 0.5)):
+            charged.charge(client, seconds)
+        assert store.read(ACCOUNTS) == {}  # not with each request
+        while not store.read(ACCOUNTS):
+            await asyncio.sleep(0)
+        again = Accounts(reopened(store), loop)
+        assert again.charged_s() == charged.charged_s() == {"alice": 0.75, "bob": 1.0}
+        again.forget("bob")
+        assert Accounts(store, loop).charged_s() == {"alice": 0.75}
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_forgotten_is_not_written(store: SqliteStore) -> None:
+    async def main() -> None:
+        charged = Accounts(store, asyncio.get_running_loop())
+        charged.charge("alice", 1.0)
+        charged.charge("bob", 1.0)
+        charged.forget("alice")
+        charged.write()
+        assert list(store.read(ACCOUNTS)) == ["bob"]
+
+    asyncio.run(main())
+
+
+def test_what_is_said_of_a_client() -> None:
+    assert client_known(1.0, "alice", None, 0.5) == ClientKnown(1.0, "alice", charged_s=0.5)
+    settings = ClientSettings(2.0, 1, 3, 0.5, 7)
+    assert client_known(1.0, "bob", settings, 0.0) == ClientKnown(1.0, "bob", 2.0, 1, 3, 0.5)
