@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import count
 from typing import Any
+from uuid import uuid4
 
 import ray
 
@@ -60,6 +62,8 @@ class Session:
     started_ray: bool
     invoke: Any
     registered: set[str] = field(default_factory=set)
+    caller: str = field(default_factory=lambda: uuid4().hex)
+    etask_calls: Iterator[int] = field(default_factory=count)
     gone: bool = False
 
     def watch(self) -> Session:
@@ -107,6 +111,15 @@ def current_session() -> Session:
     if session is None or not ray.is_initialized():
         raise NotInitialized("call kaas.init() first")
     return session
+
+
+def session_for(pool: str) -> Session:
+    """This process's session; a Ray task that has none is attached to this pool.
+
+    Raises:
+        NotInitialized
+    """
+    return _session if _session is not None and ray.is_initialized() else _attach_in_task(pool)
 
 
 # --- the pool
@@ -437,7 +450,7 @@ class Function:
 
         In a Ray task that has not called `init`, this attaches to the pool in which the function was registered.
         """
-        session = _session if _session is not None and ray.is_initialized() else _attach_in_task(self._pool)
+        session = session_for(self._pool)
         options = self._options
         scalars = dict(options.scalars or {})
         for name in [n for n in inputs if n in self.task.scalars and n not in self._signature.given]:

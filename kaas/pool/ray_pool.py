@@ -13,6 +13,7 @@ from kaas.errors import ConfigMismatch, KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.core import Pool
+from kaas.pool.etasks import ETasks
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.ray_transport import Orders, Payload, RayTransport
 from kaas.pool.readiness import Readiness
@@ -21,6 +22,7 @@ from kaas.pool.residents import Placed, Residents
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.pool.transport import Call, Order
+from kaas.pool.turns import Turns
 
 REGISTRATION_LIMIT_S = 30.0
 """How long a request waits for the registration of its function, which another message brings."""
@@ -37,6 +39,8 @@ class PoolActor:
         self._config = config
         self._functions: dict[str, RegisteredFunction] = {}
         self._task_refs: dict[str, Any] = {}
+        self._etasks = ETasks()
+        self._turns = Turns()
         self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
         self._pool: Pool | None = None
         self._readiness: Readiness | None = None
@@ -70,7 +74,7 @@ class PoolActor:
         if self._pool is None:  # not in __init__, which Ray runs outside the event loop
             self._readiness = Readiness(asyncio.get_running_loop(), existing)
             self._residents = Residents(asyncio.get_running_loop())
-            transport = RayTransport(self._config, self._readiness, self._residents)
+            transport = RayTransport(self._config, self._readiness, self._residents, self._etasks)
             self._pool = Pool(self._name, self._config, transport)
             self._pool.open()
         return self._pool
@@ -95,6 +99,25 @@ class PoolActor:
         task = ray.get_runtime_context().get_task_id
         try:
             return await self._invoke(message, refs, task)
+        finally:
+            self._answered()
+
+    async def register_etask(self, spec: bytes, code: bytes) -> None:
+        """Make an eTask known; once more changes nothing."""
+        self._etasks.register(spec, code)
+
+    @ray.method(max_task_retries=0)  # what it runs may change the world
+    async def call(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
+        """Run one call of an eTask: what it returned."""
+        self._open_calls += 1
+        try:
+            header = wire.decode_etask_call(message)
+            await self._turns.take(header.caller, header.number)
+            etask = await self._etasks.get(header.function)
+            pool = self._running()
+            assert self._readiness is not None, "made together with the pool"
+            ready = None if header.ready else self._readiness.of(refs)
+            return await pool.submit(etask.call(header, message, refs), ready)
         finally:
             self._answered()
 

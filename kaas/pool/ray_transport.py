@@ -14,7 +14,9 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool import wire
-from kaas.pool.events import StartWorker
+from kaas.pool.etask_transport import ETaskWorkers
+from kaas.pool.etasks import ETasks
+from kaas.pool.events import StartWorker, WorkerKind
 from kaas.pool.executor_actor import GROUPS, ExecutorActor, Introduction
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.outputs import Inline, Stored
@@ -58,9 +60,11 @@ class Orders:
 class RayTransport:
     """The one place to change for another way to the executors."""
 
-    def __init__(self, config: Config, readiness: Readiness, residents: Residents) -> None:
+    def __init__(self, config: Config, readiness: Readiness, residents: Residents, etasks: ETasks) -> None:
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
+        self._etask_share = 1 / config.etask_workers  # of its device, that a worker of eTasks reserves
+        self._etask_workers = ETaskWorkers(etasks, readiness)
         self._options = {name: getattr(config, name) for name in OPTIONS}
         self._readiness = readiness
         self._residents = residents
@@ -73,6 +77,10 @@ class RayTransport:
     async def start(self, start: StartWorker) -> WorkerInfo:
         worker, device = start.worker, start.device
         wanted = self._devices[device]
+        if start.kind is WorkerKind.ETASK:
+            options = {"num_cpus": 0, **self._resources(wanted, self._etask_share)}
+            self._actors[worker] = self._etask_workers.actor(start, wanted, options)
+            return await self._etask_workers.start(worker, self._actors[worker])
         options = {
             "num_cpus": 0,
             "concurrency_groups": GROUPS,
@@ -109,10 +117,10 @@ class RayTransport:
         finally:
             self._residents.worker_left(worker)
 
-    def _resources(self, device: Device) -> dict[str, Any]:
+    def _resources(self, device: Device, share: float = 1) -> dict[str, Any]:
         if device.kind == "gpu":
-            return {"num_gpus": 1}
-        return {"resources": {SOFTWARE_RESOURCE: 1}} if self._reserve else {}
+            return {"num_gpus": share}
+        return {"resources": {SOFTWARE_RESOURCE: share}} if self._reserve else {}
 
     async def ended(self, worker: int) -> str:
         try:
@@ -121,8 +129,14 @@ class RayTransport:
             return _one_line(error)
         return "its watch returned"
 
+    async def stop(self, worker: int) -> str:
+        if worker in self._etask_workers:
+            return await self._etask_workers.close(worker)
+        return ""
+
     def kill(self, worker: int) -> None:
         actor = self._actors.pop(worker, None)
+        self._etask_workers.forget(worker)
         self._met.pop(worker, None)
         self._on_device.pop(worker, None)
         self._residents.worker_left(worker)
@@ -130,10 +144,11 @@ class RayTransport:
             ray.kill(actor)
 
     async def run(self, worker: int, slot: int, call: Call) -> Reply:
-        payload: Payload = call.payload
-        actor = self._actor(worker)
-        run = self._run_inline if payload.function.inline else self._run_stored
+        actor, payload = self._actor(worker), call.payload
         try:
+            if call.kind is WorkerKind.ETASK:
+                return await self._etask_workers.run(worker, payload)
+            run = self._run_inline if payload.function.inline else self._run_stored
             return await run(worker, slot, actor, payload)
         except RayActorError as error:
             raise WorkerLost(_one_line(error)) from error
