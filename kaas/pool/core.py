@@ -370,8 +370,9 @@ class Pool:
         outcome = Outcome.ABANDONED if left else ended
         device_s = record.device_s if record else 0.0
         self.tell_residency(worker, record)
+        was_last = worker.stopping and not worker.running
         self._tell(RequestDone(self._loop.time(), request.id, worker.id, slot, outcome, device_s))
-        if worker.stopping and not worker.running:
+        if was_last:
             self.background(self._end(worker))
 
     def lost(self, worker: Worker, error: DeviceLost) -> None:

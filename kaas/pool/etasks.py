@@ -60,9 +60,8 @@ class ETasks:
         etask = RegisteredETask(wire.decode_etask(spec), code)
         key = etask.spec.key
         etask = self._known.setdefault(key, etask)
-        for expected in self._expected.pop(key, []):
-            if not expected.done():
-                expected.set_result(etask)
+        for expected in self._expected.get(key, []):
+            _give(expected, etask)
 
     async def get(self, key: str) -> RegisteredETask:
         """One that is known, or will be in a moment: a call may overtake the registration before it. Who waits here
@@ -71,16 +70,26 @@ class ETasks:
         Raises:
             KaasError
         """
-        if key in self._known:
+        if key in self._known and key not in self._expected:
             return self._known[key]
         loop = asyncio.get_running_loop()
         expected: asyncio.Future[RegisteredETask] = loop.create_future()
+        if key in self._known:
+            loop.call_soon(_give, expected, self._known[key])  # those before it have not gone on yet
         self._expected.setdefault(key, []).append(expected)
         limit = loop.call_later(REGISTRATION_LIMIT_S, _give_up, expected, key)
         try:
             return await expected
         finally:
             limit.cancel()
+            self._expected[key].remove(expected)
+            if not self._expected[key]:
+                del self._expected[key]
+
+
+def _give(expected: asyncio.Future[RegisteredETask], etask: RegisteredETask) -> None:
+    if not expected.done():
+        expected.set_result(etask)
 
 
 def _give_up(expected: asyncio.Future[RegisteredETask], key: str) -> None:
