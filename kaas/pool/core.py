@@ -164,8 +164,9 @@ class Pool:
         self._stopped = True
         for request in list(self._requests.values()):
             self._answer(request, PoolStopped(f"pool {self._name!r} was shut down", pool=self._name))
-        idle = [worker for worker in self._workers.values() if worker.info is not None and not worker.running]
-        await asyncio.gather(*(self._transport.stop(worker.id) for worker in idle))
+        etasks = [worker for worker in self._workers.values() if worker.kind is WorkerKind.ETASK]
+        idle = [worker.id for worker in etasks if worker.info is not None and not worker.running]
+        await asyncio.gather(*map(self._transport.stop, idle))
         for worker in self._workers.values():
             self._transport.kill(worker.id)
             worker.settled.set()

@@ -28,6 +28,8 @@ from kaas.pool.transport import Call, Order, Reply, WorkerLost
 
 SOFTWARE_RESOURCE = "kaas_software_gpu"
 """The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
+RESCUE_LIMIT_S = 10.0
+"""How long a worker that must go may write back the outputs that it keeps; others then run their tasks again."""
 OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
 """Of a pool's configuration, what each executor is told."""
 
@@ -132,7 +134,21 @@ class RayTransport:
     async def stop(self, worker: int) -> str:
         if worker in self._etask_workers:
             return await self._etask_workers.close(worker)
+        try:
+            async with asyncio.timeout(RESCUE_LIMIT_S):
+                await self._residents.rescue(worker, self._rescue)
+        except (TimeoutError, WorkerLost, KaasError) as error:
+            return f"outputs that it kept did not come back: {error or type(error).__name__}"
         return ""
+
+    async def _rescue(self, worker: int, keys: Sequence[bytes]) -> None:
+        """
+        Raises:
+            WorkerLost, KaasError
+        """
+        reply = await self.write_back(worker, keys)
+        if reply.error is not None:
+            raise reply.error
 
     def kill(self, worker: int) -> None:
         actor = self._actors.pop(worker, None)

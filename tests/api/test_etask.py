@@ -202,11 +202,20 @@ def test_results_go_from_ktasks_to_etasks_to_ktasks_and_ray() -> None:
     assert get(length.remote(same.remote([1, 2, 3]))) == 3
 
 
-def test_a_kept_output_is_taken_from_its_device() -> None:
+def test_a_kept_output_leaves_with_an_executor_that_makes_room() -> None:
     x = numbers(LARGE // 16)
-    kept = kaas.invoke(scale_task(len(x)), {"x": x}, scalars={"factor": 2}, keep=True)
-    assert isinstance(get(kept), kaas.Resident)
-    np.testing.assert_allclose(get(same.remote(kept)), x * 2)
+    first, second = (kaas.invoke(scale_task(len(x)), {"x": x}, scalars={"factor": f}, keep=True) for f in (2, 3))
+    resident = get(first)
+    assert isinstance(resident, kaas.Resident)
+    assert isinstance(get(second), kaas.Resident)
+    kaas.stats(reset=True)
+    for client in ("room", "more room"):
+        get(same.options(client=client).remote(0))
+    assert {device.worker_kind for device in kaas.status().devices} == {"etask"}
+    np.testing.assert_allclose(get(same.options(client="room").remote(first)), x * 2)
+    np.testing.assert_allclose(resident.get(), x * 2)
+    np.testing.assert_allclose(get(second).get(), x * 3)
+    assert {outcome.function for outcome in kaas.stats().outcomes} == {"same"}  # nothing was computed anew
 
 
 def test_what_cannot_travel_is_refused_where_it_is() -> None:
