@@ -18,6 +18,7 @@ from kaas.request import View
 if TYPE_CHECKING:
     from kaas.api import Function, init, invoke, register, shutdown, stats, status
     from kaas.caching import flush, pin, prefetch, put, unpin
+    from kaas.etasks import ETask, etask
     from kaas.executor.local import run_local
     from kaas.pool.resident import Resident
 
@@ -26,6 +27,7 @@ __all__ = [
     "ClientSettings",
     "Config",
     "Device",
+    "ETask",
     "Function",
     "In",
     "InOut",
@@ -46,6 +48,7 @@ __all__ = [
     "c64",
     "c128",
     "errors",
+    "etask",
     "f16",
     "f32",
     "f64",
@@ -74,6 +77,7 @@ __all__ = [
 _ON_DEMAND = {
     **dict.fromkeys(("Function", "init", "invoke", "register", "shutdown", "stats", "status"), "kaas.api"),
     **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.caching"),
+    **dict.fromkeys(("ETask", "etask"), "kaas.etasks"),
     "Resident": "kaas.pool.resident",
     "run_local": "kaas.executor.local",
 }

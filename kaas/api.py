@@ -6,11 +6,13 @@ import logging
 import os
 import threading
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import count
 from typing import Any
+from uuid import uuid4
 
 import ray
 
@@ -76,7 +78,9 @@ class Session:
     client: str
     started_ray: bool
     invoke: Any
-    registered: dict[str, Signature] = field(default_factory=dict)
+    registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    caller: str = field(default_factory=lambda: uuid4().hex)
+    etask_calls: Iterator[int] = field(default_factory=count)
     gone: bool = False
 
     def watch(self, life: str = "") -> Session:
@@ -96,8 +100,8 @@ class Session:
         if not ray.is_initialized():
             return
         if before:
-            for signature in list(self.registered.values()):
-                self._register(signature)
+            for register in list(self.registered.values()):
+                register()
         self.watch(life)
 
     def check(self) -> None:
@@ -120,11 +124,13 @@ class Session:
         """Tell the pool of a function, once; the message needs no answer."""
         self.check()
         if signature.key not in self.registered:
-            self._register(signature)
-            self.registered[signature.key] = signature
+            spec, task = wire.encode(signature.spec), signature.task.to_msgpack()
+            self.register(signature.key, lambda: self.pool.register.remote(spec, task))
 
-    def _register(self, signature: Signature) -> None:
-        self.pool.register.remote(wire.encode(signature.spec), signature.task.to_msgpack())
+    def register(self, key: str, tell: Callable[[], Any]) -> None:
+        """Tell the pool of a function, now and in each later life of it."""
+        self.registered[key] = tell
+        tell()
 
 
 _session: Session | None = None
@@ -140,6 +146,15 @@ def current_session() -> Session:
     if session is None or not ray.is_initialized():
         raise NotInitialized("call kaas.init() first")
     return session
+
+
+def session_for(pool: str) -> Session:
+    """This process's session; a Ray task that has none is attached to this pool.
+
+    Raises:
+        NotInitialized
+    """
+    return _session if _session is not None and ray.is_initialized() else _attach_in_task(pool)
 
 
 # --- the pool
@@ -467,7 +482,7 @@ class Function:
 
         In a Ray task that has not called `init`, this attaches to the pool in which the function was registered.
         """
-        session = _session if _session is not None and ray.is_initialized() else _attach_in_task(self._pool)
+        session = session_for(self._pool)
         options = self._options
         scalars = dict(options.scalars or {})
         for name in [n for n in inputs if n in self.task.scalars and n not in self._signature.given]:

@@ -24,6 +24,12 @@ class KaasError(Exception):
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         for name, value in fields.items():
             setattr(self, name, value)
+        self._sealed: bytes | None = None
+
+    def seal_cause(self, cause: bytes) -> None:
+        """Give it a pickled cause, which is `__cause__` where this error arrives and stays unopened on its way there:
+        who passes it on need not know its class, nor trust it."""
+        self._sealed = cause
 
     @property
     def message(self) -> str:
@@ -36,6 +42,8 @@ class KaasError(Exception):
         return {name: getattr(self, name) for name in sorted(_declared(type(self))) if hasattr(self, name)}
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._sealed is not None:
+            return _unsealed, (type(self), self.message, self.fields, self._sealed)
         cause = self.__cause__ if _pickles(self.__cause__) else None
         return _rebuild, (type(self), self.message, self.fields, cause)
 
@@ -47,6 +55,16 @@ def _declared(cls: type) -> set[str]:
 def _rebuild(cls: type[KaasError], message: str, fields: dict[str, Any], cause: BaseException | None) -> KaasError:
     error = cls(message, **fields)
     error.__cause__ = cause
+    return error
+
+
+def _unsealed(cls: type[KaasError], message: str, fields: dict[str, Any], sealed: bytes) -> KaasError:
+    try:
+        cause: BaseException | None = pickle.loads(sealed)
+    except Exception:  # noqa: BLE001 - a foreign exception may fail to be made anew in any way; its words are here
+        cause = None
+    error = _rebuild(cls, message, fields, cause)
+    error.seal_cause(sealed)
     return error
 
 

@@ -20,7 +20,7 @@ LAYERS = [
     {"kaas.executor"},
     {"kaas.pool"},
     {"kaas.api"},
-    {"kaas.caching"},
+    {"kaas.caching", "kaas.etasks"},
     {"kaas.remote", "kaas.demo", "kaas.cli"},
 ]  # fmt: skip
 """Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of
@@ -31,6 +31,10 @@ ALLOWED_IMPORTERS = {
     "ray": {
         "kaas.api",
         "kaas.pool.adoption",
+        "kaas.etasks",
+        "kaas.pool.etask_actor",
+        "kaas.pool.etask_transport",
+        "kaas.pool.values",
         "kaas.pool.ray_pool",
         "kaas.pool.ray_transport",
         "kaas.pool.executor_actor",

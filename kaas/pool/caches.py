@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest, KaasError
-from kaas.pool.events import Evict, Prefetch
+from kaas.pool.events import Evict, Prefetch, WorkerKind
 from kaas.pool.records import Request, Worker
 from kaas.pool.stats import Entry, Ledger
 from kaas.pool.status import PinStatus
@@ -77,7 +77,7 @@ class Caches:
         """
         if device is not None and not 0 <= device < self._devices:
             raise InvalidRequest(f"the pool has devices 0 to {self._devices - 1}, no {device}")
-        workers = [worker for worker in self._workers.values() if device in (None, worker.device.index)]
+        workers = [worker for worker in self._executors() if device in (None, worker.device.index)]
         if not workers:
             raise DeviceUnavailable(f"no worker on {'any device' if device is None else f'device {device}'}")
         tasks = [self._host.task(self._order(worker, order)) for worker in workers]
@@ -95,6 +95,9 @@ class Caches:
 
     async def discard(self, worker: Worker, keys: Sequence[bytes]) -> None:
         await self._follow(worker, lambda number: self._transport.discard(number, keys))
+
+    def _executors(self) -> Iterator[Worker]:
+        return (worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR)
 
     async def _order(self, worker: Worker, order: Order) -> None:
         await worker.settled.wait()
@@ -132,7 +135,7 @@ class Caches:
         Args:
             target: names it. done_by: the workers that have carried it out.
         """
-        on_device = {worker.device.index: worker for worker in self._workers.values()}
+        on_device = {worker.device.index: worker for worker in self._executors()}
         for index in range(self._devices) if device is None else (device,):
             pin = self._pins[target, index] = _Pin(order.function or target.hex(), order)
             worker = on_device.get(index)
@@ -148,7 +151,9 @@ class Caches:
                 del self._pins[place]
 
     def repeat(self, worker: Worker) -> None:
-        """A worker is ready: pins of its device are for it now."""
+        """A worker is ready: if it has a cache, pins of its device are for it now."""
+        if worker.kind is not WorkerKind.EXECUTOR:
+            return
         for (_, index), pin in self._pins.items():
             if index == worker.device.index and pin.order is not None:
                 self._host.background(self._repeat(worker, pin, pin.order))
@@ -180,6 +185,8 @@ class Caches:
         requests: all that are queued or running.
         """
         worker = self._workers[decision.worker]
+        if worker.kind is not WorkerKind.EXECUTOR:
+            return
         if isinstance(decision, Evict):
             self._host.background(self._follow(worker, lambda number: self._transport.evict(number, decision.keys)))
             return

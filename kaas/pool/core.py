@@ -172,6 +172,9 @@ class Pool:
         self._stopped = True
         for request in list(self._requests.values()):
             self._answer(request, PoolStopped(f"pool {self._name!r} was shut down", pool=self._name))
+        etasks = [worker for worker in self._workers.values() if worker.kind is WorkerKind.ETASK]
+        idle = [worker.id for worker in etasks if worker.info is not None and not worker.running]
+        await asyncio.gather(*map(self._transport.stop, idle))
         for worker in self._workers.values():
             self._transport.kill(worker.id)
             worker.settled.set()
@@ -189,14 +192,13 @@ class Pool:
         return stats
 
     def status(self, functions: tuple[str, ...] = ()) -> Status:
-        on_device = {worker.device.index: worker for worker in self._workers.values()}
         queued = [request for request in self._requests.values() if request.worker is None]
         waiting = sum(request.inputs is not None and not request.inputs.done() for request in queued)
         return Status(
             pool=self._name,
             config=self._config,
             devices=tuple(
-                device_status(device, on_device.get(device.index), self._caches.pins(device.index))
+                device_status(device, self._workers.values(), self._caches.pins(device.index))
                 for device in self._devices
             ),
             queued=len(queued) - waiting,
@@ -347,7 +349,8 @@ class Pool:
         self.background(self._run(request, worker, decision.slot))
 
     async def _run(self, request: Request, worker: Worker, slot: int) -> None:
-        limit = self._loop.call_later(self._config.run_limit_s + GRACE_S, self._overrun, request, worker)
+        grace_s = 0 if worker.kind is WorkerKind.ETASK else GRACE_S
+        limit = self._loop.call_later(self._config.run_limit_s + grace_s, self._overrun, request, worker)
         try:
             reply = await self._transport.run(worker.id, slot, request.call)
         except WorkerLost as lost:
@@ -379,11 +382,12 @@ class Pool:
         outcome = Outcome.ABANDONED if left else ended
         device_s = record.device_s if record else 0.0
         self.tell_residency(worker, record)
+        was_last = worker.stopping and not worker.running
         self._tell(RequestDone(self._loop.time(), request.id, worker.id, slot, outcome, device_s))
         if self._accounts is not None:
             self._accounts.charge(request.call.client, device_s)
-        if worker.stopping and not worker.running:
-            self.gone(worker, "stopped")
+        if was_last:
+            self.background(self._end(worker))
 
     def lost(self, worker: Worker, error: DeviceLost) -> None:
         """A worker lost its device. If that is since a request ran for too long, it is not run again: the worker ends
@@ -405,7 +409,10 @@ class Pool:
     # --- workers
 
     def _start(self, decision: StartWorker) -> None:
-        worker = Worker(decision.worker, self._devices[decision.device])
+        device, function = self._devices[decision.device], decision.function
+        labels = (each.call.label for each in self._requests.values() if each.call.function == function)
+        serves = next(labels, function) if function else ""
+        worker = Worker(decision.worker, device, decision.kind, decision.client, serves)
         self._workers[worker.id] = worker
         self.background(self._live(worker, decision))
 
@@ -430,7 +437,7 @@ class Pool:
 
     def _adopt(self, survivor: Survivor, now: float) -> None:
         """What it still runs holds its slots until it ends, and nobody waits for it."""
-        worker = Worker(survivor.worker, self._devices[survivor.device], survivor.info)
+        worker = Worker(survivor.worker, self._devices[survivor.device], info=survivor.info)
         worker.settled.set()
         self._workers[worker.id] = worker
         info = survivor.info
@@ -448,8 +455,15 @@ class Pool:
     def _stop(self, worker_id: int) -> None:
         worker = self._workers[worker_id]
         worker.stopping = True
-        if not worker.running:
+        if worker.info is None:
             self._loop.call_soon(self.gone, worker, "stopped")
+        elif not worker.running:
+            self.background(self._end(worker))
+
+    async def _end(self, worker: Worker) -> None:
+        """An idle worker's end in good order."""
+        trouble = await self._transport.stop(worker.id)
+        self.gone(worker, f"stopped, and {trouble}" if trouble else "stopped")
 
     def gone(self, worker: Worker, reason: str, cause: DeviceLost | None = None) -> None:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""

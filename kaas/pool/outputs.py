@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,23 @@ class Stored:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._get, (self._ref,)
+
+
+class Packed:
+    """A small value of any kind, packed by `kaas.pool.values`: it is made only where it arrives."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        self._parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpacked, (self._parts,)
+
+
+def unpacked(parts: Sequence[bytes]) -> Any:
+    """A value from its pickle and the buffers beside it; its arrays are read-only."""
+    return pickle.loads(parts[0], buffers=parts[1:])
 
 
 def array_of(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

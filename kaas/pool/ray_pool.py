@@ -21,6 +21,7 @@ from kaas.errors import ConfigMismatch, InvalidConfig, KaasError, PoolStopped
 from kaas.pool import wire
 from kaas.pool.accounts import Accounts
 from kaas.pool.core import Pool
+from kaas.pool.etasks import ETasks
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.ray_transport import Orders, Payload, RayTransport
 from kaas.pool.readiness import Readiness
@@ -30,6 +31,7 @@ from kaas.pool.residents import Placed, Residents
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.pool.transport import Call, Order
+from kaas.pool.turns import Turns
 from kaas.store import ACCOUNTS, FUNCTIONS, TASKS, SqliteStore, Store
 
 KEPT_PER_SWEEP = 64
@@ -50,6 +52,8 @@ class PoolActor:
         self._registry: Registry | None = None
         self._opening: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._etasks = ETasks()
+        self._turns = Turns()
         self._pool: Pool | None = None
         self._readiness: Readiness | None = None
         self._residents: Residents | None = None
@@ -102,7 +106,7 @@ class PoolActor:
         self._readiness = Readiness(loop, existing)
         self._residents = Residents(loop)
         own = ray.get_runtime_context().current_actor
-        transport = RayTransport(self._config, self._readiness, self._residents, self._name, own)
+        transport = RayTransport(self._config, self._readiness, self._residents, self._etasks, self._name, own)
         pool = Pool(self._name, self._config, transport)
         self._store = store = opened_store(self._config.store, self._name)
         if not self._again:
@@ -123,6 +127,25 @@ class PoolActor:
         task = ray.get_runtime_context().get_task_id
         try:
             return await self._invoke(message, refs, task)
+        finally:
+            self._answered()
+
+    async def register_etask(self, spec: bytes, code: bytes) -> None:
+        """Make an eTask known; once more changes nothing."""
+        self._etasks.register(spec, code)
+
+    @ray.method(max_task_retries=0)  # what it runs may change the world
+    async def call(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
+        """Run one call of an eTask: what it returned."""
+        self._open_calls += 1
+        try:
+            header = wire.decode_etask_call(message)
+            await self._turns.take(header.caller, header.number)
+            etask = await self._etasks.get(header.function)
+            pool = await self._opened()
+            assert self._readiness is not None, "made together with the pool"
+            ready = None if header.ready else self._readiness.of(refs)
+            return await pool.submit(etask.call(header, message, refs), ready)
         finally:
             self._answered()
 

@@ -15,7 +15,9 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool import adoption, wire
-from kaas.pool.events import StartWorker
+from kaas.pool.etask_transport import ETaskWorkers
+from kaas.pool.etasks import ETasks
+from kaas.pool.events import StartWorker, WorkerKind
 from kaas.pool.executor_actor import ADOPTION, GROUPS, ExecutorActor, Introduction
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.lives import Post
@@ -31,6 +33,8 @@ NAMESPACE = "kaas"
 """The Ray namespace in which pools and their executors have their names."""
 SOFTWARE_RESOURCE = "kaas_software_gpu"
 """The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
+RESCUE_LIMIT_S = 10.0
+"""How long a worker that must go may write back the outputs that it keeps; others then run their tasks again."""
 OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
 """Of a pool's configuration, what each executor is told."""
 
@@ -69,7 +73,13 @@ class RayTransport:
     """The one place to change for another way to the executors."""
 
     def __init__(
-        self, config: Config, readiness: Readiness, residents: Residents, pool: str = "kaas", own: Any = None
+        self,
+        config: Config,
+        readiness: Readiness,
+        residents: Residents,
+        etasks: ETasks,
+        pool: str = "kaas",
+        own: Any = None,
     ) -> None:
         """
         Args:
@@ -79,6 +89,8 @@ class RayTransport:
         self._prefix = f"{pool}/worker/"
         self._own = own
         self._devices = config.devices
+        self._etask_share = 1 / config.etask_workers  # of its device, that a worker of eTasks reserves
+        self._etask_workers = ETaskWorkers(etasks, readiness)
         self._options = {name: getattr(config, name) for name in OPTIONS}
         self._readiness = readiness
         self._residents = residents
@@ -92,6 +104,10 @@ class RayTransport:
     async def start(self, start: StartWorker) -> WorkerInfo:
         worker, device = start.worker, start.device
         wanted = self._devices[device]
+        if start.kind is WorkerKind.ETASK:
+            options = {"num_cpus": 0, **self._resources(wanted, self._etask_share)}
+            self._actors[worker] = self._etask_workers.actor(start, wanted, options)
+            return await self._etask_workers.start(worker, self._actors[worker])
         options = {
             # not by the number alone: a later life of the pool may use it again
             "name": f"{self._prefix}{worker}-{secrets.token_hex(4)}",
@@ -146,10 +162,10 @@ class RayTransport:
         finally:
             self._residents.worker_left(worker)
 
-    def _resources(self, device: Device) -> dict[str, Any]:
+    def _resources(self, device: Device, share: float = 1) -> dict[str, Any]:
         if device.kind == "gpu":
-            return {"num_gpus": 1}
-        return {"resources": {SOFTWARE_RESOURCE: 1}} if self._reserve else {}
+            return {"num_gpus": share}
+        return {"resources": {SOFTWARE_RESOURCE: share}} if self._reserve else {}
 
     async def ended(self, worker: int) -> str:
         try:
@@ -158,8 +174,28 @@ class RayTransport:
             return _one_line(error)
         return "its watch returned"
 
+    async def stop(self, worker: int) -> str:
+        if worker in self._etask_workers:
+            return await self._etask_workers.close(worker)
+        try:
+            async with asyncio.timeout(RESCUE_LIMIT_S):
+                await self._residents.rescue(worker, self._rescue)
+        except (TimeoutError, WorkerLost, KaasError) as error:
+            return f"outputs that it kept did not come back: {error or type(error).__name__}"
+        return ""
+
+    async def _rescue(self, worker: int, keys: Sequence[bytes]) -> None:
+        """
+        Raises:
+            WorkerLost, KaasError
+        """
+        reply = await self.write_back(worker, keys)
+        if reply.error is not None:
+            raise reply.error
+
     def kill(self, worker: int) -> None:
         actor = self._actors.pop(worker, None)
+        self._etask_workers.forget(worker)
         self._met.pop(worker, None)
         self._on_device.pop(worker, None)
         self._residents.worker_left(worker)
@@ -167,12 +203,13 @@ class RayTransport:
             ray.kill(actor)
 
     async def run(self, worker: int, slot: int, call: Call) -> Reply:
-        actor = self._actor(worker)
-        if isinstance(call.payload, Left):
+        actor, payload = self._actor(worker), call.payload
+        if isinstance(payload, Left):
             return await _reply(actor.orphan.remote(self._lives[worker], slot))
-        payload: Payload = call.payload
-        run = self._run_inline if payload.function.inline else self._run_stored
         try:
+            if call.kind is WorkerKind.ETASK:
+                return await self._etask_workers.run(worker, payload)
+            run = self._run_inline if payload.function.inline else self._run_stored
             return await run(worker, slot, actor, payload)
         except RayActorError as error:
             raise WorkerLost(_one_line(error)) from error

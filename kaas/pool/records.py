@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from kaas.errors import DeviceLost
-from kaas.pool.events import PhysicalDevice
+from kaas.pool.events import PhysicalDevice, WorkerKind
 from kaas.pool.status import DeviceStatus, PinStatus, WorkerInfo
 from kaas.pool.transport import Call
 
@@ -54,10 +55,14 @@ class Worker:
     Fields:
         info: there once it is ready. settled: set once it is ready or never will be.
         lost: requests that have ended here with the device.
+        client, serves: whom it serves and with what, by the label of an eTask; "" if it serves all.
     """
 
     id: int
     device: PhysicalDevice
+    kind: WorkerKind = WorkerKind.EXECUTOR
+    client: str = ""
+    serves: str = ""
     info: WorkerInfo | None = None
     stopping: bool = False
     running: dict[int, Request] = field(default_factory=dict)
@@ -73,8 +78,22 @@ class Worker:
         return "busy" if self.running else "idle"
 
 
-def device_status(device: PhysicalDevice, worker: Worker | None, pins: tuple[PinStatus, ...]) -> DeviceStatus:
-    """A device as `kaas.status()` shows it; worker: the one that it has."""
-    if worker is None:
+def device_status(device: PhysicalDevice, workers: Iterable[Worker], pins: tuple[PinStatus, ...]) -> DeviceStatus:
+    """A device as `kaas.status()` shows it. workers: those of the pool."""
+    here = sorted((each for each in workers if each.device is device), key=lambda each: (not each.running, -each.id))
+    if not here:
         return DeviceStatus(device.index, device.kind, "lost", pins=pins)
-    return DeviceStatus(device.index, device.kind, worker.state, worker.id, worker.info, tuple(worker.running), pins)
+    worker = here[0]
+    return DeviceStatus(
+        device.index,
+        device.kind,
+        worker.state,
+        worker.id,
+        worker.info,
+        tuple(worker.running),
+        pins,
+        worker.kind.value,
+        worker.client,
+        worker.serves,
+        tuple(each.id for each in here[1:]),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,13 @@ class Residents:
 
     def worker_came(self, worker: int) -> None:
         self._alive.add(worker)
+
+    async def rescue(self, worker: int, write_back: Callable[[int, list[bytes]], Awaitable[None]]) -> None:
+        """Have all that only a worker has written back, since it will end; done when it is here, or lost."""
+        there = {key: out.value for key, out in self._outputs.items() if out.worker == worker and not out.value.done()}
+        if there:
+            await write_back(worker, list(there))
+            await asyncio.wait(there.values())
 
     def worker_left(self, worker: int) -> None:
         """What only it had is lost."""

@@ -9,7 +9,7 @@ from kaas.config import Config
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker's process and the device it opened."""
+    """A worker's process and the device it opened, or, of an eTask, may open: that has no name here."""
 
     pid: int
     node: str
@@ -37,7 +37,13 @@ class PinStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """A device and the worker on it. state: "starting", "idle", "busy", "stopping", or "lost" when there is none."""
+    """A device and the worker on it, of several the one that runs, or else the one that came last.
+
+    Fields:
+        state: "starting", "idle", "busy", "stopping", or "lost" when there is no worker.
+        worker_kind: "executor" or "etask"; "" without a worker. client, serves: whom it serves, and with which eTask.
+        others: further workers that live here, of eTasks.
+    """
 
     index: int
     kind: str
@@ -46,6 +52,10 @@ class DeviceStatus:
     info: WorkerInfo | None = None
     running: tuple[int, ...] = ()
     pins: tuple[PinStatus, ...] = ()
+    worker_kind: str = ""
+    client: str = ""
+    serves: str = ""
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

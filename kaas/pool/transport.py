@@ -104,6 +104,10 @@ class Transport(Protocol):
         """Wait until a worker's process ends; why it did."""
         ...
 
+    async def stop(self, worker: int) -> str:
+        """Have an idle worker put things in order before it is killed, in a limited time; what went wrong, or ""."""
+        ...
+
     def kill(self, worker: int) -> None:
         """End a worker's process now; nothing happens if it is gone or never came up."""
         ...

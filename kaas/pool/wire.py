@@ -126,6 +126,52 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     lost: str = ""
 
 
+class ETaskSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A Python function or class as the pool knows it. path: where the program that defined it looks for modules."""
+
+    key: str
+    label: str
+    path: tuple[str, ...] = ()
+
+
+class ETaskCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call of an eTask, from the driver through the pool to a worker, unchanged.
+
+    caller, number: which program calls, and how many calls it had made before.
+    method: of the instance, "" to call the function or the instance itself. arguments: packed (`kaas.pool.values`);
+    if empty, behind the first of the references beside the message.
+    """
+
+    function: str
+    client: str
+    deadline_s: float | None
+    retries: int
+    ready: bool
+    method: str
+    arguments: list[bytes]
+    caller: str
+    number: int
+
+
+class ETaskFailure(msgspec.Struct, frozen=True, array_like=True):
+    """What was raised, for an error that is made where it can be understood. cause: the exception, pickled; empty if it
+    cannot travel. by_input: it was raised by the task of an argument, and the function did not run."""
+
+    message: str
+    error_type: str
+    traceback: str
+    cause: bytes
+    by_input: bool = False
+
+
+class ETaskAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """What an eTask worker replies. value: packed; empty if it goes through the store, or there is none."""
+
+    value: list[bytes]
+    seconds: float
+    failure: ETaskFailure | None = None
+
+
 def without_keep(message: bytes) -> bytes:
     """An Invocation whose outputs all come back."""
     return encode(msgspec.structs.replace(decode_invocation(message), keep=()))
@@ -137,3 +183,6 @@ decode_upkeep = msgspec.msgpack.Decoder(Upkeep).decode
 decode_decided = msgspec.msgpack.Decoder(Decided).decode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 decode_function = msgspec.msgpack.Decoder(FunctionSpec).decode
+decode_etask = msgspec.msgpack.Decoder(ETaskSpec).decode
+decode_etask_call = msgspec.msgpack.Decoder(ETaskCall).decode
+decode_etask_answer = msgspec.msgpack.Decoder(ETaskAnswer).decode

@@ -62,6 +62,8 @@ class FakeWorkers:
         self.slots: list[int] = []
         self.ends: dict[int, asyncio.Future[str]] = {}
         self.killed: list[int] = []
+        self.stopped: list[int] = []
+        self.trouble = ""
         self.orders: list[tuple[int, Any]] = []
         self.decided: list[tuple[int, Any]] = []
         self.refuses: KaasError | None = None
@@ -113,6 +115,10 @@ class FakeWorkers:
 
     async def ended(self, worker: int) -> str:
         return await self.ends[worker]
+
+    async def stop(self, worker: int) -> str:
+        self.stopped.append(worker)
+        return self.trouble
 
     def kill(self, worker: int) -> None:
         self.killed.append(worker)

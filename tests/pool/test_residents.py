@@ -122,3 +122,27 @@ def test_too_many_are_asked_for_in_their_order(monkeypatch: pytest.MonkeyPatch) 
         assert residents.surplus() is None
 
     play(scenario)
+
+
+def test_a_worker_that_must_go_is_done_when_all_that_it_had_is_here_or_lost() -> None:
+    async def scenario(residents: Residents) -> None:
+        asked: list[tuple[int, list[bytes]]] = []
+
+        async def write_back(worker: int, keys: list[bytes]) -> None:
+            asked.append((worker, keys))
+
+        values = [keep(residents, b"1"), keep(residents, b"2"), keep(residents, b"3", worker=1)]
+        await residents.rescue(2, write_back)
+        assert asked == []
+        rescue = asyncio.ensure_future(residents.rescue(0, write_back))
+        await asyncio.sleep(0)
+        assert asked == [(0, [b"1", b"2"])]
+        residents.written(b"1", "array")
+        residents.written(b"3", "array")
+        await asyncio.sleep(0)
+        assert not rescue.done()
+        residents.lost(b"2")
+        await rescue
+        await asyncio.gather(*values)
+
+    play(scenario)

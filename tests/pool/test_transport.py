@@ -13,6 +13,7 @@ import pytest
 from kaas.config import Config, Device
 from kaas.errors import UnknownSymbol
 from kaas.pool import ray_transport, wire
+from kaas.pool.etasks import ETasks
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.ray_transport import Orders, Payload, RayTransport
 from kaas.pool.readiness import Readiness
@@ -48,7 +49,7 @@ def play(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         readiness = Readiness(loop, lambda refs, *_: (list(refs), []))
-        transport, actor = RayTransport(Config(devices=(Device(),)), readiness, Residents(loop)), FakeActor()
+        transport, actor = RayTransport(Config(devices=(Device(),)), readiness, Residents(loop), ETasks()), FakeActor()
         transport._actors[0], transport._met[0] = actor, set()
         await scenario(transport, actor)
 

@@ -1,0 +1,67 @@
+"""The order of calls that overtake each other on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kaas.pool import turns
+from kaas.pool.turns import Turns
+
+FOR_EVER_S = 1e6
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hold_for_ever() -> None:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(turns, "HOLD_S", FOR_EVER_S)
+
+
+async def taken(order: Sequence[int], pauses: Sequence[bool], cancelled: int | None = None) -> list[int]:
+    """The order in which calls go on that come in this one, some of them with time for others in between."""
+    line, done = Turns(), list[int]()
+
+    async def call(number: int) -> None:
+        await line.take("caller", number)
+        done.append(number)
+
+    tasks = []
+    for number, pause in zip(order, pauses, strict=True):
+        tasks.append(asyncio.ensure_future(call(number)))
+        if pause:
+            await asyncio.sleep(0)
+        if number == cancelled:
+            await asyncio.sleep(0)
+            tasks.pop().cancel()
+    await asyncio.gather(*tasks)
+    return done
+
+
+@given(st.permutations(range(8)), st.lists(st.booleans(), min_size=8, max_size=8))
+def test_calls_go_on_in_the_order_of_their_numbers(order: list[int], pauses: list[bool]) -> None:
+    assert asyncio.run(taken(order, pauses)) == sorted(order)
+
+
+def test_one_that_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "HOLD_S", 0.0)
+    assert asyncio.run(taken([3, 1, 2], [False] * 3)) == [1, 2, 3]
+
+
+def test_one_that_is_cancelled_while_it_waits_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "HOLD_S", 0.0)
+    assert asyncio.run(taken([2, 1, 3], [False] * 3, cancelled=1)) == [2, 3]
+
+
+def test_callers_have_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> int:
+        line = Turns()
+        monkeypatch.setattr(turns, "CALLERS", 2)
+        for caller in "abcd":
+            await line.take(caller, 0)
+        return len(line._lines)
+
+    assert asyncio.run(scenario()) == 2
