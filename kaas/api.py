@@ -257,6 +257,22 @@ def stats(reset: bool = False) -> Stats:
     return result
 
 
+def pardon(task_or_function: KTask | Function) -> bool:
+    """Let a function that is in quarantine run again, and forget that it ended devices.
+
+    Returns:
+        Whether it was in quarantine.
+
+    Raises:
+        NotInitialized
+        PoolStopped: the pool is gone; `init` starts another.
+    """
+    function = task_or_function
+    signature = function._signature if isinstance(function, Function) else _signature(function)
+    pardoned: bool = answer_of(current_session(), "pardon", signature.key)
+    return pardoned
+
+
 def answer_of(session: Session, method: str, *args: Any) -> Any:
     """What the pool's actor answers.
 

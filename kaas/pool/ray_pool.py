@@ -215,6 +215,9 @@ class PoolActor:
         labels = tuple(function.label for function in self._functions.values())
         return self._running().status(labels)
 
+    async def pardon(self, function: str) -> bool:
+        return self._running().pardon(function)
+
     async def stats(self, reset: bool) -> Stats:
         return self._running().stats(reset)
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from kaas.errors import DeviceLost
+from kaas.errors import DeviceLost, ExecutorDied
 from kaas.pool.events import PhysicalDevice
 from kaas.pool.status import DeviceStatus, PinStatus, WorkerInfo
 from kaas.pool.transport import Call
@@ -14,7 +14,11 @@ from kaas.pool.transport import Call
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request on its way; worker is where it runs, None while it is queued."""
+    """A request on its way; worker is where it runs, None while it is queued.
+
+    Fields:
+        charged: how many of its retries are used. alone: it is a suspect, and nothing may run beside it.
+    """
 
     id: int
     call: Call
@@ -25,7 +29,8 @@ class Request:
     dispatched_s: float = 0.0
     inputs: asyncio.Future[Any] | None = None
     timer: asyncio.TimerHandle | None = None
-    fault: DeviceLost | None = None
+    charged: int = 0
+    alone: bool = False
 
     @property
     def inputs_exist(self) -> bool:
@@ -58,6 +63,11 @@ class Worker:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
+    def name(self) -> str:
+        """It in words, for errors."""
+        return f"worker {self.id} (pid {self.info.pid if self.info else 0}) on device {self.device.index}"
+
+    @property
     def state(self) -> str:
         if self.stopping:
             return "stopping"
@@ -71,3 +81,15 @@ def device_status(device: PhysicalDevice, worker: Worker | None, pins: tuple[Pin
     if worker is None:
         return DeviceStatus(device.index, device.kind, "lost", pins=pins)
     return DeviceStatus(device.index, device.kind, worker.state, worker.id, worker.info, tuple(worker.running), pins)
+
+
+def died(request: Request, worker: Worker, reason: str, cause: DeviceLost | None) -> ExecutorDied:
+    """What a request is told whose worker ended for a reason that is not known to be its own."""
+    others = len(worker.running) - 1
+    beside = f" beside {others} other request{'s'[: others > 1]}" if others else ""
+    ended = f"{worker.name} ended while running it{beside}, attempt {request.attempt}: {reason}"
+    error = ExecutorDied(
+        f"{request.call.label!r}: {ended}", executor=worker.name, attempts=request.attempt, reason=reason
+    )
+    error.__cause__ = cause
+    return error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kaas.config import Config
+from kaas.pool.quarantine import QuarantineStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +62,5 @@ class Status:
     functions: tuple[str, ...]
     broken: str | None = None
     """What the policy did wrong; such a pool answers every request with PolicyError."""
+    quarantined: tuple[QuarantineStatus, ...] = ()
+    """Functions that are run no more, since they ended devices."""
