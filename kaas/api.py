@@ -8,7 +8,8 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from secrets import token_hex
 from typing import Any
 
 import ray
@@ -59,12 +60,15 @@ class Session:
     client: str
     started_ray: bool
     invoke: Any
+    id: str = field(default_factory=partial(token_hex, 8))
     registered: set[str] = field(default_factory=set)
     gone: bool = False
 
     def watch(self) -> Session:
-        """Note the pool's end, so that calls after it say so at once."""
-        self.pool.watch.remote().future().add_done_callback(self._note_end)
+        """Note the pool's end, so that calls after it say so at once, and let the pool note this process's end."""
+        alive = self.pool.watch.remote(self.id)
+        alive.future().add_done_callback(self._note_end)
+        self.pool.watch.remote(self.id, [alive])
         return self
 
     def _note_end(self, watched: Future[None]) -> None:
@@ -401,7 +405,7 @@ class Options:
     def caller(self, session: Session) -> Caller:
         client = session.client if self.client is None else self.client
         keep = self.keep if isinstance(self.keep, bool) else tuple(self.keep)
-        return Caller(client, self.deadline_s, self.retries, self.profile, keep)
+        return Caller(client, self.deadline_s, self.retries, self.profile, keep, session.id)
 
 
 class Function:

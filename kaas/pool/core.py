@@ -26,6 +26,7 @@ from kaas.pool.backlog import Backlog
 from kaas.pool.caches import Caches
 from kaas.pool.checked import Checked
 from kaas.pool.events import (
+    ClientGone,
     ClientKnown,
     Dispatch,
     Event,
@@ -36,7 +37,6 @@ from kaas.pool.events import (
     PolicyFactory,
     Prefetch,
     Reject,
-    RequestArrived,
     RequestCancelled,
     RequestDone,
     Residency,
@@ -51,6 +51,7 @@ from kaas.pool.events import (
 from kaas.pool.policies import factory
 from kaas.pool.quarantine import Quarantine
 from kaas.pool.records import Request, Worker, device_status, died
+from kaas.pool.sessions import Sessions
 from kaas.pool.stats import Entry, Ledger, Stats
 from kaas.pool.status import Status
 from kaas.pool.suspects import Case, Verdict, judge
@@ -86,6 +87,7 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ledger = Ledger(self._loop.time())
         self._backlog = Backlog(config.queue_limit, config.clients)
+        self._sessions = Sessions()
         self._quarantine = Quarantine(config.faults_allowed)
         self._caches = Caches(self, self._workers, len(self._devices), transport, self._ledger)
         self._broken: KaasError | None = None
@@ -93,12 +95,16 @@ class Pool:
 
     def open(self) -> None:
         """Let the policy start its workers."""
-        now = self._loop.time()
-        for client, settings in self._config.clients.items():
-            self._tell(
-                ClientKnown(now, client, settings.weight, settings.priority, settings.max_running, settings.max_share)
-            )
-        self._tell(Tick(now))
+        for client in self._config.clients:
+            self._grant(client)
+        self._tell(Tick(self._loop.time()))
+
+    def _grant(self, client: str) -> None:
+        """Tell the policy what the configuration grants to a client, if it says so."""
+        granted = self._config.clients.get(client)
+        if granted is not None:
+            settings = granted.weight, granted.priority, granted.max_running, granted.max_share
+            self._tell(ClientKnown(self._loop.time(), client, *settings))
 
     async def submit(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Any:
         """Run a request; inputs_ready completes when its inputs exist.
@@ -148,6 +154,17 @@ class Pool:
         if worker not in self._workers:
             raise DeviceUnavailable(f"worker {worker} has ended")
         await self._caches.write_back(self._workers[worker], key)
+
+    def session_ended(self, session: str) -> None:
+        """A program has ended: what it had queued goes, what it had running ends without anybody waiting, and clients
+        that only it had requests for are forgotten."""
+        for request in [request for request in self._requests.values() if request.call.session == session]:
+            request.answer.cancel()  # `submit` notes it, and abandons what runs
+            if request.worker is None:
+                self._abandon(request)
+        for client in self._sessions.end(session):
+            self._tell(ClientGone(self._loop.time(), client))
+            self._grant(client)
 
     def pardon(self, function: str) -> bool:
         """Forget the faults of a function. Whether it was in quarantine."""
@@ -263,6 +280,7 @@ class Pool:
         except KaasError as error:
             self._ledger.write(Entry(call.label, call.client, None, type(error).__name__))
             raise
+        self._sessions.uses(call.session, call.client)
         request = Request(next(self._ids), call, self._loop.time(), self._loop.create_future())
         self._requests[request.id] = request
         self._caches.arrived(request)
@@ -275,22 +293,8 @@ class Pool:
         return request
 
     def _arrive(self, request: Request) -> None:
-        call = request.call
-        self._backlog.enter(call.client)
-        self._tell(
-            RequestArrived(
-                time_s=self._loop.time(),
-                request=request.id,
-                client=call.client,
-                function=call.identity,
-                inputs=call.uses,
-                ready=request.inputs is None or request.inputs.done(),
-                deadline_s=None if call.deadline_s is None else request.arrived_s + call.deadline_s,
-                attempt=request.attempt,
-                kind=call.kind,
-                alone=request.alone,
-            )
-        )
+        self._backlog.enter(request.call.client)
+        self._tell(request.arrival(self._loop.time()))
 
     def _inputs_ready(self, request: Request, waited: asyncio.Future[Any]) -> None:
         if waited.cancelled() or isinstance(waited.exception(), asyncio.CancelledError):

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from kaas.config import Config
 from kaas.errors import ConfigMismatch, KaasError
@@ -42,6 +43,7 @@ class PoolActor:
         self._readiness: Readiness | None = None
         self._residents: Residents | None = None
         self._kept = 0  # since it was last asked who can be named
+        self._sessions: dict[str, asyncio.Event] = {}
         self._open_calls = 0
         self._all_answered = asyncio.Event()
 
@@ -62,9 +64,20 @@ class PoolActor:
         self._running()
         return first
 
-    async def watch(self) -> None:
-        """Never returns: the call fails when the pool ends, which tells the driver at once."""
-        await asyncio.Event().wait()
+    async def watch(self, session: str, alive: Sequence[Any] = ()) -> None:
+        """Returns when a session has ended. Before, the call fails when the pool ends, which tells the driver at once.
+
+        alive: the reference of such a call, owned by the session's process: waiting for it fails when that ends.
+        """
+        ended = self._sessions.setdefault(session, asyncio.Event())
+        if not alive:
+            await ended.wait()
+            return
+        try:
+            await alive[0]
+        except RayError:
+            self._sessions.pop(session).set()
+            self._running().session_ended(session)
 
     def _running(self) -> Pool:
         if self._pool is None:  # not in __init__, which Ray runs outside the event loop
@@ -142,6 +155,7 @@ class PoolActor:
             uses=function.uses(invocation, refs),
             payload=Payload(function, message, refs, keep),
             function=function.key,
+            session=invocation.session,
         )
         outputs = await (self._submit_keeping(pool, call, ready) if keep else pool.submit(call, ready))
         return outputs[0] if len(outputs) == 1 else outputs

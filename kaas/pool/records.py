@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kaas.errors import DeviceLost, ExecutorDied
-from kaas.pool.events import PhysicalDevice
+from kaas.pool.events import PhysicalDevice, RequestArrived
 from kaas.pool.status import DeviceStatus, PinStatus, WorkerInfo
 from kaas.pool.transport import Call
 
@@ -36,6 +36,22 @@ class Request:
     def inputs_exist(self) -> bool:
         inputs = self.inputs
         return inputs is None or (inputs.done() and not inputs.cancelled() and inputs.exception() is None)
+
+    def arrival(self, now_s: float) -> RequestArrived:
+        """What a policy hears of it."""
+        call = self.call
+        return RequestArrived(
+            time_s=now_s,
+            request=self.id,
+            client=call.client,
+            function=call.identity,
+            inputs=call.uses,
+            ready=self.inputs is None or self.inputs.done(),
+            deadline_s=None if call.deadline_s is None else self.arrived_s + call.deadline_s,
+            attempt=self.attempt,
+            kind=call.kind,
+            alone=self.alone,
+        )
 
     def release(self) -> None:
         """Stop what was set up to answer it or to wait for its inputs."""

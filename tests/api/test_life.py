@@ -109,6 +109,33 @@ def test_second_driver_attaches_and_its_own_config_is_refused(attached: str) -> 
     np.testing.assert_allclose(scaled(), numbers() * 2)
 
 
+KILLED_DRIVER = """
+import os, signal
+import kaas
+from tests.api.conftest import spin_task
+kaas.init(address={address!r})
+refs = [kaas.invoke(spin_task(), {{}}, scalars={{"steps": 2_000_000_000}}, client="killed") for _ in range(50)]
+while kaas.status().queued < 49:
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.ray
+def test_what_a_killed_driver_had_queued_goes_with_it_and_others_go_on(attached: str) -> None:
+    scaled()
+    kaas.stats(reset=True)
+    with pytest.raises(AssertionError):  # it was killed
+        run_program(KILLED_DRIVER.format(address=attached))
+    np.testing.assert_allclose(scaled(), numbers() * 2)  # before its time in the queue
+    while kaas.status().running:
+        pass
+    assert kaas.status().queued == 0
+    ended = {(entry.client, entry.outcome): entry.count for entry in kaas.stats().outcomes}
+    assert ended["killed", "cancelled"] >= 45
+    assert ended.get(("killed", "succeeded"), 0) <= 4
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("attached")
 def test_configuration_that_differs_in_one_process() -> None:
