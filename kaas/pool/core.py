@@ -89,7 +89,8 @@ class Pool:
         self._backlog = Backlog(config.queue_limit, config.clients)
         self._sessions = Sessions()
         self._quarantine = Quarantine(config.faults_allowed)
-        self._caches = Caches(self, self._workers, len(self._devices), transport, self._ledger)
+        limit_s = config.run_limit_s + GRACE_S
+        self._caches = Caches(self, self._workers, len(self._devices), transport, self._ledger, limit_s)
         self._broken: KaasError | None = None
         self._stopped = False
 

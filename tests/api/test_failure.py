@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import re
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -102,6 +104,19 @@ def test_a_function_that_ends_devices_is_put_in_quarantine_until_it_is_pardoned(
     np.testing.assert_array_equal(
         ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 1})), numbers()
     )
+
+
+def test_an_executor_that_somebody_has_stopped_is_replaced() -> None:
+    n = 100_000
+    kept = ray.get(kaas.invoke(scale_task(n), {"x": numbers(n)}, scalars={"factor": 2}, keep=True))
+    (device,) = kaas.status().devices
+    assert device.info is not None
+    os.kill(device.info.pid, signal.SIGSTOP)
+    loading = kaas.prefetch(kaas.put(numbers(n)))
+    np.testing.assert_array_equal(kept.get(), numbers(n) * 2)  # computed anew
+    error = raised(loading)
+    assert type(error) is errors.DeviceUnavailable
+    assert worker() != device.worker
 
 
 class Stderr(io.StringIO):

@@ -99,6 +99,8 @@ class FakeWorkers:
 
     async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
         self.decided.append((worker, keys))
+        if worker in self.slow:
+            await self.slow[worker]
         return self.upkept(worker)
 
     async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
@@ -685,6 +687,21 @@ def test_an_order_beside_a_request_does_not_get_its_fault() -> None:
         assert await task == "again"
 
     play(scenario)
+
+
+@pytest.mark.usefixtures("no_grace")
+@pytest.mark.parametrize("order", [lambda pool: pool.upkeep(Order("o")), lambda pool: pool.write_back(0, b"k")])
+def test_a_worker_that_answers_no_order_is_ended(order: Callable[[Pool], Awaitable[None]]) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        workers.slow[0] = asyncio.get_running_loop().create_future()
+        with pytest.raises(DeviceUnavailable, match=r"worker 0 on device 0: it answered nothing for 0\.0"):
+            await order(pool)
+        assert workers.killed == [0]
+        await settle()
+        await pool.upkeep(Order("next"))
+        assert workers.orders[-1] == (1, "next")
+
+    play(scenario, run_limit_s=0.02)
 
 
 def test_an_order_waits_for_its_worker_to_start() -> None:
