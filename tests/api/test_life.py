@@ -15,6 +15,7 @@ import ray
 
 import kaas
 from kaas import errors, softgpu
+from kaas.pool.events import Decision, Dispatch, Event, RequestArrived
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 
@@ -195,6 +196,35 @@ def test_gpus_without_a_driver(cluster: str) -> None:  # noqa: ARG001 - whose no
         scaled()
     assert [(device.kind, device.state) for device in kaas.status().devices] == [("gpu", "lost")]
     kaas.shutdown()
+
+
+class Greedy(FirstComeFirstServed):
+    """Runs the third request where another runs."""
+
+    def handle(self, event: Event) -> list[Decision]:
+        if isinstance(event, RequestArrived) and event.request == 2:
+            return [Dispatch(event.request, 0, 0)]
+        return super().handle(event)
+
+
+@pytest.mark.ray
+def test_a_policy_that_goes_wrong_tells_everybody_how_and_a_new_pool_starts(cluster: str) -> None:  # noqa: ARG001
+    kaas.shutdown()
+    kaas.init(devices=DEVICES, policy=Greedy)
+    waiting = [kaas.invoke(spin_task(), {}, scalars={"steps": 20_000_000_000}) for _ in range(2)]
+    while kaas.status().running + kaas.status().queued < 2:
+        pass
+    waiting.append(kaas.invoke(spin_task(), {}, scalars={"steps": 1}))
+    for ref in [*waiting, kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2})]:
+        with pytest.raises(errors.PolicyError) as caught:
+            ray.get(ref, timeout=60)
+        error: Any = caught.value.cause  # type: ignore[attr-defined]  # Ray's
+        assert (error.policy, type(error)) == ("Greedy", errors.PolicyError)
+        assert any("RequestArrived" in line and "request=2" in line for line in error.story)
+    assert "Greedy" in (kaas.status().broken or "")
+    kaas.shutdown()
+    kaas.init(devices=DEVICES)
+    np.testing.assert_allclose(scaled(), numbers() * 2)
 
 
 def clueless(devices: Any) -> Any:
