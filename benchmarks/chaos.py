@@ -2,8 +2,8 @@
 
 Four clients send requests in an open loop at 70 % of what software GPUs with modelled kernels can do, first in peace,
 then with an executor killed every 5 s, the pool once, and every 10 s a kernel that ends its device, each of a new
-function, and one of a function that does so again until it is in quarantine. Times of requests that were sent within 15 s after the pool's
-end are not in the 99th percentile; the outage is the longest time without any answer then.
+function, and one of a function that does so again until it is in quarantine. Times of requests that were sent within
+15 s after the pool's end are not in the 99th percentile; the outage is the longest time without any answer then.
 """
 
 from __future__ import annotations
