@@ -65,10 +65,13 @@ class Session:
     gone: bool = False
 
     def watch(self) -> Session:
-        """Note the pool's end, so that calls after it say so at once, and let the pool note this process's end."""
-        alive = self.pool.watch.remote(self.id)
-        alive.future().add_done_callback(self._note_end)
-        self.pool.watch.remote(self.id, [alive])
+        """Note the pool's end, so that calls after it say so at once."""
+        self.pool.watch.remote().future().add_done_callback(self._note_end)
+        return self
+
+    def attend(self) -> Session:
+        """Let the pool note this process's end."""
+        self.pool.attend.remote(self.id, [self.pool.attended.remote(self.id)])
         return self
 
     def _note_end(self, watched: Future[None]) -> None:
@@ -156,7 +159,7 @@ def init(
         pool, opened = _open_pool(name, wanted)
         if _session is None or _session.pool != pool:
             client = ray.get_runtime_context().get_job_id()
-            _session = Session(name, pool, client, started, pool.invoke).watch()
+            _session = Session(name, pool, client, started, pool.invoke).watch().attend()
     return opened
 
 
@@ -531,7 +534,7 @@ def _attach_running(name: str) -> Session:
                 pool = ray.get_actor(name, namespace=NAMESPACE)
             except ValueError as error:
                 raise NotInitialized(f"no pool {name!r} runs") from error
-            _session = Session(name, pool, ray.get_runtime_context().get_job_id(), False, pool.invoke).watch()
+            _session = Session(name, pool, ray.get_runtime_context().get_job_id(), False, pool.invoke).watch().attend()
         return _session
 
 

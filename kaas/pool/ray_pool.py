@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from kaas.config import Config
-from kaas.errors import ConfigMismatch, KaasError
+from kaas.errors import ConfigMismatch, KaasError, PoolStopped
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.core import Pool
@@ -44,6 +44,7 @@ class PoolActor:
         self._residents: Residents | None = None
         self._kept = 0  # since it was last asked who can be named
         self._sessions: dict[str, asyncio.Event] = {}
+        self._waits: set[asyncio.Future[Any]] = set()  # for what `upkeep` is about
         self._open_calls = 0
         self._all_answered = asyncio.Event()
 
@@ -64,19 +65,20 @@ class PoolActor:
         self._running()
         return first
 
-    async def watch(self, session: str, alive: Sequence[Any] = ()) -> None:
-        """Returns when a session has ended. Before, the call fails when the pool ends, which tells the driver at once.
+    async def watch(self) -> None:
+        """Never returns: the call fails when the pool ends, which tells the driver at once."""
+        await asyncio.Event().wait()
 
-        alive: the reference of such a call, owned by the session's process: waiting for it fails when that ends.
-        """
-        ended = self._sessions.setdefault(session, asyncio.Event())
-        if not alive:
-            await ended.wait()
-            return
+    async def attended(self, session: str) -> None:
+        """Returns when a session has ended; its reference belongs to the session's process."""
+        await self._sessions.setdefault(session, asyncio.Event()).wait()
+
+    async def attend(self, session: str, alive: Sequence[Any]) -> None:
+        """Returns when a session has ended. alive: what `attended` gave it: waiting for that fails with its owner."""
         try:
             await alive[0]
         except RayError:
-            self._sessions.pop(session).set()
+            self._sessions.pop(session, asyncio.Event()).set()
             self._running().session_ended(session)
 
     def _running(self) -> Pool:
@@ -122,7 +124,7 @@ class PoolActor:
             assert self._readiness is not None, "made together with the pool"
             incomplete = None if upkeep.ready else self._readiness.of(refs)
             if incomplete is not None:
-                await incomplete
+                await self._unless_stopped(incomplete)
             target = refs[0].binary() if upkeep.objects else (key or "").encode()
             label = "" if function is None else function.label
             order = Order(Orders(function, message, refs), label, upkeep.client)
@@ -134,6 +136,20 @@ class PoolActor:
                 await pool.upkeep(order, upkeep.device)
         finally:
             self._answered()
+
+    async def _unless_stopped(self, wait: asyncio.Future[Any]) -> None:
+        """
+        Raises:
+            PoolStopped: nobody waits for it any more.
+        """
+        self._waits.add(wait)
+        try:
+            await asyncio.wait([wait])
+        finally:
+            self._waits.discard(wait)
+        if wait.cancelled() or isinstance(wait.exception(), asyncio.CancelledError):
+            raise PoolStopped(f"pool {self._name!r} was shut down", pool=self._name)
+        wait.result()
 
     def _answered(self) -> None:
         self._open_calls -= 1
@@ -239,6 +255,8 @@ class PoolActor:
         """Answer all who wait and end the executors. The caller then ends this actor."""
         if self._pool is not None:
             await self._pool.close()
+        for wait in self._waits:
+            wait.cancel()
         if self._open_calls:
             self._all_answered.clear()
             await self._all_answered.wait()

@@ -84,7 +84,7 @@ class Transport(Protocol):
         ...
 
     async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
-        """Have kept outputs come back; they come by themselves. Raises WorkerLost as above."""
+        """Have kept outputs come back, and wait until they have. Raises WorkerLost as above."""
         ...
 
     async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:

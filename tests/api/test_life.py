@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,10 @@ def cluster() -> Iterator[str]:
 def attached(cluster: str) -> str:
     kaas.init(devices=DEVICES)
     return cluster
+
+
+def for_ever() -> None:
+    threading.Event().wait()
 
 
 def scaled() -> Any:
@@ -166,6 +171,19 @@ def test_shutdown_answers_who_waits() -> None:
     kaas.shutdown()
     kaas.init(devices=DEVICES)
     np.testing.assert_allclose(scaled(), numbers() * 2)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("attached")
+def test_shutdown_does_not_wait_for_objects_that_never_come() -> None:
+    never = ray.remote(num_cpus=0)(for_ever).remote()
+    loading = kaas.prefetch(never)
+    while not kaas.status().devices[0].info:
+        pass
+    kaas.shutdown()
+    with pytest.raises(errors.PoolStopped):
+        ray.get(loading, timeout=30)
+    ray.cancel(never, force=True)
 
 
 @pytest.mark.ray
