@@ -343,14 +343,7 @@ class Pool:
         return request
 
     def _note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:
-        call, device = request.call, request.worker.device.index if request.worker else None
-        if record is None:
-            self._ledger.write(Entry(call.label, call.client, device, outcome))
-            return
-        record.stages["queue"] = request.dispatched_s - request.arrived_s
-        record.stages["request"] = self._loop.time() - request.arrived_s
-        entry = Entry(call.label, call.client, device, outcome, record.stages, record.tiers, record.kernels)
-        self._ledger.write(entry)
+        self._ledger.write(request.entry(outcome, record, self._loop.time()))
 
     # --- running
 
@@ -481,8 +474,8 @@ class Pool:
     def _blame(self, request: Request, worker: Worker, what: str) -> None:
         """A request ended its device, alone on it: with one fault too many its function is run no more."""
         call = request.call
-        when = datetime.now(UTC).isoformat(" ", "seconds")
-        if self._quarantine.fault(call.identity, call.label, f"{when}, {worker.name}: {what}"):
+        story = f"{datetime.now(UTC).isoformat(' ', 'seconds')}, {worker.name}: {what}"
+        if self._quarantine.fault(call.identity, call.label, story):
             for other in [r for r in self._requests.values() if r.worker is None and r.call.identity == call.identity]:
                 self._answer(other, self._quarantine.error(call.identity))
                 self._abandon(other)

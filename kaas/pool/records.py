@@ -8,8 +8,10 @@ from typing import Any
 
 from kaas.errors import DeviceLost, ExecutorDied
 from kaas.pool.events import PhysicalDevice, RequestArrived
+from kaas.pool.stats import Entry
 from kaas.pool.status import DeviceStatus, PinStatus, WorkerInfo
 from kaas.pool.transport import Call
+from kaas.pool.wire import RunRecord
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +54,16 @@ class Request:
             kind=call.kind,
             alone=self.alone,
         )
+
+    def entry(self, outcome: str, record: RunRecord | None, now_s: float) -> Entry:
+        """What the figures say of it once it is answered. record: what was measured, to which its times are added."""
+        device = self.worker.device.index if self.worker else None
+        if record is None:
+            return Entry(self.call.label, self.call.client, device, outcome)
+        record.stages["queue"] = self.dispatched_s - self.arrived_s
+        record.stages["request"] = now_s - self.arrived_s
+        measured = record.stages, record.tiers, record.kernels
+        return Entry(self.call.label, self.call.client, device, outcome, *measured)
 
     def release(self) -> None:
         """Stop what was set up to answer it or to wait for its inputs."""
