@@ -182,6 +182,28 @@ def test_an_etask_is_not_run_again_unless_asked() -> None:
     careful(scenario)
 
 
+class Careless(Careful):
+    """Lets suspects run beside each other."""
+
+    def handle(self, event: Event) -> list[Decision]:
+        return super().handle(replace(event, alone=False) if isinstance(event, RequestArrived) else event)
+
+
+def test_who_is_never_left_alone_gets_no_fault_as_its_own_and_does_not_run_for_ever() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        tasks = [await begin(pool.submit(call(name, retries=0))) for name in "ab"]
+        for _ in range(2):
+            workers.reply(Reply(error=LOST))
+            await settle()
+        for task in tasks:
+            error = await failure_of(task)
+            assert isinstance(error, ExecutorDied)
+            assert error.__cause__ is LOST
+        assert len(workers.runs) == 4
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS), policy=Careless)
+
+
 # --- quarantine
 
 
@@ -209,6 +231,20 @@ def test_suspects_of_a_function_in_quarantine_are_not_run_again() -> None:
         assert len(workers.runs) == 4
 
     careful(scenario)
+
+
+def test_what_ran_elsewhere_when_its_function_came_into_quarantine_may_end_but_not_run_again() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        tasks = [await begin(pool.submit(poison())) for _ in range(3)]
+        workers.runs[0][2].set_result(Reply(error=LOST))
+        workers.runs[1][2].set_result(Reply("right"))
+        assert await failure_of(tasks[0]) is LOST
+        assert await tasks[1] == "right"
+        workers.die(workers.runs[2][0], "killed")
+        assert isinstance(await failure_of(tasks[2]), Quarantined)
+        assert len(workers.runs) == 3
+
+    play(scenario, devices=3, faults_allowed=0)
 
 
 def test_what_waits_and_what_comes_later_is_told_the_story() -> None:
