@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kaas.errors import DeadlineExceeded, DeviceLost, ExecutorDied, Quarantined, QueueFull
+from kaas.errors import DeadlineExceeded, DeviceLost, DeviceUnavailable, ExecutorDied, Quarantined, QueueFull
 from kaas.pool import core
 from kaas.pool.core import Pool
 from kaas.pool.events import (
@@ -28,7 +28,7 @@ from kaas.pool.events import (
 )
 from kaas.pool.quarantine import STORY_LENGTH, Quarantine
 from kaas.pool.suspects import Case, Verdict, judge
-from kaas.pool.transport import Call, Reply
+from kaas.pool.transport import Call, Order, Reply
 from tests.pool.test_core import LOST, TWO_SLOTS, FakeWorkers, begin, call, failure_of, play, settle
 
 
@@ -182,26 +182,19 @@ def test_an_etask_is_not_run_again_unless_asked() -> None:
     careful(scenario)
 
 
-class Careless(Careful):
-    """Lets suspects run beside each other."""
-
-    def handle(self, event: Event) -> list[Decision]:
-        return super().handle(replace(event, alone=False) if isinstance(event, RequestArrived) else event)
-
-
-def test_who_is_never_left_alone_gets_no_fault_as_its_own_and_does_not_run_for_ever() -> None:
+def test_who_hears_of_faults_by_others_only_does_not_run_for_ever() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        tasks = [await begin(pool.submit(call(name, retries=0))) for name in "ab"]
+        task = await begin(pool.submit(call(retries=0)))
         for _ in range(2):
-            workers.reply(Reply(error=LOST))
+            with pytest.raises(DeviceUnavailable):
+                await pool.upkeep(Order(Reply(error=LOST)))
             await settle()
-        for task in tasks:
-            error = await failure_of(task)
-            assert isinstance(error, ExecutorDied)
-            assert error.__cause__ is LOST
-        assert len(workers.runs) == 4
+        error = await failure_of(task)
+        assert isinstance(error, ExecutorDied)
+        assert error.__cause__ is LOST
+        assert len(workers.runs) == 2
 
-    play(scenario, workers=FakeWorkers(TWO_SLOTS), policy=Careless)
+    careful(scenario)
 
 
 # --- quarantine
