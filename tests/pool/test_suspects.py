@@ -166,20 +166,37 @@ def test_neighbours_of_a_hang_run_again_whatever_their_retries() -> None:
     careful(scenario, faults_allowed=0)
 
 
-def test_an_etask_is_not_run_again_unless_asked() -> None:
-    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        once = await begin(pool.submit(replace(call("once", retries=0), kind=WorkerKind.ETASK)))
-        again = await begin(pool.submit(replace(call("again", retries=1), kind=WorkerKind.ETASK)))
-        workers.die(0, "killed")
-        error = await failure_of(once)
-        assert isinstance(error, ExecutorDied)
-        assert "beside 1 other request, attempt 1: killed" in error.message
-        await settle()
-        workers.die(1, "killed")
-        assert isinstance(await failure_of(again), ExecutorDied)
-        assert len(workers.runs) == 3
+class Dedicated:
+    """A worker for each request."""
 
-    careful(scenario)
+    def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
+        self.device = devices[0].index
+        self.worker = -1
+        self.request = -1
+
+    def handle(self, event: Event) -> list[Decision]:
+        match event:
+            case RequestArrived():
+                self.worker += 1
+                self.request = event.request
+                return [StartWorker(self.worker, event.kind, self.device, event.client, event.function)]
+            case WorkerReady():
+                return [Dispatch(self.request, self.worker, 0)]
+        return []
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_an_etask_is_not_run_again_unless_asked(retries: int) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(replace(call(retries=retries), kind=WorkerKind.ETASK)))
+        for worker in range(retries + 1):
+            workers.die(worker, "killed")
+            await settle()
+        error = await failure_of(task)
+        assert isinstance(error, ExecutorDied)
+        assert (error.attempts, len(workers.runs)) == (retries + 1, retries + 1)
+
+    play(scenario, policy=Dedicated)
 
 
 def test_who_hears_of_faults_by_others_only_does_not_run_for_ever() -> None:
