@@ -16,7 +16,7 @@ from kaas.literals import bf16, boolean, c64, c128, f16, f32, f64, i8, i16, i32,
 from kaas.request import View
 
 if TYPE_CHECKING:
-    from kaas.api import Function, init, invoke, register, shutdown, stats, status
+    from kaas.api import Function, init, invoke, pardon, register, shutdown, stats, status
     from kaas.caching import flush, pin, prefetch, put, unpin
     from kaas.etasks import ETask, etask
     from kaas.executor.local import run_local
@@ -59,6 +59,7 @@ __all__ = [
     "i64",
     "init",
     "invoke",
+    "pardon",
     "pin",
     "prefetch",
     "put",
@@ -75,7 +76,7 @@ __all__ = [
 ]
 
 _ON_DEMAND = {
-    **dict.fromkeys(("Function", "init", "invoke", "register", "shutdown", "stats", "status"), "kaas.api"),
+    **dict.fromkeys(("Function", "init", "invoke", "pardon", "register", "shutdown", "stats", "status"), "kaas.api"),
     **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.caching"),
     **dict.fromkeys(("ETask", "etask"), "kaas.etasks"),
     "Resident": "kaas.pool.resident",

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import count
+from secrets import token_hex
 from typing import Any
-from uuid import uuid4
 
 import ray
 
@@ -78,8 +78,8 @@ class Session:
     client: str
     started_ray: bool
     invoke: Any
+    id: str = field(default_factory=partial(token_hex, 8))
     registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
-    caller: str = field(default_factory=lambda: uuid4().hex)
     etask_calls: Iterator[int] = field(default_factory=count)
     gone: bool = False
 
@@ -103,6 +103,11 @@ class Session:
             for register in list(self.registered.values()):
                 register()
         self.watch(life)
+
+    def attend(self) -> Session:
+        """Let the pool note this process's end."""
+        self.pool.attend.remote(self.id, [self.pool.attended.remote(self.id)])
+        return self
 
     def check(self) -> None:
         """
@@ -202,7 +207,7 @@ def init(
         pool, opened = _open_pool(name, wanted)
         if _session is None or _session.pool != pool:
             client = ray.get_runtime_context().get_job_id()
-            _session = Session(name, pool, client, started, pool.invoke).watch()
+            _session = Session(name, pool, client, started, pool.invoke).watch().attend()
     return opened
 
 
@@ -300,6 +305,22 @@ def stats(reset: bool = False) -> Stats:
     """
     result: Stats = answer_of(current_session(), "stats", reset)
     return result
+
+
+def pardon(task_or_function: KTask | Function) -> bool:
+    """Let a function that is in quarantine run again, and forget that it ended devices.
+
+    Returns:
+        Whether it was in quarantine.
+
+    Raises:
+        NotInitialized
+        PoolStopped: the pool is gone; `init` starts another.
+    """
+    function = task_or_function
+    signature = function._signature if isinstance(function, Function) else _signature(function)
+    pardoned: bool = answer_of(current_session(), "pardon", signature.key)
+    return pardoned
 
 
 def answer_of(session: Session, method: str, *args: Any) -> Any:
@@ -430,7 +451,7 @@ class Options:
     def caller(self, session: Session) -> Caller:
         client = session.client if self.client is None else self.client
         keep = self.keep if isinstance(self.keep, bool) else tuple(self.keep)
-        return Caller(client, self.deadline_s, self.retries, self.profile, keep)
+        return Caller(client, self.deadline_s, self.retries, self.profile, keep, session.id)
 
 
 class Function:
@@ -556,7 +577,7 @@ def _attach_running(name: str) -> Session:
                 pool = ray.get_actor(name, namespace=NAMESPACE)
             except ValueError as error:
                 raise NotInitialized(f"no pool {name!r} runs") from error
-            _session = Session(name, pool, ray.get_runtime_context().get_job_id(), False, pool.invoke).watch()
+            _session = Session(name, pool, ray.get_runtime_context().get_job_id(), False, pool.invoke).watch().attend()
         return _session
 
 

@@ -67,6 +67,10 @@ def status(
             console.print(lost, soft_wrap=True)
     console.print(f"policy {found.config.policy}, running {found.running}, queued {found.queued}, "
                   f"waiting for inputs {found.waiting}, functions: {', '.join(found.functions) or 'none'}")  # fmt: skip
+    for held in found.quarantined:
+        reason = held.reason.partition("\n")[0]
+        what = f"[red]in quarantine[/] after {held.faults} faults: {escape(held.function)}: {escape(reason)}"
+        console.print(what, soft_wrap=True)
     if found.broken:
         console.print(f"[red]broken:[/] {found.broken}")
 

@@ -220,7 +220,7 @@ def _message(
         ready,
         method,
         parts,
-        session.caller,
+        session.id,
         next(session.etask_calls),
     )
     return wire.encode(call), [*stored, *named]

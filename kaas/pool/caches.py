@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest, KaasError
 from kaas.pool.events import Evict, Prefetch, WorkerKind
+from kaas.pool.patience import Patience, Silent
 from kaas.pool.records import Request, Worker
 from kaas.pool.stats import Entry, Ledger
 from kaas.pool.status import PinStatus
@@ -34,6 +35,10 @@ class Host(Protocol):
         """A worker lost its device and must end."""
         ...
 
+    def gone(self, worker: Worker, reason: str) -> None:
+        """A worker must end."""
+        ...
+
     def tell_residency(self, worker: Worker, record: RunRecord | None) -> None: ...
 
 
@@ -53,10 +58,16 @@ class _Pin:
 
 
 class Caches:
-    """workers: those of the pool, which changes them."""
+    """workers: those of the pool, which changes them. limit_s: how long one may answer nothing while it has orders."""
 
     def __init__(
-        self, host: Host, workers: Mapping[int, Worker], devices: int, transport: Transport, ledger: Ledger
+        self,
+        host: Host,
+        workers: Mapping[int, Worker],
+        devices: int,
+        transport: Transport,
+        ledger: Ledger,
+        limit_s: float,
     ) -> None:
         self._host = host
         self._workers = workers
@@ -65,6 +76,8 @@ class Caches:
         self._ledger = ledger
         self._pins: dict[tuple[bytes, int], _Pin] = {}
         self._references = References()
+        self._patience = Patience()
+        self._limit_s = limit_s
 
     # --- orders of programs
 
@@ -91,7 +104,9 @@ class Caches:
         Raises:
             KaasError: what the worker says; DeviceUnavailable if it ended.
         """
-        await self._do(worker, "", "", lambda number: self._transport.write_back(number, [key]))
+        # shorter, since what runs on another worker may wait for this one
+        limit_s = self._limit_s / 2
+        await self._do(worker, "", "", lambda number: self._transport.write_back(number, [key]), limit_s)
 
     async def discard(self, worker: Worker, keys: Sequence[bytes]) -> None:
         await self._follow(worker, lambda number: self._transport.discard(number, keys))
@@ -103,19 +118,22 @@ class Caches:
         await worker.settled.wait()
         await self._do(worker, order.function, order.client, lambda number: self._transport.upkeep(number, order))
 
-    async def _do(self, worker: Worker, function: str, client: str, way: Way) -> None:
+    async def _do(self, worker: Worker, function: str, client: str, way: Way, limit_s: float | None = None) -> None:
         """
         Raises:
-            KaasError: what the worker says; DeviceUnavailable if it ended, or lost its device beside requests, whose
-                fault it then is.
+            KaasError: what the worker says; DeviceUnavailable if it ended, had to since it gave no answer, or lost its
+                device beside requests, whose fault it then is.
         """
         name = f"worker {worker.id} on device {worker.device.index}"
         try:
             if worker.id not in self._workers:
                 raise WorkerLost("it ended")
-            reply = await way(worker.id)
+            reply = await self._patience.answer(worker.id, way(worker.id), limit_s or self._limit_s)
         except WorkerLost as lost:
             raise DeviceUnavailable(f"{name}: {lost}") from lost
+        except Silent as silent:
+            self._host.gone(worker, str(silent))
+            raise DeviceUnavailable(f"{name}: {silent}") from silent
         if isinstance(reply.error, DeviceLost):
             alone = worker.id in self._workers and not worker.running
             self._host.lost(worker, reply.error)

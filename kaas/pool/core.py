@@ -11,6 +11,7 @@ import contextvars
 import itertools
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from kaas.config import Config
@@ -18,13 +19,14 @@ from kaas.errors import (
     DeadlineExceeded,
     DeviceLost,
     DeviceUnavailable,
-    ExecutorDied,
     KaasError,
     PoolStopped,
 )
 from kaas.pool.accounts import Accounts, client_known
+from kaas.pool.backlog import Backlog
 from kaas.pool.caches import Caches
 from kaas.pool.events import (
+    ClientGone,
     Dispatch,
     Event,
     Evict,
@@ -33,7 +35,6 @@ from kaas.pool.events import (
     PhysicalDevice,
     Prefetch,
     Reject,
-    RequestArrived,
     RequestCancelled,
     RequestDone,
     Residency,
@@ -48,9 +49,12 @@ from kaas.pool.events import (
     WorkerReady,
 )
 from kaas.pool.guarded import Guarded
-from kaas.pool.records import Request, Worker, device_status, orphan
+from kaas.pool.quarantine import Quarantine
+from kaas.pool.records import Request, Worker, device_status, died, orphan
+from kaas.pool.sessions import Sessions
 from kaas.pool.stats import Entry, Ledger, Stats
 from kaas.pool.status import Status
+from kaas.pool.suspects import Case, Verdict, judge
 from kaas.pool.transport import Call, Order, Reply, Survivor, Transport, WorkerLost
 from kaas.pool.wire import RunRecord
 
@@ -82,7 +86,11 @@ class Pool:
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ledger = Ledger(self._loop.time())
-        self._caches = Caches(self, self._workers, len(self._devices), transport, self._ledger)
+        self._backlog = Backlog(config.queue_limit, config.clients)
+        self._sessions = Sessions()
+        self._quarantine = Quarantine(config.faults_allowed)
+        limit_s = config.run_limit_s + GRACE_S
+        self._caches = Caches(self, self._workers, len(self._devices), transport, self._ledger, limit_s)
         self._accounts: Accounts | None = None
         self._broken: KaasError | None = None
         self._stopped = False
@@ -102,6 +110,12 @@ class Pool:
         for client in dict.fromkeys((*self._config.clients, *charged_s)):
             self._tell(client_known(now, client, self._config.clients.get(client), charged_s.get(client, 0.0)))
         self._tell(Tick(now))
+
+    def _grant(self, client: str) -> None:
+        """Tell the policy what the configuration grants to a client, if it says so."""
+        granted = self._config.clients.get(client)
+        if granted is not None:
+            self._tell(client_known(self._loop.time(), client, granted, 0.0))
 
     async def submit(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Any:
         """Run a request; inputs_ready completes when its inputs exist.
@@ -151,6 +165,23 @@ class Pool:
         if worker not in self._workers:
             raise DeviceUnavailable(f"worker {worker} has ended")
         await self._caches.write_back(self._workers[worker], key)
+
+    def session_ended(self, session: str) -> None:
+        """A program has ended: what it had queued goes, what it had running ends without anybody waiting, and clients
+        that only it had requests for are forgotten."""
+        for request in [request for request in self._requests.values() if request.call.session == session]:
+            request.answer.cancel()  # `submit` notes it, and abandons what runs
+            if request.worker is None:
+                self._abandon(request)
+        for client in self._sessions.end(session):
+            if self._accounts is not None:
+                self._accounts.forget(client)
+            self._tell(ClientGone(self._loop.time(), client))
+            self._grant(client)
+
+    def pardon(self, function: str) -> bool:
+        """Forget the faults of a function. Whether it was in quarantine."""
+        return self._quarantine.pardon(function)
 
     def discard(self, worker: int, keys: Sequence[bytes]) -> None:
         """Have a worker forget outputs that stayed with it, since nobody will ask for them."""
@@ -206,6 +237,7 @@ class Pool:
             running=sum(len(worker.running) for worker in self._workers.values()),
             functions=functions,
             broken=str(self._broken) if self._broken else None,
+            quarantined=self._quarantine.status(),
         )
 
     # --- the policy
@@ -258,6 +290,14 @@ class Pool:
     # --- requests
 
     def _admit(self, call: Call, inputs_ready: Awaitable[Any] | None) -> Request:
+        try:
+            self._backlog.check(call.client)
+            if call.identity in self._quarantine:
+                raise self._quarantine.error(call.identity)
+        except KaasError as error:
+            self._ledger.write(Entry(call.label, call.client, None, type(error).__name__))
+            raise
+        self._sessions.uses(call.session, call.client)
         request = Request(next(self._ids), call, self._loop.time(), self._loop.create_future())
         self._requests[request.id] = request
         self._caches.arrived(request)
@@ -271,20 +311,8 @@ class Pool:
         return request
 
     def _arrive(self, request: Request) -> None:
-        call = request.call
-        self._tell(
-            RequestArrived(
-                time_s=self._loop.time(),
-                request=request.id,
-                client=call.client,
-                function=call.function or call.label,
-                inputs=call.uses,
-                ready=request.inputs_exist,
-                deadline_s=None if call.deadline_s is None else request.arrived_s + call.deadline_s,
-                attempt=request.attempt,
-                kind=call.kind,
-            )
-        )
+        self._backlog.enter(request.call.client)
+        self._tell(request.arrival(self._loop.time()))
 
     def _inputs_ready(self, request: Request, waited: asyncio.Future[Any]) -> None:
         if waited.cancelled() or isinstance(waited.exception(), asyncio.CancelledError):
@@ -327,23 +355,19 @@ class Pool:
         """It is neither queued nor running any more."""
         if self._requests.pop(request.id, None) is not None:
             self._caches.left(request)
+            if request.worker is None:
+                self._backlog.leave(request.call.client)
         return request
 
     def _note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:
-        call, device = request.call, request.worker.device.index if request.worker else None
-        if record is None:
-            self._ledger.write(Entry(call.label, call.client, device, outcome))
-            return
-        record.stages["queue"] = request.dispatched_s - request.arrived_s
-        record.stages["request"] = self._loop.time() - request.arrived_s
-        entry = Entry(call.label, call.client, device, outcome, record.stages, record.tiers, record.kernels)
-        self._ledger.write(entry)
+        self._ledger.write(request.entry(outcome, record, self._loop.time()))
 
     # --- running
 
     def _dispatch(self, decision: Dispatch) -> None:
         request, worker = self._requests[decision.request], self._workers[decision.worker]
         request.worker = worker
+        self._backlog.leave(request.call.client)
         request.dispatched_s = self._loop.time()
         worker.running[request.id] = request
         self.background(self._run(request, worker, decision.slot))
@@ -361,13 +385,12 @@ class Pool:
         if worker.id not in self._workers:
             return
         if isinstance(reply.error, DeviceLost):
-            # Nothing on a device tells whose kernel it was: the fault is a request's own only if that ran alone.
-            if len(worker.running) == 1:
-                request.fault = reply.error
             worker.lost.add(request.id)
-            self.lost(worker, reply.error)
+            self.lost(worker, reply.error, told_by=request)
         elif reply.lost:
             self._answer(request, reply.error or reply)  # it ran for too long, or ended just before another did
+            if isinstance(reply.error, DeadlineExceeded) and len(worker.running) == 1:
+                self._blame(request, worker, reply.error.message)
             cause = reply.error.__cause__ if reply.error is not None else None
             self.gone(worker, reply.lost, cause if isinstance(cause, DeviceLost) else None)
         else:
@@ -389,13 +412,13 @@ class Pool:
         if was_last:
             self.background(self._end(worker))
 
-    def lost(self, worker: Worker, error: DeviceLost) -> None:
+    def lost(self, worker: Worker, error: DeviceLost, told_by: Request | None = None) -> None:
         """A worker lost its device. If that is since a request ran for too long, it is not run again: the worker ends
         when that request has its own error."""
         if error.fields.get("code") == TIMED_OUT and worker.running.keys() - worker.lost:
             self._loop.call_later(GRACE_S, self.gone, worker, error.message, error)
         else:
-            self.gone(worker, error.message, error)
+            self.gone(worker, error.message, error, told_by)
 
     def _overrun(self, request: Request, worker: Worker) -> None:
         if request.worker is not worker:
@@ -465,7 +488,9 @@ class Pool:
         trouble = await self._transport.stop(worker.id)
         self.gone(worker, f"stopped, and {trouble}" if trouble else "stopped")
 
-    def gone(self, worker: Worker, reason: str, cause: DeviceLost | None = None) -> None:
+    def gone(
+        self, worker: Worker, reason: str, cause: DeviceLost | None = None, told_by: Request | None = None
+    ) -> None:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
         worker.settled.set()
         if self._workers.pop(worker.id, None) is None or self._stopped:
@@ -473,20 +498,35 @@ class Pool:
         self._transport.kill(worker.id)
         self._tell(WorkerGone(self._loop.time(), worker.id, reason))
         for request in worker.running.values():
-            self._retry(request, worker, reason, cause)
+            self._left_behind(request, worker, reason, cause, told_by)
 
-    def _retry(self, request: Request, worker: Worker, reason: str, cause: DeviceLost | None) -> None:
-        if not request.answer.done() and request.attempt <= request.call.retries:
+    def _left_behind(
+        self, request: Request, worker: Worker, reason: str, cause: DeviceLost | None, told_by: Request | None
+    ) -> None:
+        """What becomes of a request whose worker is gone."""
+        call, told = request.call, request is told_by
+        beside = len(worker.running) - 1 + (cause is not None and told_by is None)  # an order about caches, perhaps
+        pure = call.kind is WorkerKind.EXECUTOR
+        verdict = judge(Case(beside, told, request.alone, pure, call.retries - request.charged))
+        if verdict is Verdict.FAULT:
+            self._blame(request, worker, reason)
+        if request.answer.done() or verdict in (Verdict.FAULT, Verdict.DIED):
+            own = cause if verdict is Verdict.FAULT else None
+            self._answer(self._leave(request), own or died(request, worker, reason, cause))
+        elif call.identity in self._quarantine:
+            self._answer(self._leave(request), self._quarantine.error(call.identity))
+        else:
+            request.charged += verdict is Verdict.CHARGED
             request.attempt += 1
+            request.alone = True
             request.worker = None
             self._arrive(request)
-            return
-        self._leave(request)
-        pid = worker.info.pid if worker.info else 0
-        name = f"worker {worker.id} (pid {pid}) on device {worker.device.index}"
-        others = len(worker.running) - 1
-        beside = f" beside {others} other request{'s'[: others > 1]}" if others else ""
-        message = f"{request.call.label!r}: {name} ended while running it{beside}, attempt {request.attempt}: {reason}"
-        died = ExecutorDied(message, executor=name, attempts=request.attempt, reason=reason)
-        died.__cause__ = cause
-        self._answer(request, request.fault or died)
+
+    def _blame(self, request: Request, worker: Worker, what: str) -> None:
+        """A request ended its device, alone on it: with one fault too many its function is run no more."""
+        call = request.call
+        story = f"{datetime.now(UTC).isoformat(' ', 'seconds')}, {worker.name}: {what}"
+        if self._quarantine.fault(call.identity, call.label, story):
+            for other in [r for r in self._requests.values() if r.worker is None and r.call.identity == call.identity]:
+                self._answer(other, self._quarantine.error(call.identity))
+                self._abandon(other)

@@ -38,6 +38,7 @@ class Caller:
     retries: int = 3
     profile: bool = False
     keep: bool | tuple[str, ...] = False
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ def pack(
         position,
         caller.profile,
         keep,
+        caller.session,
     )
     return wire.encode(message), [*packing.refs, *(() if ready else awaited)]
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 import ray
+from ray.exceptions import RayError
 
 from kaas.config import Config
 from kaas.errors import ConfigMismatch, InvalidConfig, KaasError, PoolStopped
@@ -58,6 +59,8 @@ class PoolActor:
         self._readiness: Readiness | None = None
         self._residents: Residents | None = None
         self._kept = 0  # since it was last asked who can be named
+        self._sessions: dict[str, asyncio.Event] = {}
+        self._waits: set[asyncio.Future[Any]] = set()  # for what `upkeep` is about
         self._open_calls = 0
         self._all_answered = asyncio.Event()
 
@@ -90,6 +93,18 @@ class PoolActor:
             return self._life
         await self._stopping.wait()
         return ""
+
+    async def attended(self, session: str) -> None:
+        """Returns when a session has ended; its reference belongs to the session's process."""
+        await self._sessions.setdefault(session, asyncio.Event()).wait()
+
+    async def attend(self, session: str, alive: Sequence[Any]) -> None:
+        """Returns when a session has ended. alive: what `attended` gave it: waiting for that fails with its owner."""
+        try:
+            await alive[0]
+        except RayError:
+            self._sessions.pop(session, asyncio.Event()).set()
+            (await self._opened()).session_ended(session)
 
     async def _opened(self) -> Pool:
         """The core, which the first call makes: not __init__, which Ray runs outside the event loop."""
@@ -160,7 +175,7 @@ class PoolActor:
             assert self._readiness is not None, "made together with the pool"
             incomplete = None if upkeep.ready else self._readiness.of(refs)
             if incomplete is not None:
-                await incomplete
+                await self._unless_stopped(incomplete)
             target = refs[0].binary() if upkeep.objects else (key or "").encode()
             label = "" if function is None else function.label
             order = Order(Orders(function, message, refs), label, upkeep.client)
@@ -172,6 +187,20 @@ class PoolActor:
                 await pool.upkeep(order, upkeep.device)
         finally:
             self._answered()
+
+    async def _unless_stopped(self, wait: asyncio.Future[Any]) -> None:
+        """
+        Raises:
+            PoolStopped: nobody waits for it any more.
+        """
+        self._waits.add(wait)
+        try:
+            await asyncio.wait([wait])
+        finally:
+            self._waits.discard(wait)
+        if wait.cancelled() or isinstance(wait.exception(), asyncio.CancelledError):
+            raise PoolStopped(f"pool {self._name!r} was shut down", pool=self._name)
+        wait.result()
 
     def _answered(self) -> None:
         self._open_calls -= 1
@@ -193,6 +222,7 @@ class PoolActor:
             uses=function.uses(invocation, refs),
             payload=Payload(function, message, refs, keep),
             function=function.key,
+            session=invocation.session,
         )
         outputs = await (self._submit_keeping(pool, call, ready) if keep else pool.submit(call, ready))
         return outputs[0] if len(outputs) == 1 else outputs
@@ -263,6 +293,9 @@ class PoolActor:
         assert self._registry is not None, "made together with the pool"
         return replace(pool.status(self._registry.labels), pid=os.getpid())
 
+    async def pardon(self, function: str) -> bool:
+        return (await self._opened()).pardon(function)
+
     async def stats(self, reset: bool) -> Stats:
         return (await self._opened()).stats(reset)
 
@@ -271,6 +304,8 @@ class PoolActor:
         pool = await self._opened()
         self._stopping.set()
         await pool.close()
+        for wait in self._waits:
+            wait.cancel()
         assert self._store is not None, "made together with the pool"
         self._store.clear(*self._passing)
         await self._silence()

@@ -276,7 +276,10 @@ class RayTransport:
         return await _reply(self._actor(worker).follow.remote(wire.encode(wire.Decided([], list(keys))), []))
 
     async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
-        return await _reply(self._actor(worker).write_back.remote(keys))
+        reply = await _reply(self._actor(worker).write_back.remote(keys))
+        if reply.error is None:
+            await self._residents.come(keys)
+        return reply
 
     async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
         return await _reply(self._actor(worker).discard.remote(keys))

@@ -7,15 +7,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kaas.errors import DeviceLost
-from kaas.pool.events import PhysicalDevice, WorkerKind
+from kaas.errors import DeviceLost, ExecutorDied
+from kaas.pool.events import PhysicalDevice, RequestArrived, WorkerKind
+from kaas.pool.stats import Entry
 from kaas.pool.status import DeviceStatus, PinStatus, WorkerInfo
 from kaas.pool.transport import Call
+from kaas.pool.wire import RunRecord
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request on its way; worker is where it runs, None while it is queued."""
+    """A request on its way; worker is where it runs, None while it is queued.
+
+    Fields:
+        charged: how many of its retries are used. alone: it is a suspect, and nothing may run beside it.
+    """
 
     id: int
     call: Call
@@ -26,12 +32,39 @@ class Request:
     dispatched_s: float = 0.0
     inputs: asyncio.Future[Any] | None = None
     timer: asyncio.TimerHandle | None = None
-    fault: DeviceLost | None = None
+    charged: int = 0
+    alone: bool = False
 
     @property
     def inputs_exist(self) -> bool:
         inputs = self.inputs
         return inputs is None or (inputs.done() and not inputs.cancelled() and inputs.exception() is None)
+
+    def arrival(self, now_s: float) -> RequestArrived:
+        """What a policy hears of it."""
+        call = self.call
+        return RequestArrived(
+            time_s=now_s,
+            request=self.id,
+            client=call.client,
+            function=call.identity,
+            inputs=call.uses,
+            ready=self.inputs_exist,
+            deadline_s=None if call.deadline_s is None else self.arrived_s + call.deadline_s,
+            attempt=self.attempt,
+            kind=call.kind,
+            alone=self.alone,
+        )
+
+    def entry(self, outcome: str, record: RunRecord | None, now_s: float) -> Entry:
+        """What the figures say of it once it is answered. record: what was measured, to which its times are added."""
+        device = self.worker.device.index if self.worker else None
+        if record is None:
+            return Entry(self.call.label, self.call.client, device, outcome)
+        record.stages["queue"] = self.dispatched_s - self.arrived_s
+        record.stages["request"] = now_s - self.arrived_s
+        measured = record.stages, record.tiers, record.kernels
+        return Entry(self.call.label, self.call.client, device, outcome, *measured)
 
     def release(self) -> None:
         """Stop what was set up to answer it or to wait for its inputs."""
@@ -70,6 +103,11 @@ class Worker:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
+    def name(self) -> str:
+        """It in words, for errors."""
+        return f"worker {self.id} (pid {self.info.pid if self.info else 0}) on device {self.device.index}"
+
+    @property
     def state(self) -> str:
         if self.stopping:
             return "stopping"
@@ -97,3 +135,15 @@ def device_status(device: PhysicalDevice, workers: Iterable[Worker], pins: tuple
         worker.serves,
         tuple(each.id for each in here[1:]),
     )
+
+
+def died(request: Request, worker: Worker, reason: str, cause: DeviceLost | None) -> ExecutorDied:
+    """What a request is told whose worker ended for a reason that is not known to be its own."""
+    others = len(worker.running) - 1
+    beside = f" beside {others} other request{'s'[: others > 1]}" if others else ""
+    ended = f"{worker.name} ended while running it{beside}, attempt {request.attempt}: {reason}"
+    error = ExecutorDied(
+        f"{request.call.label!r}: {ended}", executor=worker.name, attempts=request.attempt, reason=reason
+    )
+    error.__cause__ = cause
+    return error

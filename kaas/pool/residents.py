@@ -105,6 +105,12 @@ class Residents:
         self._left.pop(key, None)
         return output.worker
 
+    async def come(self, keys: Iterable[bytes]) -> None:
+        """Wait until each of these has come back, is lost or wanted by nobody."""
+        values = [self._outputs[key].value for key in keys if key in self._outputs]
+        if values:
+            await asyncio.wait(values)
+
     def surplus(self) -> bytes | None:
         """The oldest, if there are too many that nobody has asked for."""
         return next(iter(self._left)) if len(self._left) > MOST_LEFT else None

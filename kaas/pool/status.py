@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kaas.config import Config
+from kaas.pool.quarantine import QuarantineStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +74,5 @@ class Status:
     """What the policy did wrong; such a pool answers every request with PolicyError."""
     pid: int = 0
     """Of the pool's process; another one when it had to start again."""
+    quarantined: tuple[QuarantineStatus, ...] = ()
+    """Functions that are run no more, since they ended devices."""

@@ -19,7 +19,7 @@ class WorkerLost(Exception):
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request as the core sees it; only the transport looks into payload. label: its function's name for people;
-    function: what names that function exactly."""
+    function: what names that function exactly. session: of the program that sent it, "" if nobody knows."""
 
     label: str
     client: str
@@ -29,6 +29,12 @@ class Call:
     payload: Any = None
     function: str = ""
     kind: WorkerKind = WorkerKind.EXECUTOR
+    session: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What names its function to policies and in quarantine."""
+        return self.function or self.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ class Transport(Protocol):
         ...
 
     async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
-        """Have kept outputs come back; they come by themselves. Raises WorkerLost as above."""
+        """Have kept outputs come back, and wait until they have. Raises WorkerLost as above."""
         ...
 
     async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:

@@ -69,6 +69,8 @@ class Invocation(msgspec.Struct, frozen=True, array_like=True):
     """Run without the graph, and tell what each kernel takes."""
     keep: tuple[int, ...] = ()
     """Positions of the outputs that stay on the device."""
+    session: str = ""
+    """Of the program that sent it: its requests end with it. "" if they do not."""
 
 
 class Upkeep(msgspec.Struct, frozen=True, array_like=True):
@@ -173,8 +175,8 @@ class ETaskAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def without_keep(message: bytes) -> bytes:
-    """An Invocation whose outputs all come back."""
-    return encode(msgspec.structs.replace(decode_invocation(message), keep=()))
+    """An Invocation whose outputs all come back, whoever sends it."""
+    return encode(msgspec.structs.replace(decode_invocation(message), keep=(), session=""))
 
 
 encode = msgspec.msgpack.encode

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import re
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from typer.testing import CliRunner
 
 import kaas
 from kaas import errors
+from kaas.cli import app
 from kaas.pool import wire
 from kaas.pool.executor_actor import GROUPS, ExecutorActor
 from tests.api.conftest import DEVICE_BYTES, crash_task, numbers, scale_task, spin_task
@@ -78,6 +82,41 @@ def test_an_assertion_says_where_and_what_was_printed() -> None:
     where = r"output\.cu:\d+: void checked.*: block: \[0,0,0\], thread: \[2,0,0\] Assertion `x\[i\] > 0"
     assert re.search(where, error.message)
     assert error.printed.startswith("told by 0\ntold by 1\ntold by -1\n")
+
+
+def test_a_function_that_ends_devices_is_put_in_quarantine_until_it_is_pardoned() -> None:
+    task = crash_task()
+    for _ in range(2):
+        assert type(raised(kaas.invoke(task, {}))) is errors.DeviceLost
+    function = kaas.register(crash_task())  # the same content, once more
+    for ref in (kaas.invoke(task, {}), function.remote()):
+        error = raised(ref)
+        assert type(error) is errors.Quarantined
+        assert (error.function, error.faults, len(error.story)) == (task.label, 2, 2)
+        assert all("on device 0: " in line and "crash" in line for line in error.story)
+    assert [(held.function, held.faults) for held in kaas.status().quarantined] == [(task.label, 2)]
+    printed = CliRunner().invoke(app, ["status"]).stdout
+    assert f"in quarantine after 2 faults: {task.label}: " in printed
+    assert kaas.pardon(function)
+    assert not kaas.pardon(task)
+    assert kaas.status().quarantined == ()
+    assert type(raised(kaas.invoke(task, {}))) is errors.DeviceLost
+    np.testing.assert_array_equal(
+        ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 1})), numbers()
+    )
+
+
+def test_an_executor_that_somebody_has_stopped_is_replaced() -> None:
+    n = 100_000
+    kept = ray.get(kaas.invoke(scale_task(n), {"x": numbers(n)}, scalars={"factor": 2}, keep=True))
+    (device,) = kaas.status().devices
+    assert device.info is not None
+    os.kill(device.info.pid, signal.SIGSTOP)
+    loading = kaas.prefetch(kaas.put(numbers(n)))
+    np.testing.assert_array_equal(kept.get(), numbers(n) * 2)  # computed anew
+    error = raised(loading)
+    assert type(error) is errors.DeviceUnavailable
+    assert worker() != device.worker
 
 
 class Stderr(io.StringIO):

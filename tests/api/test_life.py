@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import ray
 
 import kaas
 from kaas import errors, softgpu
+from kaas.pool.events import Decision, Dispatch, Event, RequestArrived
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.ray_transport import NAMESPACE
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
@@ -51,6 +53,10 @@ def cluster() -> Iterator[str]:
 def attached(cluster: str) -> str:
     kaas.init(devices=DEVICES)
     return cluster
+
+
+def for_ever() -> None:
+    threading.Event().wait()
 
 
 def scaled() -> Any:
@@ -110,6 +116,33 @@ def test_second_driver_attaches_and_its_own_config_is_refused(attached: str) -> 
     np.testing.assert_allclose(scaled(), numbers() * 2)
 
 
+KILLED_DRIVER = """
+import os, signal
+import kaas
+from tests.api.conftest import spin_task
+kaas.init(address={address!r})
+refs = [kaas.invoke(spin_task(), {{}}, scalars={{"steps": 2_000_000_000}}, client="killed") for _ in range(50)]
+while kaas.status().queued < 49:
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.ray
+def test_what_a_killed_driver_had_queued_goes_with_it_and_others_go_on(attached: str) -> None:
+    scaled()
+    kaas.stats(reset=True)
+    with pytest.raises(AssertionError):  # it was killed
+        run_program(KILLED_DRIVER.format(address=attached))
+    np.testing.assert_allclose(scaled(), numbers() * 2)  # before its time in the queue
+    while kaas.status().running:
+        pass
+    assert kaas.status().queued == 0
+    ended = {(entry.client, entry.outcome): entry.count for entry in kaas.stats().outcomes}
+    assert ended["killed", "cancelled"] >= 45
+    assert ended.get(("killed", "succeeded"), 0) <= 4
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("attached")
 def test_configuration_that_differs_in_one_process() -> None:
@@ -143,6 +176,19 @@ def test_shutdown_answers_who_waits() -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("attached")
+def test_shutdown_does_not_wait_for_objects_that_never_come() -> None:
+    never = ray.remote(num_cpus=0)(for_ever).remote()
+    loading = kaas.prefetch(never)
+    while not kaas.status().devices[0].info:
+        pass
+    kaas.shutdown()
+    with pytest.raises(errors.PoolStopped):
+        ray.get(loading, timeout=30)
+    ray.cancel(never, force=True)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("attached")
 def test_pool_that_died_is_started_again() -> None:
     np.testing.assert_allclose(scaled(), numbers() * 2)
     ray.kill(ray.get_actor("kaas", namespace=NAMESPACE))
@@ -167,6 +213,35 @@ def test_gpus_without_a_driver(cluster: str) -> None:  # noqa: ARG001 - whose no
         scaled()
     assert [(device.kind, device.state) for device in kaas.status().devices] == [("gpu", "lost")]
     kaas.shutdown()
+
+
+class Greedy(FirstComeFirstServed):
+    """Runs the third request where another runs."""
+
+    def handle(self, event: Event) -> list[Decision]:
+        if isinstance(event, RequestArrived) and event.request == 2:
+            return [Dispatch(event.request, 0, 0)]
+        return super().handle(event)
+
+
+@pytest.mark.ray
+def test_a_policy_that_goes_wrong_tells_everybody_how_and_a_new_pool_starts(cluster: str) -> None:  # noqa: ARG001
+    kaas.shutdown()
+    kaas.init(devices=DEVICES, policy=Greedy)
+    waiting = [kaas.invoke(spin_task(), {}, scalars={"steps": 20_000_000_000}) for _ in range(2)]
+    while kaas.status().running + kaas.status().queued < 2:
+        pass
+    waiting.append(kaas.invoke(spin_task(), {}, scalars={"steps": 1}))
+    for ref in [*waiting, kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2})]:
+        with pytest.raises(errors.PolicyError) as caught:
+            ray.get(ref, timeout=60)
+        error: Any = caught.value.cause  # type: ignore[attr-defined]  # Ray's
+        assert (error.policy, type(error)) == ("Greedy", errors.PolicyError)
+        assert any("RequestArrived" in line and "request=2" in line for line in error.story)
+    assert "Greedy" in (kaas.status().broken or "")
+    kaas.shutdown()
+    kaas.init(devices=DEVICES)
+    np.testing.assert_allclose(scaled(), numbers() * 2)
 
 
 def clueless(devices: Any) -> Any:

@@ -101,6 +101,8 @@ class FakeWorkers:
 
     async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
         self.decided.append((worker, keys))
+        if worker in self.slow:
+            await self.slow[worker]
         return self.upkept(worker)
 
     async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
@@ -151,6 +153,8 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool ends workers right at its run limit."""
     monkeypatch.setattr(core, "GRACE_S", 0.0)
 
+
+LOST = DeviceLost("illegal address", call="cuStreamSynchronize", code=700)
 
 Scenario = Callable[[Pool, FakeWorkers], Awaitable[None]]
 
@@ -276,16 +280,16 @@ def test_out_of_retries(retries: int) -> None:
     play(scenario)
 
 
-def test_lost_device_ends_its_worker_and_counts_as_an_attempt() -> None:
+def test_lost_device_ends_its_worker_and_is_the_fault_of_who_ran_alone() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        task = await begin(pool.submit(call(retries=1)))
-        lost = DeviceLost("illegal address", call="cuStreamSynchronize", code=700)
-        workers.reply(Reply(error=lost))
+        task = await begin(pool.submit(call(retries=3)))
+        following = await begin(pool.submit(call()))
+        workers.reply(Reply(error=LOST))
+        assert await failure_of(task) is LOST
         await settle()
-        assert workers.killed == [0]
-        workers.reply(Reply(error=lost))
-        assert await failure_of(task) is lost
-        assert workers.killed == [0, 1]
+        assert (workers.killed, len(workers.runs)) == ([0], 2)
+        workers.reply()
+        assert await following == "value"
 
     play(scenario)
 
@@ -332,31 +336,6 @@ def test_a_stopped_worker_finishes_what_runs_in_each_slot() -> None:
         assert workers.killed == [0]
 
     play(scenario, workers=FakeWorkers(TWO_SLOTS), policy=StopsItsWorker)
-
-
-LOST = DeviceLost("illegal address", call="cuStreamSynchronize", code=700)
-
-
-@pytest.mark.parametrize("both_are_told", [False, True])
-def test_who_ran_beside_a_fault_runs_again_and_never_gets_it_as_its_own(both_are_told: bool) -> None:
-    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        patient = await begin(pool.submit(call("patient", retries=1)))
-        hasty = await begin(pool.submit(call("hasty", retries=0)))
-        workers.reply(Reply(error=LOST))
-        if both_are_told:
-            workers.runs[0][2].set_result(Reply(error=LOST))
-        error = await failure_of(hasty)
-        assert isinstance(error, ExecutorDied)
-        assert error.__cause__ is LOST
-        assert "beside 1 other request, attempt 1: illegal address" in error.message
-        await settle()
-        assert (workers.killed, workers.slots) == ([0], [0, 1, 0])
-        workers.die(1, "killed")
-        error = await failure_of(patient)
-        assert isinstance(error, ExecutorDied)
-        assert (error.attempts, error.reason) == (2, "killed")
-
-    play(scenario, workers=FakeWorkers(TWO_SLOTS))
 
 
 def test_who_was_alone_in_two_slots_gets_its_own_fault() -> None:
@@ -431,19 +410,6 @@ def test_who_ran_for_too_long_gets_its_error_and_its_neighbour_another_run(neigh
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
 
 
-def test_a_neighbour_out_of_retries_gets_no_error_of_another() -> None:
-    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
-        await begin(pool.submit(call("endless")))
-        neighbour = await begin(pool.submit(call("neighbour", retries=0)))
-        workers.runs[0][2].set_result(EXCEEDED)
-        error = await failure_of(neighbour)
-        assert isinstance(error, ExecutorDied)
-        assert error.reason == "'endless' ran longer than its limit"
-        assert error.__cause__ is TOO_LONG.__cause__
-
-    play(scenario, workers=FakeWorkers(TWO_SLOTS))
-
-
 def test_who_ended_just_before_the_device_was_lost_has_its_value() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         task = await begin(pool.submit(call()))
@@ -476,7 +442,7 @@ def test_all_have_told_and_nobody_ran_for_too_long() -> None:
             answer.set_result(Reply(error=TIMED_OUT, lost=TIMED_OUT.message))
         await settle()
         assert workers.killed == [0]
-        assert len(workers.runs) == 4
+        assert workers.runs[2][:2] == (1, "one")
 
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
 
@@ -722,11 +688,26 @@ def test_an_order_beside_a_request_does_not_get_its_fault() -> None:
             await pool.upkeep(Order(Reply(error=LOST)))
         assert caught.value.__cause__ is LOST
         assert workers.killed == [0]
-        error = await failure_of(task)
-        assert isinstance(error, ExecutorDied)
-        assert error.__cause__ is LOST
+        await settle()
+        workers.reply("again")
+        assert await task == "again"
 
     play(scenario)
+
+
+@pytest.mark.usefixtures("no_grace")
+@pytest.mark.parametrize("order", [lambda pool: pool.upkeep(Order("o")), lambda pool: pool.write_back(0, b"k")])
+def test_a_worker_that_answers_no_order_is_ended(order: Callable[[Pool], Awaitable[None]]) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        workers.slow[0] = asyncio.get_running_loop().create_future()
+        with pytest.raises(DeviceUnavailable, match=r"worker 0 on device 0: it answered nothing for 0\.0"):
+            await order(pool)
+        assert workers.killed == [0]
+        await settle()
+        await pool.upkeep(Order("next"))
+        assert workers.orders[-1] == (1, "next")
+
+    play(scenario, run_limit_s=0.02)
 
 
 def test_an_order_waits_for_its_worker_to_start() -> None:

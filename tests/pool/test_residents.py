@@ -50,6 +50,22 @@ def test_an_array_comes_back_once() -> None:
     play(scenario)
 
 
+def test_who_waits_for_arrays_hears_when_they_have_come_or_are_lost() -> None:
+    async def scenario(residents: Residents) -> None:
+        values = [keep(residents, b"1"), keep(residents, b"2", worker=1)]
+        coming = asyncio.get_running_loop().create_task(residents.come([b"1", b"2", b"nobody's"]))
+        await asyncio.sleep(0)
+        residents.written(b"1", "array")
+        await values[0]
+        assert not coming.done()
+        residents.worker_left(1)
+        await coming
+        assert await values[1] == ("lost", b"2")
+        await residents.come([b"1"])
+
+    play(scenario)
+
+
 def test_an_array_may_come_before_its_invocation_has_ended() -> None:
     async def scenario(residents: Residents) -> None:
         residents.expect(b"1", Invocation())

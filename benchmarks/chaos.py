@@ -1,0 +1,249 @@
+"""Every request is answered, once and right or with an error that says why, while executors and the pool are killed.
+
+Four clients send requests in an open loop at 70 % of what software GPUs with modelled kernels can do, first in peace,
+then with an executor killed every 5 s, the pool once, and every 10 s a kernel that ends its device: of a new function,
+and every other time of one that does so again until it is in quarantine. Times of requests that were sent within 15 s
+after the pool's end are not in the 99th percentile; the outage is the longest time without any answer then.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
+os.environ.setdefault("RAY_ADDRESS", "local")  # a Ray of its own: nobody else's pool is to be killed
+
+import numpy as np
+import ray
+
+import kaas
+from benchmarks.report import parser, report
+from kaas import softgpu
+
+PTX = Path(__file__).parent / "kernels" / "launch.ptx"
+CLIENTS = ("ada", "bob", "cyd", "dan")
+DEVICES = 4
+DEVICE_BYTES = 64 << 20
+KERNEL_S = 0.02
+LOAD = 0.7
+N = 256
+"""Elements of an input: each is the number of its request."""
+SECONDS = 40.0
+QUIET_SECONDS = 10.0
+PEAK_REQUESTS = 400
+IN_FLIGHT = 4 * DEVICES
+EXECUTOR_EVERY_S = 5.0
+POISON_EVERY_S = 10.0
+LEFT_OUT_S = 15.0
+PATIENCE_S = 90.0
+"""How long after the last request answers may come: more than the run limit."""
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A request and what came of it. poison: it ends its device."""
+
+    number: int
+    at_s: float
+    future: Future[Any]
+    poison: bool = False
+    answered_s: float | None = None
+
+    @property
+    def latency_s(self) -> float:
+        assert self.answered_s is not None, "it was answered"
+        return self.answered_s - self.at_s
+
+    def outcome(self) -> str:
+        """How it ended: "right", the name of the error, or "unanswered"; "wrong" for anything else."""
+        if not self.future.done():
+            return "unanswered"
+        error = self.future.exception()
+        if error is not None:
+            return type(getattr(error, "cause", error)).__name__ if isinstance(error, kaas.KaasError) else "wrong"
+        expected = np.float32(self.number) * np.float32(0.5) + np.float32(1)
+        return "wrong" if self.poison or not (self.future.result() == expected).all() else "right"
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Sends requests and notes when their answers come."""
+
+    function: Any
+    chance: random.Random
+    sent: list[Sent] = field(default_factory=list)
+
+    def send(self) -> Sent:
+        number = len(self.sent)
+        client = CLIENTS[self.chance.randrange(len(CLIENTS))]
+        x = np.full(N, number, np.float32)
+        return self.note(number, lambda: kaas.invoke(self.function, {"x": x}, client=client))
+
+    def poison(self, which: int) -> Sent:
+        """which: names the function."""
+        x = np.zeros(N, np.float32)
+        return self.note(len(self.sent), lambda: kaas.invoke(task(which), {"x": x}, client="eve"), poison=True)
+
+    def note(self, number: int, invoke: Callable[[], Any], *, poison: bool = False) -> Sent:
+        sent = Sent(number, monotonic(), invoke().future(), poison)
+        self.sent.append(sent)
+
+        def answered(_: Future[Any]) -> None:
+            sent.answered_s = monotonic()
+
+        sent.future.add_done_callback(answered)
+        return sent
+
+    def open_loop(self, rate: float, seconds: float) -> list[Sent]:
+        """Poisson arrivals, whether answers come or not."""
+        first, ends_s = len(self.sent), monotonic() + seconds
+        due_s = monotonic()
+        while due_s < ends_s:
+            threading.Event().wait(max(due_s - monotonic(), 0))
+            self.send()
+            due_s += self.chance.expovariate(rate)
+        sent = self.sent[first:]
+        wait([one.future for one in sent], timeout=PATIENCE_S)
+        return sent
+
+    def peak(self) -> float:
+        """Requests a second in a closed loop."""
+        began, pending = monotonic(), set[Any]()
+        for _ in range(PEAK_REQUESTS):
+            pending.add(self.send().future)
+            while len(pending) >= IN_FLIGHT:
+                pending = set(wait(pending, return_when="FIRST_COMPLETED").not_done)
+        wait(pending)
+        return PEAK_REQUESTS / (monotonic() - began)
+
+
+def task(poison: int | None = None) -> kaas.KTask:
+    """y = x * 0.5 + w; poison: without w, so that its kernel reads at address 0, and each number another function."""
+    x, w, y = (kaas.Buffer(name, N, "float32") for name in "xwy")
+    rounds = 1 if poison is None else 2 + poison
+    args: list[Any] = [kaas.In(x), kaas.In(w) if poison is None else kaas.Null, kaas.Out(y)]
+    kernel = kaas.Kernel(kaas.Library.from_file(PTX), "step", 1, N, [*args, kaas.i32(N), kaas.i32(rounds)])
+    return kaas.KTask([kernel], [y], name=None if poison is None else f"poison-{poison}")
+
+
+class Chaos:
+    """Kills and poisons from a thread of its own, since questions to a dead pool take their time."""
+
+    def __init__(self, load: Load, seconds: float, *, pool_kill: bool) -> None:
+        self._load = load
+        self._plan = sorted(self._events(seconds, pool_kill), key=lambda event: event[0])
+        self._thread = ThreadPoolExecutor(1)
+        self.done: Counter[str] = Counter()
+        self.pool_killed_s: float | None = None
+        pool = kaas.api.current_session().pool
+        self._pool_pid = ray.get(pool.__ray_call__.remote(lambda _: os.getpid()))
+
+    def _events(self, seconds: float, pool_kill: bool) -> Iterator[tuple[float, Callable[[], None]]]:
+        for turn in range(1, int(seconds / EXECUTOR_EVERY_S)):
+            yield turn * EXECUTOR_EVERY_S, self._kill_executor
+        for turn in range(int(seconds / POISON_EVERY_S)):
+            which = turn % 2 and turn  # every other one is of the same function
+            yield (turn + 0.25) * POISON_EVERY_S, partial(self._poison, which)
+        if pool_kill:
+            yield seconds / 2 + EXECUTOR_EVERY_S / 2, self._kill_pool
+
+    def __enter__(self) -> Chaos:
+        self._wreaked = self._thread.submit(self._wreak)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wreaked.result()
+        self._thread.shutdown()
+
+    def _wreak(self) -> None:
+        began_s = monotonic()
+        for at_s, what in self._plan:
+            threading.Event().wait(max(began_s + at_s - monotonic(), 0))
+            what()
+
+    def _kill_executor(self) -> None:
+        try:
+            pids = [device.info.pid for device in kaas.status().devices if device.info is not None]
+        except kaas.errors.PoolStopped:
+            pids = []  # it is being replaced
+        if pids:
+            os.kill(self._load.chance.choice(pids), signal.SIGKILL)
+            self.done["executors killed"] += 1
+
+    def _kill_pool(self) -> None:
+        self.pool_killed_s = monotonic()
+        os.kill(self._pool_pid, signal.SIGKILL)
+        self.done["pools killed"] += 1
+
+    def _poison(self, which: int) -> None:
+        self._load.poison(which)
+        self.done["poison sent"] += 1
+
+
+def main() -> None:
+    options = parser(__doc__.partition("\n")[0] if __doc__ else "")
+    options.add_argument("--seconds", type=float, default=SECONDS, help="how long things are killed")
+    options.add_argument("--no-pool-kill", action="store_true", help="executors and poison only")
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    model = softgpu.Model(kernels={"step": softgpu.Takes(KERNEL_S)})
+    kaas.init(devices=[kaas.Device("software", DEVICE_BYTES, model)] * DEVICES)
+    load = Load(kaas.register(task(), {"w": np.ones(N, np.float32)}), random.Random(given.seed))
+    for _ in range(2):  # the first is the warm-up
+        peak = load.peak()
+    rate = LOAD * peak
+    quiet = load.open_loop(rate, QUIET_SECONDS)
+    with Chaos(load, given.seconds, pool_kill=not given.no_pool_kill) as chaos:
+        hard = load.open_loop(rate, given.seconds)
+    bars, detail = judge(quiet, hard, chaos.pool_killed_s)
+    detail |= {"requests_per_s": rate, "kernel_ms": KERNEL_S * 1e3, "devices": DEVICES, **chaos.done}
+    report("chaos", bars, detail, given.json)
+    kaas.shutdown()
+    ray.shutdown()
+
+
+def judge(quiet: Sequence[Sent], hard: Sequence[Sent], pool_killed_s: float | None) -> tuple[dict[str, Any], Any]:
+    """The bars, and the figures behind them."""
+    ended = {kind: Counter(one.outcome() for one in hard if one.poison is kind) for kind in (False, True)}
+    everything = ended[False] + ended[True] + Counter(one.outcome() for one in quiet)
+    after_s = float("inf") if pool_killed_s is None else pool_killed_s
+    counted = [one for one in hard if not after_s <= one.at_s < after_s + LEFT_OUT_S and one.outcome() == "right"]
+    quiet_s, hard_s = (float(np.quantile([one.latency_s for one in some], 0.99)) for some in (quiet, counted))
+    bars: dict[str, Any] = {
+        "unanswered": (everything["unanswered"], "<=", 0),
+        "wrong": (everything["wrong"], "<=", 0),
+        "p99_over_quiet": (hard_s / quiet_s, "<=", 20),
+    }
+    if pool_killed_s is not None:
+        bars["pool_outage_s"] = (outage_s(hard, pool_killed_s), "<=", 5)
+    detail = {
+        "p99_quiet_ms": quiet_s * 1e3,
+        "p99_ms": hard_s * 1e3,
+        "requests": len(hard),
+        **{f"ended: {outcome}": count for outcome, count in sorted(ended[False].items())},
+        **{f"poison ended: {outcome}": count for outcome, count in sorted(ended[True].items())},
+    }
+    return bars, detail
+
+
+def outage_s(sent: Sequence[Sent], killed_s: float) -> float:
+    """The longest time without an answer from the pool's end on."""
+    window = (killed_s, killed_s + LEFT_OUT_S)
+    answers = sorted(one.answered_s for one in sent if one.answered_s and window[0] <= one.answered_s < window[1])
+    return max(later - earlier for earlier, later in pairwise([killed_s, *answers, killed_s + LEFT_OUT_S]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The functions that have ended devices, with their stories; those that did so too often are run no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kaas.errors import Quarantined
+
+STORY_LENGTH = 10
+"""Faults of a function of which the story is kept, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineStatus:
+    """A function in quarantine. function: its label, and `key` what names it exactly. reason: of its last fault."""
+
+    function: str
+    key: str
+    faults: int
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    label: str
+    faults: int = 0
+    story: list[str] = field(default_factory=list)
+
+
+class Quarantine:
+    """allowed: how many devices a function may end, alone on them, before it is in quarantine."""
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed = allowed
+        self._records: dict[str, _Record] = {}
+
+    def fault(self, function: str, label: str, story: str) -> bool:
+        """A function ended a device, alone on it. Whether it is in quarantine now."""
+        record = self._records.setdefault(function, _Record(label))
+        record.faults += 1
+        record.story = [*record.story, story][-STORY_LENGTH:]
+        return function in self
+
+    def __contains__(self, function: str) -> bool:
+        record = self._records.get(function)
+        return record is not None and record.faults > self._allowed
+
+    def error(self, function: str) -> Quarantined:
+        """What requests of a function in quarantine are answered with."""
+        record = self._records[function]
+        ended = f"it ended {record.faults} device{'s'[: record.faults > 1]} on which it ran alone"
+        message = f"{record.label!r} is not run any more: {ended}. Last: {record.story[-1]}"
+        return Quarantined(message, function=record.label, faults=record.faults, story=tuple(record.story))
+
+    def pardon(self, function: str) -> bool:
+        """Forget its faults. Whether it was in quarantine."""
+        held = function in self
+        self._records.pop(function, None)
+        return held
+
+    def status(self) -> tuple[QuarantineStatus, ...]:
+        return tuple(
+            QuarantineStatus(record.label, key, record.faults, record.story[-1])
+            for key, record in self._records.items()
+            if key in self
+        )

@@ -1,0 +1,52 @@
+"""How long is waited for a worker: as long as answers come, whoever's they are."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kaas.pool.patience import Patience, Silent
+
+
+async def never() -> int:
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+def test_each_answer_of_a_worker_gives_the_others_time() -> None:
+    async def main() -> None:
+        patience, answer = Patience(), asyncio.get_running_loop().create_future()
+
+        async def first() -> int:
+            return await answer  # type: ignore[no-any-return]
+
+        waiting = [asyncio.ensure_future(patience.answer(0, asked, 60)) for asked in (first(), never())]
+        elsewhere = asyncio.ensure_future(patience.answer(1, never(), 60))
+        await asyncio.sleep(0)
+        late, other = list(patience._waits[0])[1], next(iter(patience._waits[1]))
+        before = late.when(), other.when()
+        answer.set_result(5)
+        assert await waiting[0] == 5
+        after = late.when(), other.when()
+        assert None not in (*before, *after)
+        assert after[0] > before[0]  # type: ignore[operator]
+        assert after[1] == before[1]
+        for task in (waiting[1], elsewhere):
+            task.cancel()
+        await asyncio.gather(waiting[1], elsewhere, return_exceptions=True)
+        assert not patience._waits
+
+    asyncio.run(main())
+
+
+def test_silence_is_told_from_an_answer_that_is_an_error() -> None:
+    async def times_out() -> None:
+        raise TimeoutError("its own")
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError, match="its own"):
+            await Patience().answer(0, times_out(), 60)
+        with pytest.raises(Silent, match=r"nothing for 0\.01 s"):
+            await Patience().answer(0, never(), 0.01)
+
+    asyncio.run(main())

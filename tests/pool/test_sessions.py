@@ -1,0 +1,93 @@
+"""Programs that end: what they had queued goes, what they had running ends, and clients that only they had are gone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kaas.config import ClientSettings
+from kaas.pool.core import Pool
+from kaas.pool.events import ClientGone, ClientKnown, Decision, Event, RequestCancelled
+from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.sessions import Sessions
+from kaas.pool.transport import Call
+from tests.pool.test_core import FakeWorkers, begin, call, failure_of, play, settle
+
+
+def test_a_client_is_gone_with_the_last_session_that_used_it() -> None:
+    sessions = Sessions()
+    for session, client in [("1", "alice"), ("1", "bob"), ("2", "bob"), ("", "nobody"), ("1", "alice")]:
+        sessions.uses(session, client)
+    assert sessions.end("1") == ("alice",)
+    assert sessions.end("1") == ()
+    assert sessions.end("2") == ("bob",)
+    assert sessions.end("unknown") == ()
+
+
+class Listening(FirstComeFirstServed):
+    heard: list[Event]
+
+    def handle(self, event: Event) -> list[Decision]:
+        if isinstance(event, ClientGone | ClientKnown | RequestCancelled):
+            self.heard.append(replace(event, time_s=0.0))
+        return super().handle(event)
+
+
+def of(session: str, client: str, deadline_s: float | None = None) -> Call:
+    return replace(call(deadline_s=deadline_s), session=session, client=client)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_a_program_had_goes_with_it(times: int) -> None:
+    Listening.heard = []
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        running = await begin(pool.submit(of("1", "alice", deadline_s=60)))
+        queued = await begin(pool.submit(of("1", "bob")))
+        waiting = await begin(pool.submit(of("1", "alice"), never))
+        other = await begin(pool.submit(of("2", "bob")))
+        Listening.heard.clear()
+        for _ in range(times):
+            pool.session_ended("1")
+        assert (pool.status().queued, pool.status().waiting, pool.status().running) == (1, 0, 1)
+        for task in (running, queued, waiting):
+            assert isinstance(await failure_of(task), asyncio.CancelledError)
+        assert never.cancelled()
+        await settle()
+        assert Listening.heard == [
+            RequestCancelled(0.0, 1),
+            RequestCancelled(0.0, 2),
+            ClientGone(0.0, "alice"),
+            ClientKnown(0.0, "alice", 2.0),
+            RequestCancelled(0.0, 0),
+        ]
+        assert len(workers.runs) == 1  # a slot is free when the kernels have ended
+        workers.reply()
+        await settle()
+        workers.reply("other")
+        assert await other == "other"
+        await settle()
+        assert {(o.client, o.device, o.outcome) for o in pool.stats().outcomes} == {
+            ("alice", 0, "cancelled"),
+            ("alice", None, "cancelled"),
+            ("bob", None, "cancelled"),
+            ("bob", 0, "succeeded"),
+        }
+        pool.session_ended("2")
+        assert Listening.heard[-1] == ClientGone(0.0, "bob")
+        assert (pool._backlog._total, pool._requests) == (0, {})
+
+    play(scenario, policy=Listening, clients={"alice": ClientSettings(weight=2.0)})
+
+
+def test_a_session_of_nobody_knows_no_clients_and_ends_with_nothing() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        task = await begin(pool.submit(call()))
+        pool.session_ended("1")
+        workers.reply()
+        assert await task == "value"
+
+    play(scenario)
