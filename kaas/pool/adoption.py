@@ -23,10 +23,10 @@ async def adopt(namespace: str, prefix: str) -> dict[int, tuple[Adoption, Any]]:
     found = await asyncio.gather(*(_adopt(namespace, name) for name in names))
     adopted: dict[int, tuple[Adoption, Any]] = {}
     for adoption, actor in filter(None, found):
-        if adoption.device in adopted:  # one of them was ending
+        if adoption.start.device in adopted:  # one of them was ending
             ray.kill(actor)
         else:
-            adopted[adoption.device] = adoption, actor
+            adopted[adoption.start.device] = adoption, actor
     return adopted
 
 
@@ -51,4 +51,4 @@ def survivor(adoption: Adoption, left: Any) -> Survivor:
         slot: Call(orphan.label, orphan.client, None, 0, payload=left, function=orphan.function)
         for slot, orphan in adoption.running.items()
     }
-    return Survivor(adoption.worker, adoption.device, adoption.info, running, adoption.cached)
+    return Survivor(adoption.start, adoption.info, running, adoption.cached)

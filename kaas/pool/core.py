@@ -460,14 +460,25 @@ class Pool:
 
     def _adopt(self, survivor: Survivor, now: float) -> None:
         """What it still runs holds its slots until it ends, and nobody waits for it."""
-        worker = Worker(survivor.worker, self._devices[survivor.device], info=survivor.info)
+        start, info = survivor.start, survivor.info
+        worker = Worker(start.worker, self._devices[start.device], start.kind, start.client, info=info)
         worker.settled.set()
         self._workers[worker.id] = worker
-        info = survivor.info
         orphans = {slot: orphan(next(self._ids), call, now, worker) for slot, call in survivor.running.items()}
         running = tuple(Running(r.id, slot, r.call.client, r.call.function) for slot, r in orphans.items())
-        device, kind = survivor.device, WorkerKind.EXECUTOR
-        self._tell(WorkerAdopted(now, worker.id, kind, device, info.slots, info.memory_bytes, running=running))
+        self._tell(
+            WorkerAdopted(
+                now,
+                worker.id,
+                start.kind,
+                start.device,
+                info.slots,
+                info.memory_bytes,
+                start.client,
+                start.function,
+                running,
+            )
+        )
         if survivor.cached:
             self._tell(Residency(now, worker.id, survivor.cached, ()))
         for slot, request in orphans.items():

@@ -111,7 +111,7 @@ class ExecutorActor:
         running = {slot: self._orphan(wire.decode_invocation(message)) for slot, message in messages.items()}
         functions = frozenset(self._functions)
         cached = tuple(self._executor.cached())
-        return Adoption(self._post.worker, self._post.device, self._info, life, running, functions, cached)
+        return Adoption(self._post.start, self._info, life, running, functions, cached)
 
     def _orphan(self, invocation: wire.Invocation) -> Orphan:
         met = self._functions.get(invocation.function)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kaas.pool.events import StartWorker
 from kaas.pool.status import WorkerInfo
 
 WRITTEN_AT_ONCE = 4
@@ -16,10 +17,9 @@ WRITTEN_AT_ONCE = 4
 
 
 class Post(NamedTuple):
-    """Where a worker stands: its number, the index of its device, and the handle of its pool, whose end is its own."""
+    """Where a worker stands: as what it was started, and the handle of its pool, whose end is its own."""
 
-    worker: int
-    device: int
+    start: StartWorker
     pool: Any
 
 
@@ -37,12 +37,11 @@ class Adoption:
     """An executor that outlived a process of its pool, as it answers to the next.
 
     Fields:
-        life: the number of the pool's life that now begins for it; calls that wait say it.
+        start: as what it was started. life: the number of the pool's life that now begins for it; calls that wait say it.
         running: what it still runs, by slot. functions: keys of those that it has met. cached: keys on its device.
     """
 
-    worker: int
-    device: int
+    start: StartWorker
     info: WorkerInfo
     life: int
     running: dict[int, Orphan]

@@ -119,7 +119,7 @@ class RayTransport:
             **self._resources(wanted),
         }
         decorate: Any = ray.remote  # whose types do not know concurrency groups
-        actor = decorate(**options)(ExecutorActor).remote(wanted, self._options, Post(worker, device, self._own))
+        actor = decorate(**options)(ExecutorActor).remote(wanted, self._options, Post(start, self._own))
         self._actors[worker] = actor
         self._met[worker] = set()
         try:
@@ -134,10 +134,11 @@ class RayTransport:
         adopted = await adoption.adopt(NAMESPACE, self._prefix)
         for device in sorted(adopted):
             one, actor = adopted[device]
-            self._actors[one.worker] = actor
-            self._met[one.worker] = set(one.functions)
-            self._lives[one.worker] = one.life
-            self._came(one.worker, device)
+            worker = one.start.worker
+            self._actors[worker] = actor
+            self._met[worker] = set(one.functions)
+            self._lives[worker] = one.life
+            self._came(worker, device)
         return [adoption.survivor(adopted[device][0], Left()) for device in sorted(adopted)]
 
     def _came(self, worker: int, device: int) -> None:

@@ -65,11 +65,11 @@ class Survivor:
     """A worker that outlived an earlier process of the pool.
 
     Fields:
-        running: what it still runs, by slot, as calls: `Transport.run` waits for them. cached: keys on its device.
+        start: as what it was started. running: what it still runs, by slot, as calls: `Transport.run` waits for them.
+        cached: keys on its device.
     """
 
-    worker: int
-    device: int
+    start: StartWorker
     info: WorkerInfo
     running: Mapping[int, Call]
     cached: tuple[bytes, ...] = ()

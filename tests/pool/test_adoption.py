@@ -59,7 +59,7 @@ def play(scenario: Scenario, *survivors: Survivor, devices: int = 1, **config: A
     async def main() -> None:
         workers = FakeWorkers()
         for survivor in survivors:
-            workers.ends[survivor.worker] = asyncio.get_running_loop().create_future()
+            workers.ends[survivor.start.worker] = asyncio.get_running_loop().create_future()
         pool = Pool("test", Config(devices=(Device(),) * devices, policy=partial(Told, story), **config), workers)
         pool.open(survivors)
         await settle()
@@ -74,7 +74,7 @@ def test_survivors_are_told_of_before_anything_is_started() -> None:
         now = story[0].time_s
         adopted = [
             WorkerAdopted(now, 7, WorkerKind.EXECUTOR, 0, 1, INFO.memory_bytes),
-            WorkerAdopted(now, 5, WorkerKind.EXECUTOR, 2, 2, INFO.memory_bytes),
+            WorkerAdopted(now, 5, WorkerKind.EXECUTOR, 2, 2, INFO.memory_bytes, "ann", "f"),
         ]
         assert [entry for entry in story if isinstance(entry, WorkerAdopted)] == adopted
         loaded = Residency(now, 5, (b"x", b"y"), ())
@@ -84,7 +84,12 @@ def test_survivors_are_told_of_before_anything_is_started() -> None:
         await begin(pool.submit(call()))
         assert workers.runs[0][0] in (5, 7, 8)
 
-    play(scenario, Survivor(7, 0, INFO, {}), Survivor(5, 2, TWO_SLOTS, {}, (b"x", b"y")), devices=3)
+    play(
+        scenario,
+        Survivor(StartWorker(7, WorkerKind.EXECUTOR, 0), INFO, {}),
+        Survivor(StartWorker(5, WorkerKind.EXECUTOR, 2, "ann", "f"), TWO_SLOTS, {}, (b"x", b"y")),
+        devices=3,
+    )
 
 
 def test_a_run_that_was_left_holds_its_slot_and_answers_nobody() -> None:
@@ -105,7 +110,7 @@ def test_a_run_that_was_left_holds_its_slot_and_answers_nobody() -> None:
         assert [await first, await second] == ["value", "value"]
         assert {entry.client for entry in pool.stats().outcomes} == {"alice"}
 
-    play(scenario, Survivor(0, 0, TWO_SLOTS, {1: LEFT}))
+    play(scenario, Survivor(StartWorker(0, WorkerKind.EXECUTOR, 0), TWO_SLOTS, {1: LEFT}))
 
 
 def test_a_survivor_that_ends_is_replaced_and_what_it_ran_is_not_run_again() -> None:
@@ -118,7 +123,7 @@ def test_a_survivor_that_ends_is_replaced_and_what_it_ran_is_not_run_again() -> 
         assert (pool.status().queued, pool.status().running) == (0, 0)
         assert len(workers.runs) == 1
 
-    play(scenario, Survivor(3, 0, INFO, {0: LEFT}))
+    play(scenario, Survivor(StartWorker(3, WorkerKind.EXECUTOR, 0), INFO, {0: LEFT}))
 
 
 def test_a_run_that_was_left_has_the_run_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +136,7 @@ def test_a_run_that_was_left_has_the_run_limit(monkeypatch: pytest.MonkeyPatch) 
         assert workers.killed == [3]
         assert pool.status().running == 0
 
-    play(scenario, Survivor(3, 0, INFO, {0: LEFT}), run_limit_s=1e-6)
+    play(scenario, Survivor(StartWorker(3, WorkerKind.EXECUTOR, 0), INFO, {0: LEFT}), run_limit_s=1e-6)
 
 
 def test_accounts_are_told_of_and_go_on(tmp_path: Path) -> None:
