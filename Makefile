@@ -20,7 +20,7 @@ help: ## this list
 setup: $(VENV)/.dev ## virtual environment, locked dependencies, the software GPU's driver library
 	@$(BIN)/python -m kaas.softgpu.build
 
-demo: $(VENV)/.run ## several clients run the paper's nearest-neighbours search on several devices
+demo: $(VENV)/.run ## three clients share four devices by weight, and an executor is killed meanwhile
 	@$(BIN)/kaas demo $(ARGS)
 
 test: setup ## the test suite; ARGS='-k graph -x' is passed to pytest
