@@ -12,7 +12,7 @@ export PYTHONUNBUFFERED = 1
 test bench: export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench gpu gpu-expected kernels lock clean
+.PHONY: help setup demo test check bench dist gpu gpu-expected kernels lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,11 +20,14 @@ help: ## this list
 setup: $(VENV)/.dev ## virtual environment, locked dependencies, the software GPU's driver library
 	@$(BIN)/python -m kaas.softgpu.build
 
-demo: $(VENV)/.run ## several clients run the paper's nearest-neighbours search on several devices
+demo: $(VENV)/.run ## three clients share four devices by weight, and an executor is killed meanwhile
 	@$(BIN)/kaas demo $(ARGS)
 
 test: setup ## the test suite; ARGS='-k graph -x' is passed to pytest
 	@$(BIN)/python -m pytest $(ARGS)
+
+dist: setup ## a wheel in dist/ with the software GPU's driver library inside, for machines without a compiler
+	@$(BIN)/hatchling build -t wheel -d dist
 
 check: $(VENV)/.dev ## lint, formatting and types
 	@$(BIN)/ruff check .

@@ -1,56 +1,69 @@
-"""`kaas demo`: several clients search several graphs on the pool's devices, checked against NumPy.
+"""`kaas demo`: three clients of weights 1, 1 and 2 share four devices, one of whose executors is killed meanwhile.
 
 The kTask is the N-nearest-neighbours search of the KaaS paper (Algorithm 1, Figure 4): a large constant adjacency
-matrix, small inputs, three kernels repeated.
+matrix, small inputs, three kernels repeated. Every result is compared with NumPy's.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Event
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 
 import kaas
+from kaas import softgpu
+from kaas.executor.device import gpu_count
 from kaas.kernels import library
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 
 Matrix = NDArray[np.float32]
-CLIENTS = ("ann", "bob", "cy", "dee")
-STAGES = {
-    "queue": "queue",
-    "fetch": "fetch",
-    "copy_in": "in",
-    "kernels": "kernels",
-    "copy_out": "out",
-    "request": "all",
-}
+WEIGHTS = {"ann": 1, "bob": 1, "cy": 2}
+SOFTWARE_DEVICES = 4
+DEVICE_BYTES = 256 << 20
+MODEL = softgpu.Model(kernels={"matmul": softgpu.Takes(3e-3)})
+"""Kernels run for real on a software device; that this one also takes a GPU's time lets two cores play four devices."""
+SHOWN_EVERY_S = 0.25
+STAGES = {"queue": "queue", "copy_in": "in", "kernels": "kernels", "copy_out": "out", "request": "all"}
 """The stages that are shown, and what their columns are called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the demonstration is. requests: of each client; in_flight: how many of them at a time."""
+    """How large the demonstration is. seconds: how long the clients compete. in_flight: requests of each at a time,
+    enough that each always has some waiting. searches: different ones of each client."""
 
-    vertices: int = 1024
-    searches: int = 32
+    seconds: float = 8.0
+    vertices: int = 256
+    width: int = 32
     iterations: int = 5
-    requests: int = 25
-    in_flight: int = 2
+    searches: int = 4
+    in_flight: int = 8
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of the clients' requests, by client."""
+
+    right: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WEIGHTS, 0))
+    wrong: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WEIGHTS, 0))
 
 
 def build(size: Size) -> kaas.KTask:
     """Each iteration: X ← A·(X − V), V ← V + X."""
-    n, k, count = size.vertices, size.searches, size.vertices * size.searches
+    n, k, count = size.vertices, size.width, size.vertices * size.width
     kernels = library("nearest_neighbours")
     a = kaas.Buffer("A", (n, n), "float32")
     x = kaas.Buffer("X", (n, k), "float32")
@@ -73,85 +86,148 @@ def reference(a: Matrix, x: Matrix, iterations: int) -> Matrix:
 
 
 def run(size: Size | None = None, console: Console | None = None) -> bool:
-    """Run the demonstration on the default devices and print what happened; whether every result was right."""
+    """Run the demonstration and print what happened; whether every result was right."""
     size, console = size or Size(), console or Console()
     began = perf_counter()
     with console.status("starting Ray and the pool"):
-        opened = kaas.init()
+        opened = kaas.init(config=_config())
     try:
         started_s = perf_counter() - began
-        wrong = _run_clients(size, console)
-        status, stats = kaas.status(), kaas.stats()
+        tally, stats, status = _compete(size, console)
     finally:
         if opened:
             kaas.shutdown()
     console.print(_stage_table(stats), _cache_table(stats, status))
-    total = len(CLIENTS) * size.requests
+    total, wrong = sum(tally.right.values()) + sum(tally.wrong.values()), sum(tally.wrong.values())
     verdict = f"[red]{wrong} wrong[/]" if wrong else "[green]all equal to NumPy's[/]"
     console.print(f"{total} results, {verdict}; start {started_s:.1f} s, in all {perf_counter() - began:.1f} s")
-    return wrong == 0
+    return total > 0 and wrong == 0
 
 
-def _run_clients(size: Size, console: Console) -> int:
-    """All clients at once, each in a thread as if it were a program of its own; the number of wrong results."""
-    columns = (TextColumn("{task.description:>5}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress, ThreadPoolExecutor(len(CLIENTS)) as threads:
-        bars = [progress.add_task(client, total=size.requests) for client in CLIENTS]
-
-        def follow(client: str, seed: int, bar: Any) -> int:
-            wrong = 0
-            for right in _one_client(client, seed, size):
-                wrong += not right
-                progress.advance(bar)
-            return wrong
-
-        return sum(threads.map(follow, CLIENTS, range(len(CLIENTS)), bars))
+def _config() -> kaas.Config:
+    clients = {client: kaas.ClientSettings(weight=weight) for client, weight in WEIGHTS.items()}
+    software = (kaas.Device("software", DEVICE_BYTES, model=MODEL),) * SOFTWARE_DEVICES
+    return kaas.Config(None if gpu_count() else software, policy="cfs_affinity", clients=clients)
 
 
-def _one_client(client: str, seed: int, size: Size) -> Iterator[bool]:
-    """Search a graph of one's own from random vertices, some requests in flight; whether each result is right."""
-    rng = np.random.default_rng(seed)
-    a = (rng.random((size.vertices, size.vertices)) < 8 / size.vertices).astype(np.float32)
-    a /= max(1.0, float(a.sum(axis=1).max()))
-    search = kaas.register(build(size), constants={"A": a}).options(client=client)
-    flying: dict[Future[Any], Matrix] = {}
-    for _ in range(size.requests):
-        if len(flying) == size.in_flight:
-            yield from _land(flying, a, size)
-        x = np.zeros((size.vertices, size.searches), np.float32)
-        x[rng.integers(0, size.vertices, size.searches), np.arange(size.searches)] = 1
-        flying[search.remote(X=x).future()] = x
-    while flying:
-        yield from _land(flying, a, size)
+def _compete(size: Size, console: Console) -> tuple[Tally, Stats, Status]:
+    """All clients at once, each in a thread as if it were a program of its own, and a kill when half of the time is up;
+    the figures are those of the time in which all of them competed."""
+    tally, over = Tally(), Event()
+    with ThreadPoolExecutor(len(WEIGHTS)) as threads:
+        searches = list(threads.map(lambda client: _Search.of(client, size), WEIGHTS))
+        for search in searches:
+            search.once()  # what is prepared once is not what clients compete for
+        kaas.stats(reset=True)
+        clients = [threads.submit(search.follow, tally, over) for search in searches]
+        try:
+            _watch(size.seconds, tally, console)
+            stats, status = kaas.stats(), kaas.status()
+        finally:
+            over.set()
+        for client in clients:
+            client.result()
+    return tally, stats, status
 
 
-def _land(flying: dict[Future[Any], Matrix], a: Matrix, size: Size) -> Iterator[bool]:
-    done, _ = wait(flying, return_when=FIRST_COMPLETED)
-    for result in done:
-        expected = reference(a, flying.pop(result), size.iterations)
-        yield bool(np.allclose(result.result(), expected, rtol=1e-3, atol=1e-5))
+def _watch(seconds: float, tally: Tally, console: Console) -> None:
+    """Show the shares while the clients compete, and kill an executor in the middle."""
+    began, killed = perf_counter(), ""
+    with Live(console=console, auto_refresh=False) as live:
+        while (passed := perf_counter() - began) < seconds:
+            if not killed and passed > seconds / 2:
+                killed = _kill(passed)
+            live.update(Group(_share_table(kaas.stats(), tally), killed), refresh=True)
+            Event().wait(min(SHOWN_EVERY_S, seconds - passed))
+        live.update(Group(_share_table(kaas.stats(), tally), killed), refresh=True)
+
+
+def _kill(passed_s: float) -> str:
+    """SIGKILL for the executor of the last device that has one on this machine."""
+    busy = [device for device in kaas.status().devices if device.info is not None]
+    device = busy[-1]
+    assert device.info is not None, "chosen so"
+    os.kill(device.info.pid, signal.SIGKILL)
+    return f"after {passed_s:.1f} s: SIGKILL for the executor of device {device.index} (pid {device.info.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """One client's searches of a graph of its own. answers: what NumPy makes of each start."""
+
+    client: str
+    function: kaas.Function
+    starts: list[Matrix]
+    answers: list[Matrix]
+    in_flight: int
+
+    @classmethod
+    def of(cls, client: str, size: Size) -> _Search:
+        rng = np.random.default_rng(list(client.encode()))
+        a = (rng.random((size.vertices, size.vertices)) < 8 / size.vertices).astype(np.float32)
+        a /= max(1.0, float(a.sum(axis=1).max()))
+        function = kaas.register(build(size), constants={"A": a}).options(client=client)
+        starts = []
+        for _ in range(size.searches):
+            x = np.zeros((size.vertices, size.width), np.float32)
+            x[rng.integers(0, size.vertices, size.width), np.arange(size.width)] = 1
+            starts.append(x)
+        return cls(client, function, starts, [reference(a, x, size.iterations) for x in starts], size.in_flight)
+
+    def once(self) -> None:
+        self.function.remote(X=self.starts[0]).future().result()
+
+    def follow(self, tally: Tally, over: Event) -> None:
+        """Keep as many requests in flight as may be until it is over, and count which results are right."""
+        flying: dict[Future[Any], Matrix] = {}
+        numbers = iter(_endless(len(self.starts)))
+        while flying or not over.is_set():
+            while len(flying) < self.in_flight and not over.is_set():
+                number = next(numbers)
+                flying[self.function.remote(X=self.starts[number]).future()] = self.answers[number]
+            done, _ = wait(flying, return_when=FIRST_COMPLETED)
+            for result in done:
+                right = bool(np.allclose(result.result(), flying.pop(result), rtol=1e-3, atol=1e-5))
+                (tally.right if right else tally.wrong)[self.client] += 1
+
+
+def _endless(count: int) -> Iterator[int]:
+    while True:
+        yield from range(count)
+
+
+def _share_table(stats: Stats, tally: Tally) -> Table:
+    seconds = dict.fromkeys(WEIGHTS, 0.0)
+    for stage in stats.stages:
+        if stage.stage == "kernels" and stage.client in seconds:
+            seconds[stage.client] += stage.total_s
+    total = sum(seconds.values()) or 1.0
+    table = Table("client", title="what each client gets of the devices", title_justify="left")
+    for title in ("weight", "requests", "device seconds", "share", "due"):
+        table.add_column(title, justify="right")
+    for client, weight in WEIGHTS.items():
+        due = weight / sum(WEIGHTS.values())
+        done = str(tally.right[client] + tally.wrong[client])
+        share = f"{seconds[client] / total:.0%}"
+        table.add_row(client, str(weight), done, f"{seconds[client]:.2f}", share, f"{due:.0%}")
+    return table
 
 
 def _stage_table(stats: Stats) -> Table:
-    table = Table(title="median time of a request by stage, milliseconds", title_justify="left")
-    table.add_column("client")
-    table.add_column("requests", justify="right")
+    table = Table("client", title="median time of a request by stage, milliseconds", title_justify="left")
     for title in STAGES.values():
         table.add_column(title, justify="right")
-    for client in CLIENTS:
+    for client in WEIGHTS:
         found = {entry.stage: entry for entry in stats.stages if entry.client == client}
-        medians = (f"{found[stage].p50_s * 1e3:.2f}" if stage in found else "-" for stage in STAGES)
-        table.add_row(client, str(found["request"].count if "request" in found else 0), *medians)
+        table.add_row(client, *(f"{found[stage].p50_s * 1e3:.2f}" if stage in found else "-" for stage in STAGES))
     return table
 
 
 def _cache_table(stats: Stats, status: Status) -> Table:
-    table = Table(title="cached constants by device: hits / lookups", title_justify="left")
-    table.add_column("client")
+    table = Table("client", title="cached constants by device: hits / lookups", title_justify="left")
     for device in status.devices:
-        name = device.info.device_name if device.info else device.state
-        table.add_column(f"{device.index}: {name}", justify="right")
-    for client in CLIENTS:
+        table.add_column(f"{device.index}: {device.kind}", justify="right")
+    for client in WEIGHTS:
         cells = []
         for device in status.devices:
             found = [tier for tier in stats.tiers if (tier.client, tier.device) == (client, device.index)]

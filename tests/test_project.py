@@ -48,7 +48,7 @@ def test_locks_agree() -> None:
 
 def test_targets_are_there_and_listed() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in ("setup", "demo", "test", "check", "bench", "gpu", "help"):
+    for target in ("setup", "demo", "test", "check", "bench", "dist", "gpu", "help"):
         assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 

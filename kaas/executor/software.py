@@ -29,7 +29,7 @@ def load(device: Device, count: int = 1) -> None:
         DeviceUnavailable: they are there already and others than these, or a real driver works here.
     """
     check(device)
-    undemanding = device == Device(device.kind, device.memory_bytes)
+    undemanding = device == Device(device.kind, device.memory_bytes, speed=device.speed)
     if undemanding and softgpu.loaded_devices():
         return
     described = softgpu.Device(device.memory_bytes or SOFTWARE_GPU_BYTES, device.model, device.faults)

@@ -1,7 +1,8 @@
 """Compiles the driver of the software GPU, `libcuda.so.1`, with the C compiler of the machine.
 
 The result lies in a cache under a hash of everything that goes into it, so that changed sources are compiled anew and
-processes that start together do the work at most twice. `python -m kaas.softgpu.build` prints its path.
+processes that start together do the work at most twice. A wheel brings it along, and needs no compiler.
+`python -m kaas.softgpu.build` prints its path.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ EXPORTS = HERE / "driver" / "exports.map"
 FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-pthread", "-shared", "-Wall", "-Wextra")
 LINK_FLAGS = ("-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-lm")
 INCLUDES = tuple(f"-I{folder}" for folder in FOLDERS)
+PACKED = HERE / "packed" / "libcuda.so.1"
+"""Where a wheel has it."""
 COMPILE_LIMIT_S = 300.0
 
 
@@ -36,10 +39,12 @@ def driver_sources() -> list[Path]:
 
 
 def build(sources: Sequence[Path] | None = None, directory: Path | None = None) -> Path:
-    """The path of `libcuda.so.1`, compiled from sources (default: the driver's) unless the cache holds it.
+    """The path of `libcuda.so.1`, compiled from sources (default: the driver's) unless the wheel or the cache holds it.
 
     Raises DeviceUnavailable without a C compiler, and with the compiler's words when it fails.
     """
+    if sources is None and PACKED.exists():
+        return PACKED
     files = list(sources) if sources is not None else driver_sources()
     command = (*_compiler(), *FLAGS, *INCLUDES, f"-Wl,--version-script={EXPORTS}")
     target = (directory or cache_root() / "driver") / f"driver-{_fingerprint(files, command)}" / "libcuda.so.1"
