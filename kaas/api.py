@@ -76,6 +76,7 @@ class Session:
     started_ray: bool
     invoke: Any
     registered: dict[str, Signature] = field(default_factory=dict)
+    pins: dict[tuple[bytes, int | None], tuple[bytes, list[Any]]] = field(default_factory=dict)
     gone: bool = False
 
     def watch(self, life: str = "") -> Session:
@@ -91,12 +92,14 @@ class Session:
             threading.Thread(target=self._go_on, args=(life, watched.result()), daemon=True).start()
 
     def _go_on(self, before: str, life: str) -> None:
-        """The pool is in another life than before, in which it may have lost what it was told, with its machine say."""
+        """The pool is in another life than before, in which it knows no pins, and no functions if its store is lost."""
         if not ray.is_initialized():
             return
         if before:
             for signature in list(self.registered.values()):
                 self._register(signature)
+            for pin in list(self.pins.values()):
+                self.pool.upkeep.remote(*pin)
         self.watch(life)
 
     def check(self) -> None:
