@@ -39,18 +39,15 @@ from kaas.pool.events import (
     RequestCancelled,
     RequestDone,
     Residency,
-    Running,
     StartWorker,
     StopWorker,
     Tick,
     WakeAt,
-    WorkerAdopted,
     WorkerGone,
-    WorkerKind,
     WorkerReady,
 )
 from kaas.pool.policies import factory
-from kaas.pool.records import Request, Worker, device_status, orphan
+from kaas.pool.records import Request, Worker, adopted, device_status
 from kaas.pool.stats import Entry, Ledger, Stats
 from kaas.pool.status import Status
 from kaas.pool.transport import Call, Order, Reply, Survivor, Transport, WorkerLost
@@ -424,18 +421,12 @@ class Pool:
 
     def _adopt(self, survivor: Survivor, now: float) -> None:
         """What it still runs holds its slots until it ends, and nobody waits for it."""
-        worker = Worker(survivor.worker, self._devices[survivor.device], survivor.info)
-        worker.settled.set()
+        worker, events = adopted(survivor, self._devices[survivor.device], self._ids, now)
         self._workers[worker.id] = worker
-        info = survivor.info
-        orphans = {slot: orphan(next(self._ids), call, now, worker) for slot, call in survivor.running.items()}
-        running = tuple(Running(r.id, slot, r.call.client, r.call.function) for slot, r in orphans.items())
-        device, kind = survivor.device, WorkerKind.EXECUTOR
-        self._tell(WorkerAdopted(now, worker.id, kind, device, info.slots, info.memory_bytes, running=running))
-        if survivor.cached:
-            self._tell(Residency(now, worker.id, survivor.cached, ()))
-        for slot, request in orphans.items():
-            self._requests[request.id] = worker.running[request.id] = request
+        self._requests |= worker.running
+        for event in events:
+            self._tell(event)
+        for slot, request in zip(survivor.running, worker.running.values(), strict=True):
             self.background(self._run(request, worker, slot))
         self.background(self._outlive(worker))
 
