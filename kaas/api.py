@@ -81,6 +81,7 @@ class Session:
     id: str = field(default_factory=partial(token_hex, 8))
     registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
     etask_calls: Iterator[int] = field(default_factory=count)
+    pins: dict[tuple[bytes, int | None], tuple[bytes, list[Any]]] = field(default_factory=dict)
     gone: bool = False
 
     def watch(self, life: str = "") -> Session:
@@ -96,12 +97,14 @@ class Session:
             threading.Thread(target=self._go_on, args=(life, watched.result()), daemon=True).start()
 
     def _go_on(self, before: str, life: str) -> None:
-        """The pool is in another life than before, in which it may have lost what it was told, with its machine say."""
+        """The pool is in another life than before, in which it knows no pins, and no functions if its store is lost."""
         if not ray.is_initialized():
             return
         if before:
             for register in list(self.registered.values()):
                 register()
+            for pin in list(self.pins.values()):
+                self.pool.upkeep.remote(*pin)
         self.watch(life)
 
     def attend(self) -> Session:

@@ -48,12 +48,16 @@ def prefetch(target: Any, device: int | None = None) -> Any:
 
 def pin(target: Any, device: int | None = None) -> None:
     """Load as `prefetch` does, wait for it, and keep it on the device until `unpin`. Should the executor there be
-    replaced, the new one loads it again, as long as the object exists.
+    replaced, the new one loads it again, as long as the object exists. Should the pool's process be replaced, this
+    program tells the new one, unless it has ended.
 
     Raises:
         As `prefetch`, all of it here.
     """
-    _order("pin", target, device)
+    session = current_session()
+    message = _message(session, "pin", target, device)
+    answer_of(session, "upkeep", *message)
+    session.pins[_name(target), device] = message
 
 
 def unpin(target: Any = None, device: int | None = None) -> None:
@@ -63,7 +67,11 @@ def unpin(target: Any = None, device: int | None = None) -> None:
     Raises:
         NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
     """
-    _order("unpin", target, device)
+    session = current_session()
+    answer_of(session, "upkeep", *_message(session, "unpin", target, device))
+    for pinned in list(session.pins):
+        if (target is None or pinned[0] == _name(target)) and device in (None, pinned[1]):
+            del session.pins[pinned]
 
 
 def flush(target: Any = None, device: int | None = None) -> None:
@@ -72,12 +80,17 @@ def flush(target: Any = None, device: int | None = None) -> None:
     Raises:
         NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
     """
-    _order("flush", target, device)
-
-
-def _order(action: str, target: Any, device: int | None) -> None:
     session = current_session()
-    answer_of(session, "upkeep", *_message(session, action, target, device))
+    answer_of(session, "upkeep", *_message(session, "flush", target, device))
+
+
+def _name(target: Any) -> bytes:
+    """What a pin is known by."""
+    if not isinstance(target, Function):
+        name: bytes = target.binary()
+        return name
+    signature, refs = target.upkeep()
+    return refs[0].binary() if signature.spec.bindings else signature.key.encode()
 
 
 def _message(session: Session, action: str, target: Any, device: int | None) -> tuple[bytes, list[Any]]:

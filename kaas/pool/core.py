@@ -38,19 +38,17 @@ from kaas.pool.events import (
     RequestCancelled,
     RequestDone,
     Residency,
-    Running,
     StartWorker,
     StopWorker,
     Tick,
     WakeAt,
-    WorkerAdopted,
     WorkerGone,
     WorkerKind,
     WorkerReady,
 )
 from kaas.pool.guarded import Guarded
 from kaas.pool.quarantine import Quarantine
-from kaas.pool.records import Request, Worker, device_status, died, orphan
+from kaas.pool.records import Request, Worker, adopted, device_status, died
 from kaas.pool.sessions import Sessions
 from kaas.pool.stats import Entry, Ledger, Stats
 from kaas.pool.status import Status
@@ -460,29 +458,12 @@ class Pool:
 
     def _adopt(self, survivor: Survivor, now: float) -> None:
         """What it still runs holds its slots until it ends, and nobody waits for it."""
-        start, info = survivor.start, survivor.info
-        worker = Worker(start.worker, self._devices[start.device], start.kind, start.client, info=info)
-        worker.settled.set()
+        worker, events = adopted(survivor, self._devices[survivor.start.device], self._ids, now)
         self._workers[worker.id] = worker
-        orphans = {slot: orphan(next(self._ids), call, now, worker) for slot, call in survivor.running.items()}
-        running = tuple(Running(r.id, slot, r.call.client, r.call.function) for slot, r in orphans.items())
-        self._tell(
-            WorkerAdopted(
-                now,
-                worker.id,
-                start.kind,
-                start.device,
-                info.slots,
-                info.memory_bytes,
-                start.client,
-                start.function,
-                running,
-            )
-        )
-        if survivor.cached:
-            self._tell(Residency(now, worker.id, survivor.cached, ()))
-        for slot, request in orphans.items():
-            self._requests[request.id] = worker.running[request.id] = request
+        self._requests |= worker.running
+        for event in events:
+            self._tell(event)
+        for slot, request in zip(survivor.running, worker.running.values(), strict=True):
             self.background(self._run(request, worker, slot))
         self.background(self._outlive(worker))
 

@@ -37,8 +37,8 @@ class Adoption:
     """An executor that outlived a process of its pool, as it answers to the next.
 
     Fields:
-        start: as what it was started. life: the number of the pool's life that now begins for it; calls that wait say it.
-        running: what it still runs, by slot. functions: keys of those that it has met. cached: keys on its device.
+        start: as what it was started. life: the number of the pool's life that now begins for it; calls that wait say
+            it. running: what it still runs, by slot. functions: keys of those it has met. cached: keys on its device.
     """
 
     start: StartWorker

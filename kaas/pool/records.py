@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from kaas.errors import DeviceLost, ExecutorDied
-from kaas.pool.events import PhysicalDevice, RequestArrived, WorkerKind
+from kaas.pool.events import PhysicalDevice, RequestArrived, Residency, Running, WorkerAdopted, WorkerKind
 from kaas.pool.stats import Entry
 from kaas.pool.status import DeviceStatus, PinStatus, WorkerInfo
-from kaas.pool.transport import Call
+from kaas.pool.transport import Call, Survivor
 from kaas.pool.wire import RunRecord
 
 
@@ -74,13 +74,6 @@ class Request:
             self.inputs.cancel()
 
 
-def orphan(number: int, call: Call, now_s: float, worker: Worker) -> Request:
-    """A request that runs on a worker, and for which nobody waits."""
-    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    answer.cancel()
-    return Request(number, call, now_s, answer, worker=worker, dispatched_s=now_s)
-
-
 @dataclass(slots=True, eq=False)
 class Worker:
     """A worker from the decision to start it to its end.
@@ -114,6 +107,27 @@ class Worker:
         if self.info is None:
             return "starting"
         return "busy" if self.running else "idle"
+
+
+def adopted(
+    survivor: Survivor, device: PhysicalDevice, ids: Iterator[int], now_s: float
+) -> tuple[Worker, list[WorkerAdopted | Residency]]:
+    """A worker that outlived an earlier process of the pool, with a request for each of its runs, and what the policy
+    is to hear of it. Nobody waits for these requests."""
+    start, info = survivor.start, survivor.info
+    worker = Worker(start.worker, device, start.kind, start.client, info=info)
+    worker.settled.set()
+    running = []
+    for slot, call in survivor.running.items():
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer.cancel()
+        request = Request(next(ids), call, now_s, answer, worker=worker, dispatched_s=now_s)
+        worker.running[request.id] = request
+        running.append(Running(request.id, slot, call.client, call.function))
+    size, whom = (info.slots, info.memory_bytes), (start.client, start.function)
+    arrival = WorkerAdopted(now_s, worker.id, start.kind, device.index, *size, *whom, tuple(running))
+    cached = [Residency(now_s, worker.id, survivor.cached, ())] if survivor.cached else []
+    return worker, [arrival, *cached]
 
 
 def device_status(device: PhysicalDevice, workers: Iterable[Worker], pins: tuple[PinStatus, ...]) -> DeviceStatus:

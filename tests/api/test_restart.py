@@ -165,6 +165,23 @@ def test_a_kept_output_is_lost_and_says_so() -> None:
 
 
 @pytest.mark.usefixtures("pool")
+def test_pins_are_told_again() -> None:
+    x = kaas.put(numbers())
+    gone = kaas.put(numbers())
+    for target in (x, gone):
+        kaas.pin(target)
+    kaas.unpin(gone)
+    killed = kill_pool()
+    while not all(device.pins for device in kaas.status().devices):
+        pass
+    status = kaas.status()
+    assert status.pid != killed
+    assert {(pin.target, pin.state) for device in status.devices for pin in device.pins} == {(x.hex(), "held")}
+    kaas.unpin()
+    assert not any(device.pins for device in kaas.status().devices)
+
+
+@pytest.mark.usefixtures("pool")
 def test_a_run_of_the_killed_pool_holds_its_slot_until_it_ends() -> None:
     before = executors()
     long = [spin(2_000_000_000) for _ in range(2)]
