@@ -316,3 +316,30 @@ def test_a_client_is_charged_for_what_an_earlier_life_began() -> None:
     world.finish(-1, 5.0)
     assert other in world.running
     assert mine in world.queued
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_worker_that_another_policy_started_ends(name: str) -> None:
+    """A crew for one function is of use to exclusive only, one for everybody to all but that."""
+    serves = ("", "") if name == "exclusive" else ("a", "f")
+    world = World(POLICIES[name], 1)
+    world.workers[3] = StartWorker(3, EXECUTOR, 0, *serves)
+    world.tell(WorkerAdopted(0.0, 3, EXECUTOR, 0, 1, 1, *serves))
+    assert world.decided == [StopWorker(3)]
+    world.tick()
+    request = world.arrive("a", "f")
+    assert request in world.queued
+    world.settle(lambda _: 0)
+
+
+def test_a_suspect_moves_to_a_worker_that_is_free_sooner() -> None:
+    world = idle(FirstComeFirstServed, devices=2, slots=2)
+    requests = [world.arrive() for _ in range(4)]
+    where = {request: world.running[request][0] for request in requests}
+    suspect = world.arrive(alone=True)
+    kept = next(worker.id for worker in world.raw._fleet.workers.values() if worker.alone)  # type: ignore[attr-defined]
+    for request in [request for request in requests if where[request] != kept]:
+        world.finish(request, 1.0)
+    assert world.running[suspect][0] != kept
+    world.finish(min(request for request in world.running if where.get(request) == kept), 1.0)
+    assert world.arrive() in world.running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from kaas.errors import PolicyError
 from kaas.pool.checked import STORY_LENGTH, Checked
 from kaas.pool.events import (
+    ClientKnown,
     Decision,
     Dispatch,
     Event,
@@ -113,6 +115,65 @@ WRONG_EVENTS: dict[str, list[Event]] = {
 def test_wrong_events_are_noticed(broken: str) -> None:
     with pytest.raises(PolicyError, match=broken):
         run(Scripted([START]), WRONG_EVENTS[broken])
+
+
+ETASK = WorkerKind.ETASK
+TASK = RequestArrived(0.0, 5, "c", "f", kind=ETASK)
+FOR_C: list[Decision] = [StartWorker(0, ETASK, 0, "c", "f")]
+UP_TASK = WorkerReady(0.0, 0, ETASK, 0, 1, 1)
+OTHER = RequestArrived(0.0, 6, "c", "f")
+ALONE = RequestArrived(0.0, 6, "c", "f", alone=True)
+WIDE = WorkerReady(0.0, 0, EXECUTOR, 0, 2, 1)
+
+BETWEEN_WORKERS: dict[str, tuple[list[Event], list[list[Decision]]]] = {
+    "serves others, request 5 of 'c' for 'f', etask": ([TICK, UP, TASK], [START, [], [Dispatch(5, 0, 0)]]),
+    "serves others, request 5 of 'c' for 'f', executor": ([TICK, UP_TASK, NEW], [FOR_C, [], [Dispatch(5, 0, 0)]]),
+    "serves others, request 6": (
+        [TICK, UP_TASK, RequestArrived(0.0, 6, "c", "g", kind=ETASK)],
+        [FOR_C, [], [Dispatch(6, 0, 0)]],
+    ),
+    "beside others": ([TICK, WIDE, NEW, ALONE], [START, [], [Dispatch(5, 0, 0)], [Dispatch(6, 0, 1)]]),
+    "one of them must run alone": ([TICK, WIDE, ALONE, NEW], [START, [], [Dispatch(6, 0, 0)], [Dispatch(5, 0, 1)]]),
+    "beside one of the other kind on 0": ([TICK], [[*START, StartWorker(1, ETASK, 0, "c", "f")]]),
+    "more than 1 etask workers on device 0": ([TICK], [[*FOR_C, StartWorker(1, ETASK, 0, "c", "g")]]),
+    "for no client and function": ([TICK], [[StartWorker(1, ETASK, 0, "c")]]),
+    "its client runs 1 already": (
+        [ClientKnown(0.0, "c", max_running=1), TICK, WIDE, NEW, OTHER],
+        [[], START, [], [Dispatch(5, 0, 0)], [Dispatch(6, 0, 1)]],
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BETWEEN_WORKERS)
+def test_what_workers_may_run(broken: str) -> None:
+    events, answers = BETWEEN_WORKERS[broken]
+    with pytest.raises(PolicyError, match=re.escape(broken)):
+        run(Scripted(answers), events)
+
+
+def test_workers_that_share_a_device_take_turns() -> None:
+    devices = [PhysicalDevice(0, "software", None, etask_workers=2)]
+    second = RequestArrived(0.0, 6, "c", "g", kind=ETASK)
+    start: list[Decision] = [*FOR_C, StartWorker(1, ETASK, 0, "c", "g")]
+    policy = Scripted([start, [], [], [Dispatch(5, 0, 0)], [Dispatch(6, 1, 0)]])
+    checked = Checked(policy, devices)
+    for event in (TICK, UP_TASK, WorkerReady(0.0, 1, ETASK, 0, 1, 1), TASK):
+        checked.handle(event)
+    with pytest.raises(PolicyError, match="while another worker of device 0 runs"):
+        checked.handle(second)
+
+
+def test_slots_may_be_kept_for_what_must_run_alone_and_for_limits() -> None:
+    class Holding(Scripted):
+        def holds(self, request: int) -> bool:
+            return request == 5
+
+    answers: list[list[Decision]] = [START, [], [Dispatch(4, 0, 0)]]
+    first = RequestArrived(0.0, 4, "c", "f")
+    run(Scripted(answers, work_conserving=True), [TICK, WIDE, first, ALONE, NEW])
+    run(Holding(answers, work_conserving=True), [TICK, WIDE, first, NEW])
+    with pytest.raises(PolicyError, match="free while requests"):
+        run(Scripted(answers, work_conserving=True), [TICK, WIDE, first, NEW])
 
 
 def test_idle_slot_beside_a_ready_request() -> None:

@@ -49,6 +49,8 @@ class Fleet:
         self._changes = 0
         self._next_worker = 0
         self._last_failure = ""
+        self._stuck = False
+        """The largest crew has nothing to give just now: all its workers are new."""
         for territory in self.territories:
             territory.free = {device.index for device in territory.devices}
             territory.shared_places = any(device.spec.etask_workers > 1 for device in territory.devices)
@@ -245,12 +247,18 @@ class Fleet:
     def serve(self, territory: Territory, urgency: Callable[[Crew], tuple[float, ...]]) -> None:
         """Give free devices, and those that may be taken from others, to crews that wait; the most urgent first."""
         waiting = [crew for crew in territory.hungry.values() if self._contested(crew)]
+        if not territory.free and not self._conserving and not territory.shared_places:
+            largest = max((self._relative(crew) for crew in territory.holding.values()), default=0.0)
+            waiting = [crew for crew in waiting if self._smaller(crew, largest)]
         if len(waiting) > 1:
             waiting.sort(key=urgency)
+        self._stuck = False
         for crew in waiting:
             for _ in range(self.wants(crew)):
                 if not self._find(crew):
                     break
+            if self._stuck and not territory.free and not self._conserving and not territory.shared_places:
+                break
         if territory.home is not None and territory.free:
             home = self.crew(territory.home, territory)
             for index in sorted(territory.free):
@@ -318,7 +326,7 @@ class Fleet:
             spare = [worker for worker in spare if not any(w.crew.ready or w.running for w in _leaving(worker, crew))]
             if spare:
                 return min(spare, key=lambda worker: (worker.used, worker.device.index))
-        holding = {other.serves: other.size / self._weight(other) for other in territory.holding.values()}
+        holding = {other.serves: self._relative(other) for other in territory.holding.values()}
         if territory.shared_places and crew.serves.kind is WorkerKind.ETASK:
             larger = [other for other in others if self._smaller(crew, holding[other.serves])]
             idle = [w for other in larger for w in other.workers.values() if not w.running and self._may_go(w, crew)]
@@ -331,12 +339,16 @@ class Fleet:
         if largest is crew or not self._smaller(crew, holding[largest.serves]):
             return None
         candidates = [worker for worker in largest.workers.values() if self._may_go(worker, crew)]
+        self._stuck = not candidates
         return min(candidates, default=None, key=_soonest)
 
     def _smaller(self, crew: Crew, size: float) -> bool:
         """Whether a crew, by its weight, would with one more device be no larger than another with one less was before;
         for equal weights: whether it has fewer. One without a device may always take one."""
         return size > 0 and (crew.size == 0 or (crew.size + 1) / self._weight(crew) <= size)
+
+    def _relative(self, crew: Crew) -> float:
+        return crew.size / self._weight(crew)
 
     def _weight(self, crew: Crew) -> float:
         if crew.serves.client:

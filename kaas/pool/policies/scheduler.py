@@ -229,8 +229,10 @@ class Scheduler:
 
     def _adopt(self, event: WorkerAdopted) -> None:
         serves = Serves(event.kind, event.client, event.function)
-        place = self._fleet.devices[event.device].territory
-        worker = self._fleet.adopt(event, self._fleet.crew(serves, place, born=event.device))
+        where = self._fleet.devices[event.device].territory
+        fits = (serves, where) == self.place(*serves) and (serves.client or serves == where.home)
+        crew = self._fleet.crew(serves, where, born=event.device) if fits else Crew(serves, where, (0, event.device))
+        worker = self._fleet.adopt(event, crew)
         for running in event.running:
             account = self._accounts[running.client] if running.client else None
             request = Request(running.request, account, worker.crew, worker=worker)
@@ -241,6 +243,8 @@ class Scheduler:
                 self._accounts.arrived(account)
                 account.running += 1
         self._fleet.offer(worker)
+        if not fits:  # another policy started it, for whom this one has no use
+            self._fleet.stop(worker)
         self._stir(worker.crew)
 
     def _lose(self, event: WorkerGone) -> None:
