@@ -74,7 +74,7 @@ def test_survivors_are_told_of_before_anything_is_started() -> None:
         now = story[0].time_s
         adopted = [
             WorkerAdopted(now, 7, WorkerKind.EXECUTOR, 0, 1, INFO.memory_bytes),
-            WorkerAdopted(now, 5, WorkerKind.EXECUTOR, 2, 2, INFO.memory_bytes, "ann", "f"),
+            WorkerAdopted(now, 5, WorkerKind.EXECUTOR, 2, 2, INFO.memory_bytes),
         ]
         assert [entry for entry in story if isinstance(entry, WorkerAdopted)] == adopted
         loaded = Residency(now, 5, (b"x", b"y"), ())
