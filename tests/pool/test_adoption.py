@@ -87,9 +87,17 @@ def test_survivors_are_told_of_before_anything_is_started() -> None:
     play(
         scenario,
         Survivor(StartWorker(7, WorkerKind.EXECUTOR, 0), INFO, {}),
-        Survivor(StartWorker(5, WorkerKind.EXECUTOR, 2, "ann", "f"), TWO_SLOTS, {}, (b"x", b"y")),
+        Survivor(StartWorker(5, WorkerKind.EXECUTOR, 2), TWO_SLOTS, {}, (b"x", b"y")),
         devices=3,
     )
+
+
+def test_a_survivor_serves_whom_it_was_started_for() -> None:
+    async def scenario(_pool: Pool, _workers: FakeWorkers, story: list[Any]) -> None:
+        adopted = WorkerAdopted(story[0].time_s, 7, WorkerKind.EXECUTOR, 0, 1, INFO.memory_bytes, "ann", "f")
+        assert story[:2] == [adopted, StopWorker(7)]  # this policy lets executors serve everybody
+
+    play(scenario, Survivor(StartWorker(7, WorkerKind.EXECUTOR, 0, "ann", "f"), INFO, {}))
 
 
 def test_a_run_that_was_left_holds_its_slot_and_answers_nobody() -> None:
