@@ -24,6 +24,7 @@ from kaas.pool.events import (
     Residency,
     Running,
     StartWorker,
+    StopWorker,
     Tick,
     WorkerAdopted,
     WorkerGone,
