@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
 from kaas.config import Config
 from kaas.errors import ConfigMismatch, KaasError, PoolStopped
@@ -77,6 +77,8 @@ class PoolActor:
         """Returns when a session has ended. alive: what `attended` gave it: waiting for that fails with its owner."""
         try:
             await alive[0]
+        except RayActorError:
+            pass  # it is the pool that had ended: nobody knows more of the session
         except RayError:
             self._sessions.pop(session, asyncio.Event()).set()
             self._running().session_ended(session)
