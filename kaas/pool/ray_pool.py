@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
 from kaas.config import Config
 from kaas.errors import ConfigMismatch, InvalidConfig, KaasError, PoolStopped
@@ -102,6 +102,8 @@ class PoolActor:
         """Returns when a session has ended. alive: what `attended` gave it: waiting for that fails with its owner."""
         try:
             await alive[0]
+        except RayActorError:
+            pass  # it is the pool that had ended: nobody knows more of the session
         except RayError:
             self._sessions.pop(session, asyncio.Event()).set()
             (await self._opened()).session_ended(session)
