@@ -50,7 +50,7 @@ COLD_STARTS = 4
 SHARED_ROUNDS, SHARED_ROUND_S = 5, 1.2
 EXCLUSIVE_FEW_S, EXCLUSIVE_MANY_S = 3.0, 12.0
 OPEN_SHARED_S, OPEN_EXCLUSIVE_S = 8.0, 12.0
-FEWEST = 12
+FEWEST = 8
 """Requests of an open loop, however long they take."""
 OPEN_LOAD = 0.8
 """Of the eTasks' peak."""
