@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-FUNCTIONS, TASKS, ACCOUNTS = "functions", "tasks", "accounts"
-"""Kinds of entries: specs of functions by key, kTasks by key, and device seconds by client."""
+FUNCTIONS, TASKS, ACCOUNTS, FAULTS = "functions", "tasks", "accounts", "faults"
+"""Kinds of entries: specs of functions by key, kTasks by key, device seconds by client, faults by function."""
 
 
 @runtime_checkable

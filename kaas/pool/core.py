@@ -55,6 +55,7 @@ from kaas.pool.status import Status
 from kaas.pool.suspects import Case, Verdict, judge
 from kaas.pool.transport import Call, Order, Reply, Survivor, Transport, WorkerLost
 from kaas.pool.wire import RunRecord
+from kaas.store import Store
 
 GRACE_S = 2.0
 """How much later than the run limit the pool itself ends an executor, which may do so more gently, and say more. Also
@@ -93,18 +94,21 @@ class Pool:
         self._broken: KaasError | None = None
         self._stopped = False
 
-    def open(self, survivors: Sequence[Survivor] = (), accounts: Accounts | None = None) -> None:
-        """Tell the policy what is there, and then let it start its workers.
+    def open(self, survivors: Sequence[Survivor] = (), store: Store | None = None) -> None:
+        """Tell the policy what is there, and then let it start its workers. store: of what an earlier process knew.
 
         Raises:
             InvalidConfig: its record cannot be written.
         """
         self._policy.open()
-        self._accounts = accounts
+        charged_s: dict[str, float] = {}
+        if store is not None:
+            self._accounts = Accounts(store, self._loop)
+            self._quarantine = Quarantine(self._config.faults_allowed, store)
+            charged_s = self._accounts.charged_s()
         now = self._loop.time()
         for survivor in survivors:
             self._adopt(survivor, now)
-        charged_s = accounts.charged_s() if accounts is not None else {}
         for client in dict.fromkeys((*self._config.clients, *charged_s)):
             self._tell(client_known(now, client, self._config.clients.get(client), charged_s.get(client, 0.0)))
         self._tell(Tick(now))
@@ -210,6 +214,8 @@ class Pool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._accounts is not None:
+            self._accounts.write()
         self._policy.close()
 
     def stats(self, reset: bool = False) -> Stats:

@@ -16,6 +16,7 @@ from kaas.pool.etasks import ETaskPayload, ETasks
 from kaas.pool.events import StartWorker
 from kaas.pool.outputs import Packed, Stored
 from kaas.pool.readiness import Readiness
+from kaas.pool.results import fetched
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Reply
 
@@ -74,7 +75,7 @@ class ETaskWorkers:
         incomplete = self._readiness.of([ref])
         if incomplete is not None:
             await incomplete
-        return Reply(Stored(ray.get, ref), record=record)
+        return Reply(Stored(fetched, ref), record=record)
 
     async def close(self, worker: int) -> str:
         """Let an idle worker's instance put things in order; what went wrong, or ""."""

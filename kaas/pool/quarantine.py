@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from kaas.errors import Quarantined
+from kaas.store import FAULTS, Store
 
 STORY_LENGTH = 10
 """Faults of a function of which the story is kept, the newest."""
@@ -20,25 +23,29 @@ class QuarantineStatus:
     reason: str
 
 
-@dataclass(slots=True, eq=False)
-class _Record:
+class _Record(msgspec.Struct):
     label: str
     faults: int = 0
-    story: list[str] = field(default_factory=list)
+    story: list[str] = []
 
 
 class Quarantine:
-    """allowed: how many devices a function may end, alone on them, before it is in quarantine."""
+    """allowed: how many devices a function may end, alone on them, before it is in quarantine. store: where it stands,
+    so that a pool that starts again knows."""
 
-    def __init__(self, allowed: int) -> None:
+    def __init__(self, allowed: int, store: Store | None = None) -> None:
         self._allowed = allowed
-        self._records: dict[str, _Record] = {}
+        self._store = store
+        kept = {} if store is None else store.read(FAULTS)
+        self._records = {key: msgspec.msgpack.decode(record, type=_Record) for key, record in kept.items()}
 
     def fault(self, function: str, label: str, story: str) -> bool:
         """A function ended a device, alone on it. Whether it is in quarantine now."""
         record = self._records.setdefault(function, _Record(label))
         record.faults += 1
         record.story = [*record.story, story][-STORY_LENGTH:]
+        if self._store is not None:
+            self._store.put(FAULTS, {function: msgspec.msgpack.encode(record)})
         return function in self
 
     def __contains__(self, function: str) -> bool:
@@ -56,6 +63,8 @@ class Quarantine:
         """Forget its faults. Whether it was in quarantine."""
         held = function in self
         self._records.pop(function, None)
+        if self._store is not None:
+            self._store.remove(FAULTS, [function])
         return held
 
     def status(self) -> tuple[QuarantineStatus, ...]:

@@ -20,7 +20,6 @@ from ray.exceptions import RayActorError, RayError
 from kaas.config import Config
 from kaas.errors import ConfigMismatch, InvalidConfig, KaasError, PoolStopped
 from kaas.pool import wire
-from kaas.pool.accounts import Accounts
 from kaas.pool.core import Pool
 from kaas.pool.etasks import ETasks
 from kaas.pool.functions import RegisteredFunction
@@ -33,7 +32,7 @@ from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.pool.transport import Call, Order
 from kaas.pool.turns import Turns
-from kaas.store import ACCOUNTS, FUNCTIONS, TASKS, SqliteStore, Store
+from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, TASKS, SqliteStore, Store
 
 KEPT_PER_SWEEP = 64
 """How many outputs on the devices are looked at for each that is kept: whether somebody can still name them."""
@@ -48,7 +47,7 @@ class PoolActor:
         self._life = secrets.token_hex(8)
         self._attached = False
         self._again = started_again()
-        self._passing = (ACCOUNTS,) if config.store is not None else (ACCOUNTS, FUNCTIONS, TASKS)
+        self._passing = (ACCOUNTS,) if config.store is not None else (ACCOUNTS, FAULTS, FUNCTIONS, TASKS)
         self._store: Store | None = None
         self._registry: Registry | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -129,7 +128,7 @@ class PoolActor:
         if not self._again:
             store.clear(*self._passing)
         self._registry = Registry(store, ray.put)
-        pool.open(await transport.survivors() if self._again else (), Accounts(store, loop))
+        pool.open(await transport.survivors() if self._again else (), store)
         self._pool = pool
 
     async def register(self, spec: bytes, task: bytes) -> None:

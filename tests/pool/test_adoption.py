@@ -152,13 +152,14 @@ def test_accounts_are_told_of_and_go_on(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteStore(str(tmp_path / "store"))
         store.open()
-        accounts = Accounts(store, asyncio.get_running_loop())
-        accounts.charge("alice", 2.0)
+        earlier = Accounts(store, asyncio.get_running_loop())
+        earlier.charge("alice", 2.0)
+        earlier.write()
         heard: list[Any] = []
         workers = FakeWorkers()
         clients = {"bob": ClientSettings(weight=2.0), "alice": ClientSettings(priority=1)}
         pool = Pool("test", Config(devices=(Device(),), policy=partial(Told, heard), clients=clients), workers)
-        pool.open((), accounts)
+        pool.open((), store)
         now = heard[0].time_s
         known = [ClientKnown(now, "bob", weight=2.0), ClientKnown(now, "alice", priority=1, charged_s=2.0)]
         assert heard[:3] == [*known, Tick(now)]
@@ -167,7 +168,7 @@ def test_accounts_are_told_of_and_go_on(tmp_path: Path) -> None:
         workers.reply()
         await answer
         await settle()
-        assert accounts.charged_s() == {"alice": 2.25}
         await pool.close()
+        assert Accounts(store, asyncio.get_running_loop()).charged_s() == {"alice": 2.25}
 
     asyncio.run(asyncio.wait_for(main(), timeout=10))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from kaas.pool.events import (
 from kaas.pool.quarantine import STORY_LENGTH, Quarantine
 from kaas.pool.suspects import Case, Verdict, judge
 from kaas.pool.transport import Call, Order, Reply
+from kaas.store import SqliteStore
 from tests.pool.test_core import LOST, TWO_SLOTS, FakeWorkers, begin, call, failure_of, play, settle
 
 
@@ -326,6 +328,21 @@ def test_a_story_has_an_end() -> None:
 
 
 # --- limits of queues
+
+
+def test_faults_outlive_the_pools_process(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "store"))
+    store.open()
+    earlier = Quarantine(1, store)
+    assert [earlier.fault("key", "poison", f"fault {k}") for k in range(2)] == [False, True]
+    earlier.fault("other", "other", "once")
+    later = Quarantine(1, store)
+    assert "key" in later
+    assert later.error("key").story == ("fault 0", "fault 1")
+    assert later.fault("other", "other", "twice")
+    assert later.pardon("key")
+    assert "key" not in Quarantine(1, store)
+    store.close()
 
 
 def test_queues_have_limits() -> None:
