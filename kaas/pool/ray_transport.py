@@ -170,7 +170,8 @@ class RayTransport:
 
     async def ended(self, worker: int) -> str:
         try:
-            await self._actors[worker].watch.remote(self._lives.get(worker, 0))
+            life = (self._lives[worker],) if worker in self._lives else ()  # an eTask's worker has only one
+            await self._actors[worker].watch.remote(*life)
         except RayError as error:
             return _one_line(error)
         return "its watch returned"
