@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 
 from kaas.pool.events import (
     ClientGone,
-    Decision,
     Dispatch,
     Reject,
     RequestArrived,
@@ -245,42 +245,27 @@ def test_workers_of_a_client_that_is_gone_end() -> None:
 Flow = tuple[WorkerKind, str, str]
 
 
-class Sizes:
-    """Its own count of which crew holds how many devices, to judge each StopWorker by; promised: by device."""
+def judged(world: World) -> None:
+    """Has each promise of a device judged: it comes from the largest crew of those that can give one, and goes to one
+    that has fewer."""
+    fleet: Any = world.raw._fleet  # type: ignore[attr-defined]
+    find = fleet._find
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.owner: dict[int, Flow] = {}
-        self.device: dict[int, int] = {}
-        self.stopping: set[int] = set()
-        self.promised: dict[int, Flow] = {}
+    def judging(crew: Any) -> bool:
+        sizes = {other: other.size for other in fleet.crews.values()}
+        heirs = {index: device.heir for index, device in fleet.devices.items()}
+        takeable = [worker for worker in fleet.workers.values() if not worker.stopping and worker.device.heir is None]
+        giving = {worker.crew for worker in takeable} - {crew}
+        found = bool(find(crew))
+        for device in fleet.devices.values():
+            if device.heir is not heirs[device.index]:
+                victims = {worker.crew for worker in device.workers.values()}
+                assert device.heir is crew
+                assert heirs[device.index] is None
+                assert all(sizes[crew] < sizes[victim] == max(sizes[other] for other in giving) for victim in victims)
+        return found
 
-    def size(self, crew: Flow) -> int:
-        own = sum(owner == crew for worker, owner in self.owner.items() if worker not in self.stopping)
-        return own + sum(heir == crew for heir in self.promised.values())
-
-    def follow(self, decisions: list[Decision]) -> None:
-        """Devices come from the largest crews, and somebody waits who has fewer."""
-        world = self.world
-        alive = set(world.starting) | set(world.workers)
-        self.owner = {worker: owner for worker, owner in self.owner.items() if worker in alive}
-        self.stopping &= alive
-        leaving = {self.device[worker] for worker in self.stopping}
-        self.promised = {device: heir for device, heir in self.promised.items() if device in leaving}
-        for decision in decisions:
-            match decision:
-                case StartWorker(worker=worker):
-                    self.owner[worker] = (decision.kind, decision.client, decision.function)
-                    self.device[worker] = decision.device
-                case StopWorker(worker=worker):
-                    victim = self.owner[worker]
-                    size = self.size(victim)
-                    waiting = {_flow(world.arrivals[request]) for request in world.queued}
-                    assert any(self.size(crew) < size for crew in waiting - {victim})
-                    assert size == max(map(self.size, self.owner.values()))
-                    self.stopping.add(worker)
-                    device = world.raw._fleet.devices[self.device[worker]]  # type: ignore[attr-defined]
-                    self.promised[device.index] = tuple(device.heir.serves)
+    fleet._find = judging
 
 
 def _flow(request: RequestArrived) -> Flow:
@@ -293,23 +278,21 @@ FUNCTIONS = [("a", "f"), ("a", "g"), ("b", "f"), ("c", "f"), ("d", "f")]
 @settings(max_examples=150, deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(1, 3))
 def test_exclusive_in_any_order(data: st.DataObject, devices: int, slots: int) -> None:
-    """It never livelocks, no two functions share a worker, and devices come from the largest crews, which were larger
-    than that of somebody who waited."""
+    """It never livelocks, no two functions share a worker, and devices come from the largest crews that can
+    give one, which were larger than that of somebody who waited."""
 
     def draw(n: int) -> int:
         return data.draw(st.integers(0, n - 1))
 
     world = World(Exclusive, devices, slots)
     world.tick()
-    sizes = Sizes(world)
+    judged(world)
     for _ in range(draw(40)):
-        before = len(world.decided)
         if draw(2):
             client, function = FUNCTIONS[draw(len(FUNCTIONS))]
             world.arrive(client, function, ETASK if function == "f" else EXECUTOR)
         else:
             world.step(draw)
-        sizes.follow(world.decided[before:])
     requests = len(world.queued) + len(world.running)
     steps = world.settle(draw)
     # each request may need a start, a stop of another worker and its end before its own end

@@ -81,6 +81,10 @@ class Accounts:
         account = self._accounts.get(client)
         return 1.0 if account is None else account.weight
 
+    def mean_s(self, client: str) -> float:
+        account = self._accounts.get(client)
+        return 0.0 if account is None else account.mean_s
+
     def know(self, event: ClientKnown) -> Account:
         account = self[event.client]
         account.weight, account.priority = event.weight, event.priority

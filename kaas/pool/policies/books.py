@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from kaas.pool.events import ObjectUse, PhysicalDevice, WorkerKind
@@ -82,7 +83,9 @@ class Device:
 class Worker:
     """A worker from StartWorker to WorkerGone. Fields: free: its slots that are free, with the number of the change
     that freed them, the last one at the end. alone: the request that it is kept for, or runs, with nothing beside.
-    served: a request was dispatched to it. used: number of the change when it last got or ended a request."""
+    served: a request was dispatched to it. last: its device is promised to others, once it has run what it was started
+    for. expected_s: when that will have ended, as far as one can tell. used: number of the change when it last got or
+    ended a request."""
 
     id: int
     device: Device
@@ -93,6 +96,8 @@ class Worker:
     running: dict[int, Request] = field(default_factory=dict)
     alone: Request | None = None
     served: bool = False
+    last: bool = False
+    expected_s: float = 0.0
     used: int = 0
     version: int = 0
     """Counts what changes its place among the offers of its crew."""
@@ -110,7 +115,12 @@ class Worker:
 
     @property
     def ends_s(self) -> float:
-        return max((request.ends_s for request in self.running.values()), default=0.0)
+        return max((request.ends_s for request in self.running.values()), default=self.expected_s)
+
+    @property
+    def awaited(self) -> bool:
+        """A request waits for it, the first that it will run."""
+        return self.starting or (not self.served and self.crew.ready > 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +151,19 @@ class Crew:
     """Of a worker, as last seen."""
     offers: list[tuple[tuple[float, ...], int, int, Worker]] = field(default_factory=list)
     """Heap of workers with a free slot, the best first; entries whose version has passed are skipped."""
+
+    @property
+    def provided(self) -> int:
+        """Requests for which workers are on their way."""
+        return (self.coming + self.promised) * self.slots
+
+    def next(self, provided: int = 0) -> list[Request]:
+        """The oldest ready request of each client, and those that run alone; where only one client waits, of whom some
+        are provided for, the one after these."""
+        if len(self.queues) == 1 and not self.alone and 0 < provided < self.ready:
+            (queue,) = self.queues.values()
+            return [next(islice(queue.requests.values(), provided, None))]
+        return [queue.head for queue in self.queues.values()] + list(self.alone.values())
 
     @property
     def size(self) -> int:

@@ -66,11 +66,10 @@ class CfsAffinity(Scheduler):
                 least, chosen = key, (head, worker)
         return chosen
 
-    def urgency(self, crew: Crew) -> tuple[float, ...]:
-        waiting = [queue.head for queue in crew.queues.values()] + list(crew.alone.values())
+    def urgency(self, crew: Crew, provided: int = 0) -> tuple[float, ...]:
         return min(
             (-request.account.priority, request.account.time_s, request.id)
-            for request in waiting
+            for request in crew.next(provided)
             if request.account is not None
         )
 

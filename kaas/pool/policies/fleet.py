@@ -50,7 +50,8 @@ class Fleet:
         self._next_worker = 0
         self._last_failure = ""
         self._stuck = False
-        """The largest crew has nothing to give just now: all its workers are new."""
+        """No crew has a device to give just now: all are promised."""
+        self._last: dict[int, Worker] = {}
         for territory in self.territories:
             territory.free = {device.index for device in territory.devices}
             territory.shared_places = any(device.spec.etask_workers > 1 for device in territory.devices)
@@ -113,7 +114,8 @@ class Fleet:
         del device.workers[worker.id], crew.workers[worker.id]
         worker.version += 1
         device.territory.alive -= 1
-        crew.leaving -= worker.stopping
+        crew.leaving -= worker.stopping or worker.last
+        self._last.pop(worker.id, None)
         if worker.starting and not worker.stopping:
             crew.coming -= 1
             self._failed(device, crew, event.reason)
@@ -214,15 +216,30 @@ class Fleet:
             crew.territory.holding.pop(crew.serves, None)
 
     def start(self, crew: Crew, device: Device) -> None:
-        self._add(self._next_worker, device, crew)
+        worker = self._add(self._next_worker, device, crew)
+        worker.expected_s = self.now_s + self._accounts.mean_s(crew.serves.client)
         crew.coming += 1
         self.decisions.append(StartWorker(self._next_worker, crew.serves.kind, device.index, *crew.serves[1:]))
         self._next_worker += 1
 
+    def promise(self, worker: Worker) -> None:
+        """Its device goes to others, once it has run what it was started for: who took it just now may not lose it to
+        the next before."""
+        worker.last = True
+        self._last[worker.id] = worker
+        worker.crew.leaving += 1
+        self._held_by(worker.crew)
+
+    def keep_promises(self) -> None:
+        """Stop the workers that have run what they were started for, or for which nothing waits any more."""
+        for worker in [worker for worker in self._last.values() if worker.served or not worker.crew.ready]:
+            self.stop(worker)
+
     def stop(self, worker: Worker) -> None:
         worker.stopping = True
         crew = worker.crew
-        crew.leaving += 1
+        crew.leaving += not worker.last
+        self._last.pop(worker.id, None)
         crew.coming -= worker.starting
         if worker.alone is not None and worker.alone.worker is None:
             worker.alone = None
@@ -244,21 +261,20 @@ class Fleet:
     now_s = 0.0
     """Set by whoever owns this."""
 
-    def serve(self, territory: Territory, urgency: Callable[[Crew], tuple[float, ...]]) -> None:
-        """Give free devices, and those that may be taken from others, to crews that wait; the most urgent first."""
+    def serve(self, territory: Territory, urgency: Callable[[Crew, int], tuple[float, ...]]) -> None:
+        """Give free devices, and those that may be taken from others, to crews that wait; always next to the one whose
+        first request that no worker is on the way for is the most urgent."""
         waiting = [crew for crew in territory.hungry.values() if self._contested(crew)]
         if not territory.free and not self._conserving and not territory.shared_places:
             largest = max((self._relative(crew) for crew in territory.holding.values()), default=0.0)
             waiting = [crew for crew in waiting if self._smaller(crew, largest)]
-        if len(waiting) > 1:
-            waiting.sort(key=urgency)
+        order = [(urgency(crew, crew.provided), crew.born, crew) for crew in waiting if self.wants(crew) > 0]
+        heapq.heapify(order)
         self._stuck = False
-        for crew in waiting:
-            for _ in range(self.wants(crew)):
-                if not self._find(crew):
-                    break
-            if self._stuck and not territory.free and not self._conserving and not territory.shared_places:
-                break
+        while order and not (self._stuck and not territory.free):
+            crew = heapq.heappop(order)[-1]
+            if self._find(crew) and self.wants(crew) > 0:
+                heapq.heappush(order, (urgency(crew, crew.provided), crew.born, crew))
         if territory.home is not None and territory.free:
             home = self.crew(territory.home, territory)
             for index in sorted(territory.free):
@@ -296,7 +312,10 @@ class Fleet:
         crew.promised += 1
         for leaving in _leaving(worker, crew):
             leaving.crew.evicted = self._change()
-            self.stop(leaving)
+            if leaving.awaited:
+                self.promise(leaving)
+            else:
+                self.stop(leaving)
         self._held_by(crew)
         return True
 
@@ -332,15 +351,16 @@ class Fleet:
             idle = [w for other in larger for w in other.workers.values() if not w.running and self._may_go(w, crew)]
             if idle:
                 return min(idle, key=lambda worker: (worker.used, worker.device.index))
-        if not others:
+        if not holding or not self._smaller(crew, max(holding.values())):
             return None
-        among = others if crew.size == 0 else list(territory.holding.values())
-        largest = min(among, key=lambda other: (-holding[other.serves], other.evicted, other.born))
-        if largest is crew or not self._smaller(crew, holding[largest.serves]):
+        giving = [other for other in others if any(self._may_go(worker, crew) for worker in other.workers.values())]
+        if not giving:
+            self._stuck = not self._conserving and not territory.shared_places
             return None
-        candidates = [worker for worker in largest.workers.values() if self._may_go(worker, crew)]
-        self._stuck = not candidates
-        return min(candidates, default=None, key=_soonest)
+        largest = min(giving, key=lambda other: (-holding[other.serves], other.evicted, other.born))
+        if not self._smaller(crew, holding[largest.serves]):
+            return None
+        return min((worker for worker in largest.workers.values() if self._may_go(worker, crew)), key=_soonest)
 
     def _smaller(self, crew: Crew, size: float) -> bool:
         """Whether a crew, by its weight, would with one more device be no larger than another with one less was before;
@@ -358,10 +378,13 @@ class Fleet:
         return sum(account.weight for account in clients) or 1.0
 
     def _may_go(self, worker: Worker, heir: Crew) -> bool:
-        """Whether a device may be taken from a worker: it has run something there, or nothing waits for it."""
+        """Whether a device may be promised to others than the worker's: it is not yet, and if workers share it, or must
+        not idle, this one has run something or nothing waits for it."""
         device = worker.device
         if device.heir is not None or worker.stopping or not self.usable(device, heir):
             return False
+        if not self._conserving and not device.territory.shared_places:
+            return True
         leaving = _leaving(worker, heir)
         if any(other.crew is heir and other not in leaving for other in device.workers.values()):
             return False
@@ -389,4 +412,4 @@ def _preference(device: Device) -> tuple[float, ...]:
 
 def _soonest(worker: Worker) -> tuple[float, ...]:
     """Idle ones first, then those that are free soonest."""
-    return bool(worker.running), worker.ends_s, worker.device.index
+    return bool(worker.running) or worker.awaited, worker.ends_s, worker.device.index

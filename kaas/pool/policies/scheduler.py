@@ -91,11 +91,10 @@ class Scheduler:
                 best = head
         return None if best is None else (best, worker)
 
-    def urgency(self, crew: Crew) -> tuple[float, ...]:
+    def urgency(self, crew: Crew, provided: int = 0) -> tuple[float, ...]:
         """Which of several crews is served first: the least. Here the one with the oldest request of the highest
-        priority."""
-        heads = [(-queue.account.priority, queue.head.id) for queue in crew.queues.values()]
-        return min(heads + [(-_account(request).priority, request.id) for request in crew.alone.values()])
+        priority, provided: those left out for which workers are on their way."""
+        return min((-_account(request).priority, request.id) for request in crew.next(provided))
 
     def moved(self, event: Residency) -> None:
         """Caches changed. Not looked at here."""
@@ -258,9 +257,9 @@ class Scheduler:
                 self._freed(worker, request.account)
         self.emptied(worker)
         self._freed(worker, None)
+        self._fleet.inherit(worker.device)
         if worker.starting:
             self._give_up(worker.crew.territory)
-        self._fleet.inherit(worker.device)
 
     def emptied(self, worker: Worker) -> None:
         """A worker ended, and its caches with it. Not looked at here."""
@@ -304,9 +303,11 @@ class Scheduler:
                 stirred = sorted((crew for crew in stirred if crew.ready), key=self.urgency)
             for crew in stirred:
                 self._dispatch_crew(crew)
+        self._fleet.keep_promises()
         if self._open:
             for where in self._touched:
                 self._fleet.serve(where, self.urgency)
+            self._fleet.keep_promises()
         self._touched.clear()
         decisions, self._fleet.decisions = self._fleet.decisions, []
         wake_s = self._accounts.wake_s
