@@ -32,8 +32,10 @@ class LooksAhead(FirstComeFirstServed):
         match event:
             case WorkerReady(worker=worker):
                 self.worker = worker
-            case RequestArrived() if event.function == "ahead" and self.worker is not None:
+            case RequestArrived() if self.worker is not None:
                 keys = tuple(use.key for use in event.inputs if use.key is not None)
+                if not keys:
+                    return decisions
                 self.small = frozenset(use.key for use in event.inputs if use.nbytes <= UNLIKED_BYTES)
                 decisions.append(Prefetch(self.worker, keys))
             case Residency(loaded=loaded) if unliked := tuple(key for key in loaded if key in self.small):
