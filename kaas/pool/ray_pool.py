@@ -94,7 +94,7 @@ class PoolActor:
         return ""
 
     async def attended(self, session: str) -> None:
-        """Returns when a session has ended; its reference belongs to the session's process."""
+        """Returns when a session has ended, or the pool stops; its reference belongs to the session's process."""
         await self._sessions.setdefault(session, asyncio.Event()).wait()
 
     async def attend(self, session: str, alive: Sequence[Any]) -> None:
@@ -304,6 +304,8 @@ class PoolActor:
         """Answer all who wait, end the executors and forget. The caller then ends this actor."""
         pool = await self._opened()
         self._stopping.set()
+        for ended in self._sessions.values():
+            ended.set()
         await pool.close()
         for wait in self._waits:
             wait.cancel()
