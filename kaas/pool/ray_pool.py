@@ -98,9 +98,17 @@ class PoolActor:
         await self._sessions.setdefault(session, asyncio.Event()).wait()
 
     async def attend(self, session: str, alive: Sequence[Any]) -> None:
-        """Returns when a session has ended. alive: what `attended` gave it: waiting for that fails with its owner."""
+        """Returns when a session has ended, or the pool stops. alive: what `attended` gave it: waiting for that fails
+        with its owner."""
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        owner = asyncio.ensure_future(_existence(alive[0]))
+        await asyncio.wait((owner, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not owner.done():
+            owner.cancel()
+            return
         try:
-            await alive[0]
+            await owner
         except RayActorError:
             pass  # it is the pool that had ended: nobody knows more of the session
         except RayError:
@@ -318,6 +326,11 @@ class PoolActor:
         if self._open_calls:
             self._all_answered.clear()
             await self._all_answered.wait()
+
+
+async def _existence(ref: Any) -> None:
+    """Until a reference has a value; raises what it has instead."""
+    await ref
 
 
 def output_ids(task: bytes, positions: Iterable[int]) -> dict[int, bytes]:
