@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kaas.api import STORE, Function, Session, answer_of, current_session
+from kaas.api import Function, answer_of, current_session
 from kaas.arguments import Buffer
 from kaas.errors import InvalidRequest
 from kaas.executor.tensors import on_host
 from kaas.pool import wire
 from kaas.request import raw_bytes
+from kaas.session import STORE, Session
 
 
 def put(value: Any) -> Any:

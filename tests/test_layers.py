@@ -19,6 +19,7 @@ LAYERS = [
     {"kaas.softgpu"},
     {"kaas.executor"},
     {"kaas.pool"},
+    {"kaas.session"},
     {"kaas.api"},
     {"kaas.caching", "kaas.etasks"},
     {"kaas.remote", "kaas.demo", "kaas.cli"},
@@ -30,6 +31,7 @@ ALLOWED_IMPORTERS = {
     "cuda": {"kaas.executor.device"},
     "ray": {
         "kaas.api",
+        "kaas.session",
         "kaas.pool.adoption",
         "kaas.etasks",
         "kaas.pool.etask_actor",
