@@ -144,7 +144,9 @@ def test_it_can_be_awaited_and_waited_for() -> None:
 
 
 def spinning(count: int) -> list[Any]:
-    """Requests that run, one on each device from the first on."""
+    """Requests that run, one on each device from the first on; an executor that a test has ended comes back first."""
+    while sum(device.info is not None for device in kaas.status().devices) < count:
+        pass
     spins = [kaas.invoke(spin_task(), {}, scalars={"steps": STEPS}) for _ in range(count)]
     while kaas.status().running < count:
         pass
