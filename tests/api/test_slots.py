@@ -54,18 +54,22 @@ def test_a_short_request_overtakes_a_long_one_in_another_slot() -> None:
     assert ray.get(long)
 
 
-def test_who_runs_beside_a_fault_runs_again() -> None:
+def test_who_runs_beside_a_fault_runs_again_alone() -> None:
     (before,) = kaas.status().devices
     innocent = spinning(1_000_000_000)
-    with pytest.raises(errors.ExecutorDied, match="beside 1 other request") as caught:
+    with pytest.raises(errors.DeviceLost):  # its own fault, as it shows when it runs alone
         ray.get(kaas.invoke(crash_task(), {}, retries=0))
-    assert isinstance(caught.value.cause.__cause__, errors.DeviceLost)  # type: ignore[attr-defined]  # Ray's cause
     assert ray.get(innocent)
     (after,) = kaas.status().devices
     assert after.worker != before.worker
-    alone = kaas.invoke(crash_task(), {}, retries=0)
     with pytest.raises(errors.DeviceLost):
-        ray.get(alone)
+        ray.get(kaas.invoke(crash_task(), {}))
+    with pytest.raises(errors.Quarantined, match="ended 2 devices"):
+        ray.get(kaas.invoke(crash_task(), {}))
+    (held,) = kaas.status().quarantined
+    assert (held.function, held.faults) == (crash_task().label, 2)
+    assert kaas.pardon(crash_task())
+    assert not kaas.status().quarantined
 
 
 def test_functions_that_meet_the_executor_in_several_slots_at_once() -> None:
