@@ -313,8 +313,12 @@ class ExecutorActor:
 
 
 def _leave(watched: Future[Any]) -> None:
-    """The pool has ended for good, and with it whoever could use this process."""
-    if watched.exception() is None or isinstance(watched.exception(), RayError):
+    """The pool has ended for good, and with it whoever could use this process. One that stops ends it, as a rule."""
+    if watched.exception() is None:
+        ending = threading.Timer(LINGER_S, os._exit, (0,))
+        ending.daemon = True
+        ending.start()
+    elif isinstance(watched.exception(), RayError):
         os._exit(0)
 
 
