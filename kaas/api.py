@@ -346,7 +346,7 @@ class Options:
     keep: bool | Sequence[str] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.client, str | None):
+        if not isinstance(self.client, str | None) or self.client == "":
             raise InvalidRequest(f"a client is a name, not {self.client!r}")
         if self.deadline_s is not None and not (
             isinstance(self.deadline_s, int | float) and 0 < self.deadline_s < LONGEST_S

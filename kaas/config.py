@@ -21,6 +21,8 @@ SOFTWARE_GPU_BYTES = 1 << 30
 DEVICE_KINDS = ("software", "gpu")
 QUEUE_LIMIT = 50_000
 """Requests that a pool queues unless told otherwise."""
+SMALLEST_FACTOR, LARGEST_FACTOR = 1e-12, 1e12
+"""Of weights of clients, and of speeds."""
 SEEDS = 1 << 64
 """Seeds lie below this."""
 
@@ -53,7 +55,7 @@ class Device:
         if self.kind not in DEVICE_KINDS:
             raise InvalidConfig(f"a device is one of {', '.join(DEVICE_KINDS)}, not {self.kind!r}", field="kind")
         _require_positive_or_none("memory_bytes", self.memory_bytes, int)
-        _require_positive("speed", self.speed, int | float)
+        _require_factor("speed", self.speed)
         if not isinstance(self.faults, Iterable):
             raise InvalidConfig(f"faults is a sequence, not {self.faults!r}", field="faults")
         object.__setattr__(self, "faults", tuple(self.faults))
@@ -91,7 +93,7 @@ class ClientSettings:
     max_queued: int | None = None
 
     def __post_init__(self) -> None:
-        _require_positive("weight", self.weight, int | float)
+        _require_factor("weight", self.weight)
         if type(self.priority) is not int:
             raise InvalidConfig(f"priority is a whole number, not {self.priority!r}", field="priority")
         _require_positive_or_none("max_running", self.max_running, int)
@@ -162,7 +164,8 @@ class Config:
         if not isinstance(self.store, str | Store | None):
             raise InvalidConfig(f"store is a file's name or a kaas.store.Store, not {self.store!r}", field="store")
         if not isinstance(self.clients, Mapping) or not all(
-            isinstance(name, str) and isinstance(settings, ClientSettings) for name, settings in self.clients.items()
+            isinstance(name, str) and name and isinstance(settings, ClientSettings)
+            for name, settings in self.clients.items()
         ):
             raise InvalidConfig(f"clients is a ClientSettings for each name, not {self.clients!r}", field="clients")
         if self.host_cache_bytes != 0 or isinstance(self.host_cache_bytes, bool):
@@ -201,6 +204,14 @@ def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
 def _require_positive(name: str, value: Any, kind: Any) -> None:
     if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
         raise InvalidConfig(f"{name} is a positive number, not {value!r}", field=name)
+
+
+def _require_factor(name: str, value: Any) -> None:
+    """What is divided by it stays a number."""
+    _require_positive(name, value, int | float)
+    if not SMALLEST_FACTOR <= value <= LARGEST_FACTOR:
+        message = f"{name} is a number from {SMALLEST_FACTOR:g} to {LARGEST_FACTOR:g}, not {value!r}"
+        raise InvalidConfig(message, field=name)
 
 
 def _require_positive_or_none(name: str, value: Any, kind: Any) -> None:

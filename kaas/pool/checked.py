@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -98,14 +99,19 @@ class Checked:
         self._story.append(event)
         self._hear(event)
         try:
-            decisions = self._policy.handle(event)
+            decisions = list(self._policy.handle(event))  # it may be a generator
         except Exception as error:
             raise self._error(f"raised {type(error).__name__}: {error}") from error
-        for decision in decisions:
-            self._story.append(decision)
-            self._follow(decision)
-        if self._work_conserving and self._ready and self._usable:
-            self._check_conserving()
+        try:
+            for decision in decisions:
+                self._story.append(decision)
+                self._follow(decision)
+            if self._work_conserving and self._ready and self._usable:
+                self._check_conserving()
+        except PolicyError:
+            raise
+        except Exception as error:  # a decision with a field of another type, or holds() raised
+            raise self._error(f"decided what cannot be checked: {type(error).__name__}: {error}") from error
         return decisions
 
     # --- events: what the pool may tell
@@ -236,8 +242,13 @@ class Checked:
             case Prefetch(worker=worker) | Evict(worker=worker):
                 up = worker in self._workers and self._workers[worker].ready
                 self._require(up, f"changed the cache of unknown worker {worker}")
+                keys = all(isinstance(key, bytes) for key in decision.keys)
+                self._require(keys, f"named what is no key: {decision!r}")
             case WakeAt():
                 self._require(decision.time_s > self._time_s, "asked to be woken in the past")
+                self._require(decision.time_s < math.inf, "asked to be woken never")
+            case _:
+                self._fail(f"decided {decision!r}, which is no decision")
 
     def _dispatch(self, decision: Dispatch) -> None:
         number, place = decision.worker, (decision.worker, decision.slot)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, get_args
 
 import msgspec
 
-from kaas.errors import InvalidConfig, InvalidRecord, PolicyError
+from kaas.errors import InvalidConfig, InvalidRecord, KaasError, PolicyError
 from kaas.pool.checked import Checked
 from kaas.pool.events import Decision, Event, PhysicalDevice, PolicyFactory
 from kaas.pool.policies import POLICIES, factory
@@ -76,7 +76,11 @@ class Recorder:
         if file.tell():
             recorder._write(b"")  # the last line of an earlier life may have no end
         name, options = _name(policy)
-        recorder._write(recorder._encode(Life(VERSION, name, options, tuple(devices))))
+        try:
+            life = recorder._encode(Life(VERSION, name, options, tuple(devices)))
+        except TypeError as error:
+            raise InvalidConfig(f"record: it cannot hold the policy's options: {error}", field="record") from error
+        recorder._write(life)
         return recorder
 
     def write(self, event: Event, decisions: Sequence[Decision], *, raised: bool = False) -> None:
@@ -155,7 +159,7 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
     for number, entry in _read(Path(path)):
         if isinstance(entry, Life):
             lives += 1
-            tell = _fresh(path, entry, policy)
+            tell = _fresh(path, number, entry, policy)
             continue
         if tell is None:
             raise InvalidRecord(f"{path}: an event before the first life", path=str(path), line=number)
@@ -165,6 +169,8 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
             return Replayed(lives, events, decisions, Difference(number, event, expected, got))
         events += 1
         decisions += len(expected or ())
+    if not lives:
+        raise InvalidRecord(f"{path}: no life of a pool in it", path=str(path), line=0)
     return Replayed(lives, events, decisions)
 
 
@@ -175,12 +181,18 @@ def _ask(tell: Callable[[Event], list[Decision]], event: Event) -> tuple[Decisio
         return None
 
 
-def _fresh(path: str | Path, life: Life, policy: str | PolicyFactory | None) -> Callable[[Event], list[Decision]]:
-    if policy is None:
-        if life.policy is None:
-            raise InvalidRecord(f"{path}: it was a policy without a name: say which", path=str(path), line=1)
-        policy = partial(factory(life.policy), **life.options)
-    return Checked(factory(policy)(life.devices), life.devices).handle
+def _fresh(
+    path: str | Path, line: int, life: Life, policy: str | PolicyFactory | None
+) -> Callable[[Event], list[Decision]]:
+    if policy is not None:
+        return Checked(factory(policy)(life.devices), life.devices).handle
+    if life.policy is None:
+        raise InvalidRecord(f"{path}: it was a policy without a name: say which", path=str(path), line=line)
+    try:
+        return Checked(factory(life.policy)(life.devices, **life.options), life.devices).handle
+    except (KaasError, TypeError, ValueError, LookupError) as error:
+        message = f"{path}, line {line}: policy {life.policy!r} with {life.options} cannot be made: {error}"
+        raise InvalidRecord(message, path=str(path), line=line) from error
 
 
 def _read(path: Path) -> Iterator[tuple[int, Life | tuple[Event, tuple[Decision, ...] | None]]]:

@@ -226,7 +226,8 @@ class _Simulation:
     def _prefetch(self, decision: Prefetch) -> list[Event]:
         """Load functions' memory one after the other, while others run: of all of them, or none."""
         device = self._devices[self._workers[decision.worker].device]
-        functions = {key: self._scenario.functions[key.decode()] for key in decision.keys}
+        named = ((key, self._scenario.functions.get(key.decode(errors="replace"))) for key in decision.keys)
+        functions = {key: function for key, function in named if function is not None}
         sizes = {key: start.to_bytes(function.memory_mb) for key, function in functions.items()}
         evicted = device.memory.make_room(sizes)
         if evicted is None:
@@ -260,8 +261,8 @@ class _Simulation:
     def _start(self, decision: StartWorker) -> None:
         device = self._devices[decision.device]
         worker = self._workers[decision.worker] = device.worker(decision.worker, decision.kind)
-        if decision.function:
-            worker.cold_ps = picoseconds(self._scenario.functions[decision.function].cold_s)
+        if (function := self._scenario.functions.get(decision.function)) is not None:
+            worker.cold_ps = picoseconds(function.cold_s)
         ready_ps = max(self._clock.now_ps, device.free_ps) + (worker.cold_ps or 0)
         self._clock.at(ready_ps, Turn.WORKER, (device.index, 0), partial(self._ready, worker))
 

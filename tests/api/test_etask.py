@@ -318,6 +318,8 @@ def test_what_no_etask_can_be_made_of() -> None:
         kaas.etask(num_gpus=2)
     with pytest.raises(errors.InvalidRequest, match="retries"):
         counted.options(retries=-1)
+    with pytest.raises(errors.InvalidRequest, match="a client is a name"):
+        counted.options(client="")
     with pytest.raises(errors.InvalidRequest, match="with each call"):
         counted.bind(1)
     with pytest.raises(errors.InvalidRequest, match=r"counted\.remote"):

@@ -374,6 +374,10 @@ IN_THE_CALL: dict[str, tuple[Callable[[], Any], type[kaas.KaasError]]] = {
     "no kTask": (lambda: kaas.invoke("scale", {}), errors.InvalidRequest),  # type: ignore[arg-type]
     "inputs by position": (lambda: kaas.invoke(add_task(), [numbers()]), errors.InvalidRequest),  # type: ignore[arg-type]
     "client": (lambda: kaas.invoke(spin_task(), {}, scalars={"steps": 1}, client=5), errors.InvalidRequest),  # type: ignore[arg-type]
+    "nameless client": (
+        lambda: kaas.invoke(spin_task(), {}, scalars={"steps": 1}, client=""),
+        errors.InvalidRequest,
+    ),
     "endless deadline": (
         lambda: kaas.invoke(spin_task(), {}, scalars={"steps": 1}, deadline_s=10**400),
         errors.InvalidRequest,

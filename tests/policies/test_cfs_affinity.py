@@ -115,6 +115,17 @@ def test_a_client_goes_where_most_of_its_bytes_are() -> None:
     assert last(world).worker == 1
 
 
+def test_objects_without_bytes_hold_nobody() -> None:
+    """Of two devices that know an empty object, the one that ran the client last is the affine one."""
+    world = idle(2)
+    inputs = (ObjectUse(b"empty", 0),)
+    for worker in (0, 1):
+        world.resident(worker, (b"empty",))
+    world.known("a", mean_s=1.0, devices=(1,))
+    world.arrive("a", inputs=inputs)
+    assert last(world).worker == 1
+
+
 def test_a_dead_worker_holds_nothing() -> None:
     world = idle(2)
     world.known("a", mean_s=1.0, devices=(0,))

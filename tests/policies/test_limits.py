@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -265,8 +266,22 @@ def test_a_client_without_a_device_is_told() -> None:
     ]
 
 
-@pytest.mark.parametrize("shares", [{"a": 3}, {"a": [0], "b": [0]}, {"a": [5]}, {"a": 1, "b": 2}, {"a": -1}])
-def test_wrong_shares(shares: dict[str, int | list[int]]) -> None:
+@pytest.mark.parametrize(
+    "shares",
+    [
+        None,
+        [1, 2],
+        {"a": True},
+        {"a": "0"},
+        {"a": [0.0]},
+        {"a": 3},
+        {"a": [0], "b": [0]},
+        {"a": [5]},
+        {"a": 1, "b": 2},
+        {"a": -1},
+    ],
+)
+def test_wrong_shares(shares: Any) -> None:
     with pytest.raises(PolicyError):
         Static([PhysicalDevice(i, "software", None) for i in range(2)], shares=shares)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -73,6 +73,11 @@ WRONG_DECISIONS: dict[str, tuple[list[Event], list[list[Decision]]]] = {
     "stopped worker 0": ([TICK], [[*START, StopWorker(0), StopWorker(0)]]),
     "cache of unknown worker 0": ([TICK], [[*START, Evict(0, (b"a",))]]),
     "woken in the past": ([TICK], [[WakeAt(0.0)]]),
+    "woken never": ([TICK], [[WakeAt(float("inf"))]]),
+    "cannot be checked: TypeError": ([TICK], [[WakeAt("soon")]]),  # type: ignore[arg-type]
+    "'start', which is no decision": ([TICK], [["start"]]),  # type: ignore[list-item]
+    "named what is no key": ([TICK, UP], [START, [Evict(0, ("a",))]]),  # type: ignore[arg-type]
+    "raised TypeError": ([TICK], [None]),  # type: ignore[list-item]
 }
 
 
@@ -180,6 +185,15 @@ def test_idle_slot_beside_a_ready_request() -> None:
     with pytest.raises(PolicyError, match="free while requests"):
         run(Scripted([START], work_conserving=True), [TICK, UP, NEW])
     run(Scripted([START]), [TICK, UP, NEW])
+
+
+def test_decisions_may_come_from_a_generator() -> None:
+    class Yielding:
+        def handle(self, event: Event) -> Iterator[Decision]:
+            if isinstance(event, Tick):
+                yield StartWorker(0, EXECUTOR, 0)
+
+    assert Checked(Yielding(), DEVICES).handle(TICK) == START  # type: ignore[arg-type]
 
 
 def test_error_of_the_policy_comes_with_the_story() -> None:

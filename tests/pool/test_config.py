@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kaas import softgpu
-from kaas.config import SOFTWARE_GPUS, Config, Device
+from kaas.config import SOFTWARE_GPUS, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig
 from kaas.executor import software
 from kaas.pool.policies import POLICIES, factory
@@ -39,6 +39,11 @@ from kaas.pool.policies.fcfs import FirstComeFirstServed
         (lambda: Config(run_limit_s=float("nan")), "run_limit_s"),
         (lambda: Config(run_limit_s=None), "run_limit_s"),  # type: ignore[arg-type]
         (lambda: Config(start_limit_s=True), "start_limit_s"),
+        (lambda: Device(speed=float("inf")), "speed"),
+        (lambda: ClientSettings(weight=float("inf")), "weight"),
+        (lambda: ClientSettings(weight=10**400), "weight"),
+        (lambda: ClientSettings(weight=5e-324), "weight"),
+        (lambda: Config(clients={"": ClientSettings()}), "clients"),
         (lambda: Config(slots=0), "slots"),
         (lambda: Config(slots=1.5), "slots"),  # type: ignore[arg-type]
         (lambda: Config(slots=None), "slots"),  # type: ignore[arg-type]

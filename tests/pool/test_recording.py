@@ -36,6 +36,7 @@ from kaas.pool.events import (
 )
 from kaas.pool.policies import POLICIES
 from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.policies.static import Static
 from kaas.pool.recording import Recorder, replay
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Reply
@@ -275,6 +276,27 @@ def test_what_is_no_record(lines: list[str], line: int, tmp_path: Path) -> None:
     with pytest.raises(InvalidRecord) as caught:
         replay(path)
     assert caught.value.line == line
+
+
+@pytest.mark.parametrize("text", ["", "\n", "nonsense", '{"versi'])
+def test_a_record_has_a_life(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.write_text(text)
+    with pytest.raises(InvalidRecord, match="no life"):
+        replay(path)
+
+
+@pytest.mark.parametrize("options", ['{"shares":{}}', '{"first":1}'])
+def test_recorded_options_that_the_policy_does_not_take(options: str, tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.write_text(f'{{"version":1,"policy":"fcfs","options":{options}}}\n')
+    with pytest.raises(InvalidRecord, match="line 1: policy 'fcfs' with"):
+        replay(path)
+
+
+def test_options_that_no_record_can_hold(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="cannot hold the policy's options"):
+        Recorder.open(str(tmp_path / "r"), partial(Static, shares={"a": range(1)}), DEVICES)
 
 
 def test_files_that_cannot_be(tmp_path: Path) -> None:

@@ -107,7 +107,9 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     ((*DEVICE, "kind"), "tpu", "devices[0].kind"),
     ((*DEVICE, "slots"), 0, "devices[0].slots"),
     ((*DEVICE, "slots"), 1.5, "devices[0].slots"),
+    ((*DEVICE, "slots"), 10**9, "devices[0].slots"),
     ((*DEVICE, "speed"), 0, "devices[0].speed"),
+    ((*DEVICE, "speed"), 1e-300, "devices[0].speed"),
     ((*FUNCTION, "memroy_mb"), 4, "functions.A.memroy_mb"),
     ((*FUNCTION, "memory_mb"), "4", "functions.A.memory_mb"),
     ((*FUNCTION, "load_s"), True, "functions.A.load_s"),
@@ -115,6 +117,8 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     ((*FUNCTION, "cold_s"), -0.5, "functions.A.cold_s"),
     ((*FUNCTION, "kind"), "task", "functions.A.kind"),
     ((*FUNCTION, "client"), None, "functions.A.client"),
+    ((*FUNCTION, "client"), "", "functions.A.client"),
+    (("functions", ""), {}, "functions"),
     ((*FUNCTION, "weight"), 0, "functions.A.weight"),
     ((*CLIENT, "wieght"), 1, "clients.c0.wieght"),
     ((*CLIENT, "weight"), 0, "clients.c0.weight"),
@@ -127,6 +131,7 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     ((*REQUEST, "at_s"), 10**400, "requests[0].at_s"),
     ((*REQUEST, "function"), "B", "requests[0].function"),
     ((*REQUEST, "client"), 1, "requests[0].client"),
+    ((*REQUEST, "client"), "", "requests[0].client"),
     ((*REQUEST, "run_s"), -1, "requests[0].run_s"),
     ((*REQUEST, "deadline_s"), "soon", "requests[0].deadline_s"),
 ]
@@ -157,7 +162,7 @@ def test_functions_of_a_client_that_is_not_listed_agree_about_its_weight() -> No
     assert caught.value.path == "functions.B.weight"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"seed": 1e999}', '{"requests": [{"at_s": NaN}]}'])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, '{"seed": 1e999}', '{"requests": [{"at_s": NaN}]}'])
 def test_what_is_no_scenario(text: str) -> None:
     with pytest.raises(InvalidScenario):
         parse(text)

@@ -28,7 +28,7 @@ class Resident:
             self._asked.clear()
         nbytes: dict[int, int] = {}
         for use in request.inputs:
-            if use.key is not None:
+            if use.key is not None and use.nbytes:
                 self._asked.setdefault(use.key, set()).add(request.id)
                 for device in self._devices.get(use.key, ()):
                     nbytes[device] = nbytes.get(device, 0) + use.nbytes

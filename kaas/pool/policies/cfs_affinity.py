@@ -6,6 +6,7 @@ it has an affinity to. A free slot never stays free for that: who waits goes els
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -34,7 +35,8 @@ class CfsAffinity(Scheduler):
     def __init__(self, devices: Sequence[PhysicalDevice], *, affinity: str = "bytes", penalty: float = PENALTY) -> None:
         if affinity not in AFFINITIES:
             raise PolicyError(f"affinity is one of {', '.join(AFFINITIES)}, not {affinity!r}", policy="cfs_affinity")
-        if not penalty >= 0:
+        number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
+        if not number or not 0 <= penalty < math.inf:
             raise PolicyError(f"penalty is a number from 0 on, not {penalty!r}", policy="cfs_affinity")
         super().__init__(devices)
         self._resident = Resident() if affinity == "bytes" else None

@@ -46,6 +46,11 @@ class Static(Scheduler):
 
 
 def _given_out(shares: Mapping[str, Sequence[int] | int], devices: list[int]) -> dict[str, tuple[int, ...]]:
+    if not isinstance(shares, Mapping):
+        raise PolicyError(f"shares is devices, or how many, for each client, not {shares!r}", policy="static")
+    for share in shares.values():
+        if not all(type(each) is int for each in ([share] if isinstance(share, int) else share)):
+            raise PolicyError(f"a share is indices of devices, or how many, not {share!r}", policy="static")
     named = [index for share in shares.values() if not isinstance(share, int) for index in share]
     if len(set(named)) < len(named):
         raise PolicyError(f"a device belongs to one client: {shares!r}", policy="static")

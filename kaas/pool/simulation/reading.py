@@ -16,6 +16,9 @@ from kaas.pool.simulation.scenario import Client, Device, Function, Owner, Polic
 
 LARGEST = 1e12
 """Seconds, megabytes and whatever else a scenario counts."""
+SMALLEST = 1e-12
+"""Of what must not be 0: what is divided by it stays a number."""
+MOST_SLOTS = 1 << 16
 
 
 def parse(text: bytes | str) -> Scenario:
@@ -26,7 +29,7 @@ def parse(text: bytes | str) -> Scenario:
     """
     try:
         value = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidScenario(f"a scenario is JSON: {error}", path="") from error
     return read(value)
 
@@ -56,26 +59,26 @@ def _object(path: str, value: Any, readers: Mapping[str, Reader]) -> dict[str, A
     return {key: readers[key](prefix + key, given) for key, given in value.items()}
 
 
-def _number(path: str, value: Any, *, above: float | None = None) -> float:
+def _number(path: str, value: Any, *, least: float = 0.0) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= LARGEST or (above is not None and value <= above):
-        low = "above 0" if above is not None else "from 0"
-        raise _wrong(path, f"a number {low} to {LARGEST:g}, not {value!r}")
+    if not number or not least <= value <= LARGEST:
+        raise _wrong(path, f"a number from {least:g} to {LARGEST:g}, not {value!r}")
     return float(value)
 
 
-_positive = partial(_number, above=0.0)
+_positive = partial(_number, least=SMALLEST)
 
 
-def _whole(path: str, value: Any, *, least: int = 0) -> int:
-    if type(value) is not int or value < least:
-        raise _wrong(path, f"a whole number from {least} on, not {value!r}")
+def _whole(path: str, value: Any, *, least: int = 0, most: int | None = None) -> int:
+    if type(value) is not int or value < least or (most is not None and value > most):
+        high = "on" if most is None else f"to {most}"
+        raise _wrong(path, f"a whole number from {least} {high}, not {value!r}")
     return value
 
 
-def _text(path: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise _wrong(path, f"a text, not {value!r}")
+def _name(path: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _wrong(path, f"a name, not {value!r}")
     return value
 
 
@@ -105,7 +108,7 @@ def _named(reader: Reader) -> Reader:
     def read(path: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _wrong(path, f"an object with names as keys, not {value!r}")
-        return {name: reader(f"{path}.{name}", each) for name, each in value.items()}
+        return {_name(path, name): reader(f"{path}.{name}", each) for name, each in value.items()}
 
     return read
 
@@ -122,8 +125,8 @@ def _record(kind: Callable[..., Any], readers: Mapping[str, Reader], required: s
 
 def _owner(path: str, value: Any) -> Owner:
     if isinstance(value, str):
-        return Owner(value)
-    readers: dict[str, Reader] = {"client": _text, "function": _text}
+        return Owner(_name(path, value))
+    readers: dict[str, Reader] = {"client": _name, "function": _name}
     fields = _object(path, value, readers)
     for key in readers:
         if key not in fields:
@@ -145,11 +148,11 @@ def _policy(path: str, value: Any) -> PolicyChoice:
 
 _DEVICE: dict[str, Reader] = {
     "memory_mb": _positive,
-    "cached": _list(_text),
+    "cached": _list(_name),
     "busy_until_s": _number,
     "owner": _or_null(_owner),
     "kind": _one_of(*DEVICE_KINDS),
-    "slots": partial(_whole, least=1),
+    "slots": partial(_whole, least=1, most=MOST_SLOTS),
     "speed": _positive,
 }
 _FUNCTION: dict[str, Reader] = {
@@ -158,7 +161,7 @@ _FUNCTION: dict[str, Reader] = {
     "run_s": _number,
     "cold_s": _number,
     "kind": _one_of("ktask", "etask"),
-    "client": _text,
+    "client": _name,
     "weight": _positive,
 }
 _CLIENT: dict[str, Reader] = {
@@ -169,8 +172,8 @@ _CLIENT: dict[str, Reader] = {
 }
 _REQUEST: dict[str, Reader] = {
     "at_s": _number,
-    "function": _text,
-    "client": _or_null(_text),
+    "function": _name,
+    "client": _or_null(_name),
     "run_s": _or_null(_number),
     "deadline_s": _or_null(_number),
 }
