@@ -42,6 +42,10 @@ class CfsAffinity(Scheduler):
         self._resident = Resident() if affinity == "bytes" else None
         self._penalty = penalty
 
+    def rank(self, worker: Worker) -> tuple[float, ...]:
+        """The least busy, then the lower device, as the rule has it: of faster ones a client needs fewer seconds."""
+        return len(worker.running), worker.device.index
+
     def choose(self, crew: Crew) -> tuple[Request, Worker] | None:
         """The least effective time over pairs of a client and a worker, ties to the oldest request."""
         if crew.serves.kind is WorkerKind.ETASK:
