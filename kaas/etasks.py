@@ -146,7 +146,9 @@ class ETask:
         session.check()
         spec = self._introduce(session)
         message, refs = _message(spec, method, self._options, session, args, kwargs)
-        return session.pool.call.remote(message, refs)
+        retries = self._options.retries
+        call = session.pool.call.options(max_task_retries=retries) if retries else session.pool.call
+        return call.remote(message, refs)
 
     def _introduce(self, session: Session) -> wire.ETaskSpec:
         """Tell the pool of it, once; the message needs no answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import NamedTuple
 
@@ -128,7 +128,7 @@ class Admission:
 
     def _reserve(self, wanted: Wanted, inputs: Inputs) -> Lease | Unsaved | None:
         """None: not now. What an object that never came leaves behind goes as soon as those know who had waited."""
-        if self._memory.broken(inputs.objects):
+        if self._memory.broken(inputs.objects) or (inputs.made and not self._made_anew(inputs.made)):
             return None
         arena_bytes = wanted.layout(inputs.resident, inputs.kept_mask).nbytes if wanted.layout is not None else 0
         lease = self._memory.take(inputs, wanted.slot, arena_bytes)
@@ -137,6 +137,17 @@ class Admission:
         if lease.lasting_bytes:
             raise self._refusal(wanted.task, inputs, arena_bytes, lease.lasting_bytes)
         return None
+
+    def _made_anew(self, keys: Iterable[bytes]) -> bool:
+        """Forgets outputs that a request is to keep and that are there already, since it has run here before, for a
+        process of the pool that has ended. Whether they are gone: one that somebody reads or writes goes later."""
+        memory = self._memory
+        there = [key for key in keys if memory.find(key) is not None]
+        if there:
+            memory.let_go(there)
+            self._write_back.give_up(there)
+            memory.flush(there)
+        return all(memory.find(key) is None for key in there)
 
     def _refusal(self, task: KTask | None, inputs: Inputs, arena_bytes: int, missing_bytes: int) -> KaasError:
         needed_bytes = arena_bytes + sum(map(granules, inputs.objects.values()))

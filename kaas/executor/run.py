@@ -23,8 +23,8 @@ class Request:
         client: whose memory it leaves behind.
         profile: whether to run without the graph and tell how long each kernel took.
         limit_s: how long it may run, if that is less than the executor's limit.
-        keep: outputs that stay on the device, with the keys under which later requests find them; nobody may have used
-            these before. The executor writes them back when it is told to, or before they leave.
+        keep: outputs that stay on the device, with the keys under which later requests find them; what is
+            there under these is made anew. The executor writes them back when it is told to, or before they leave.
         copy_kept: those are among the result's outputs too, and never written back.
     """
 

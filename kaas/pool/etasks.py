@@ -42,6 +42,7 @@ class RegisteredETask:
             payload=ETaskPayload(label, message, refs),
             function=self.spec.key,
             kind=WorkerKind.ETASK,
+            session=header.caller,
         )
 
 

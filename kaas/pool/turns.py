@@ -21,9 +21,10 @@ class _Line:
 
     def advance(self, to: int) -> None:
         self.next = max(self.next, to)
-        for number, turn in self.waiting.items():
-            if number <= self.next and not turn.done():
-                turn.set_result(None)
+        for number in sorted(
+            number for number, turn in self.waiting.items() if number <= self.next and not turn.done()
+        ):
+            self.waiting[number].set_result(None)
 
 
 class Turns:
@@ -40,7 +41,7 @@ class Turns:
         if number > line.next:
             loop = asyncio.get_running_loop()
             turn = line.waiting[number] = loop.create_future()
-            limit = loop.call_later(HOLD_S, lambda: line.advance(min(line.waiting)))
+            limit = loop.call_later(HOLD_S, line.advance, number)
             try:
                 await turn
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -162,6 +163,43 @@ def test_a_kept_output_is_lost_and_says_so() -> None:
     assert kaas.status().pid != killed
     with pytest.raises(errors.ResultLost):
         resident.get()
+
+
+@pytest.mark.usefixtures("pool")
+def test_requests_that_keep_their_outputs_run_where_they_have_run_before() -> None:
+    x = numbers(LARGE)
+    kept = [kaas.invoke(scale_task(LARGE), {"x": x}, scalars={"factor": n}, keep=True) for n in range(8)]
+    os.kill(kaas.status().pid, signal.SIGKILL)  # some have ended; nobody has their answers yet
+    for number, ref in enumerate(kept):
+        resident = ray.get(ref, timeout=PATIENCE_S)
+        with contextlib.suppress(errors.ResultLost):  # its answer was on its way already
+            np.testing.assert_array_equal(resident.get(), x * np.float32(number))
+
+
+@pytest.mark.usefixtures("pool")
+def test_calls_of_etasks_that_may_run_again_do(tmp_path: Path) -> None:
+    log, gate = tmp_path / "log", tmp_path / "gate"
+
+    @kaas.etask
+    def wait(number: int) -> int:
+        with log.open("a") as written:
+            written.write(f"{number}")
+        while not gate.exists():
+            pass
+        return number
+
+    once = wait.remote(0)
+    while not log.exists():
+        pass
+    again = wait.options(retries=1).remote(1)
+    while not (kaas.status().queued or len(log.read_text()) == 2):
+        pass
+    kill_pool()
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(once, timeout=PATIENCE_S)
+    gate.touch()
+    assert ray.get(again, timeout=PATIENCE_S) == 1
+    assert log.read_text().count("0") == 1
 
 
 @pytest.mark.usefixtures("pool")

@@ -142,6 +142,23 @@ def test_copied_outputs_are_never_written_back(make_executor: MakeExecutor, doub
     assert run(executor, double, 3, b"3", copy_kept=True).stats.evicted == (b"2",)  # used once
 
 
+@pytest.mark.parametrize("fetched", [False, True])
+def test_kept_once_more_it_is_made_anew(
+    make: Callable[..., Executor], double: kaas.KTask, written: Written, fetched: bool
+) -> None:
+    executor = make(64 * KIB, 64 * KIB, slots=2)
+    run(executor, double, 1, b"1")
+    if fetched:
+        executor.write_back([b"1"])
+        np.testing.assert_array_equal(written.pop(b"1"), full(2))
+    with ThreadPoolExecutor(2) as threads:
+        for ended in [threads.submit(run, executor, double, 1, b"1") for _ in range(2)]:
+            ended.result()
+    executor.write_back([b"1"])
+    np.testing.assert_array_equal(written[b"1"], full(2))
+    assert executor.flush() == (b"1",)
+
+
 def test_flush_writes_back(make: Callable[..., Executor], double: kaas.KTask, written: Written) -> None:
     executor = make(64 * KIB)
     before = state(executor)[:-1]
@@ -335,11 +352,6 @@ def test_what_cannot_be_kept_is_said(make: Callable[..., Executor], double: kaas
     own = make(64 * KIB)
     with pytest.raises(InvalidRequest, match="no output 'z'"):
         own.run(Request(double, {"x": Source(full(1).ravel())}, {}, keep={"z": b"1"}))
-    run(own, double, 1, b"1")
-    before = state(own)
-    with pytest.raises(ValueError, match="already"):
-        run(own, double, 1, b"1")
-    assert state(own) == before
 
 
 def test_many_rounds_leave_nothing(make: Callable[..., Executor], double: kaas.KTask, written: Written) -> None:

@@ -51,6 +51,11 @@ def test_one_that_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.Mon
     assert asyncio.run(taken([3, 1, 2], [False] * 3)) == [1, 2, 3]
 
 
+def test_several_that_never_come_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "HOLD_S", 0.0)
+    assert asyncio.run(asyncio.wait_for(taken([7, 3, 5, 1], [False] * 4), 10)) == [1, 3, 5, 7]
+
+
 def test_one_that_is_cancelled_while_it_waits_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "HOLD_S", 0.0)
     assert asyncio.run(taken([2, 1, 3], [False] * 3, cancelled=1)) == [2, 3]
