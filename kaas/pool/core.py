@@ -277,6 +277,8 @@ class Pool:
         self._broken = error
         for request in list(self._requests.values()):
             self._answer(request, error)
+            if request.worker is None:
+                self._leave(request)
 
     def task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._loop.create_task(work, context=self._context)
