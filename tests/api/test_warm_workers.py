@@ -1,0 +1,54 @@
+"""Several eTask workers stay warm on one device, up to the limit, through Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+import kaas
+from tests.api.conftest import DEVICE_BYTES
+
+pytestmark = pytest.mark.ray
+
+PATIENCE_S = 120.0
+
+
+class Counter:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls = 0
+
+    def __call__(self) -> tuple[str, int, int]:
+        self.calls += 1
+        return self.name, self.calls, os.getpid()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_warm_workers() -> Iterator[None]:
+    devices = (kaas.Device("software", DEVICE_BYTES),)
+    kaas.init(config=kaas.Config(devices=devices, policy="exclusive", etask_workers=2))
+    yield
+    kaas.shutdown()
+    ray.shutdown()
+
+
+def asked(counter: Any) -> Any:
+    return ray.get(counter.remote(), timeout=PATIENCE_S)
+
+
+def test_as_many_as_are_allowed_keep_their_state() -> None:
+    counter: Any = kaas.etask(Counter)
+    a, b, c = (counter.bind(name) for name in "abc")
+    first = [asked(a), asked(b)]
+    again = [asked(a), asked(b)]
+    assert [(name, calls) for name, calls, _ in again] == [("a", 2), ("b", 2)]
+    assert [pid for *_, pid in again] == [pid for *_, pid in first]
+    (device,) = kaas.status().devices
+    assert len(device.others) == 1  # beside the worker that is shown first
+    assert asked(c)[:2] == ("c", 1)
+    assert asked(b)[:2] == ("b", 3)  # a had been idle for longest, so it made room
+    assert asked(a)[:2] == ("a", 1)
