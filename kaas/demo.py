@@ -139,7 +139,7 @@ def _watch(seconds: float, tally: Tally, console: Console) -> None:
                 killed = _kill(passed)
             live.update(Group(_share_table(kaas.stats(), tally), killed), refresh=True)
             Event().wait(min(SHOWN_EVERY_S, seconds - passed))
-        live.update(Group(_share_table(kaas.stats(), tally), killed), refresh=True)
+        live.update(Group(_share_table(kaas.stats(), tally), f"{killed}\n"), refresh=True)
 
 
 def _kill(passed_s: float) -> str:

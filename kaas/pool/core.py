@@ -413,7 +413,7 @@ class Pool:
         self.tell_residency(worker, record)
         was_last = worker.stopping and not worker.running
         self._tell(RequestDone(self._loop.time(), request.id, worker.id, slot, outcome, device_s))
-        if self._accounts is not None:
+        if self._accounts is not None and (not left or request.call.client in self._sessions):
             self._accounts.charge(request.call.client, device_s)
         if was_last:
             self.background(self._end(worker))

@@ -18,6 +18,10 @@ class Sessions:
             clients = self._clients[session] = set()
         clients.add(client)
 
+    def __contains__(self, client: str) -> bool:
+        """Whether a session that goes on has sent requests for a client."""
+        return any(client in clients for clients in self._clients.values())
+
     def end(self, session: str) -> tuple[str, ...]:
         """A session ended: the clients that no other one has sent requests for."""
         clients = self._clients.pop(session, set())

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from kaas.config import ClientSettings
+from kaas.config import ClientSettings, Config, Device
+from kaas.pool.accounts import Accounts
 from kaas.pool.core import Pool
 from kaas.pool.events import ClientGone, ClientKnown, Decision, Event, RequestCancelled
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.sessions import Sessions
 from kaas.pool.transport import Call
+from kaas.store import SqliteStore
 from tests.pool.test_core import FakeWorkers, begin, call, failure_of, play, settle
 
 
@@ -81,6 +84,27 @@ def test_what_a_program_had_goes_with_it(times: int) -> None:
         assert (pool._backlog._total, pool._requests) == (0, {})
 
     play(scenario, policy=Listening, clients={"alice": ClientSettings(weight=2.0)})
+
+
+def test_what_a_client_ran_when_it_went_leaves_no_account(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = SqliteStore(str(tmp_path / "store"))
+        store.open()
+        workers = FakeWorkers()
+        pool = Pool("test", Config(devices=(Device(),)), workers)
+        pool.open((), store)
+        await settle()
+        for session, client in (("1", "alice"), ("2", "bob")):
+            running = await begin(pool.submit(of(session, client)))
+            if session == "1":
+                pool.session_ended(session)
+            workers.reply()
+            await asyncio.gather(running, return_exceptions=True)
+        await settle()
+        await pool.close()
+        assert Accounts(store, asyncio.get_running_loop()).charged_s() == {"bob": 0.25}
+
+    asyncio.run(asyncio.wait_for(main(), timeout=10))
 
 
 def test_a_session_of_nobody_knows_no_clients_and_ends_with_nothing() -> None:
