@@ -291,10 +291,14 @@ def backlogged_known(world: World, costs: dict[str, list[float]], requests: int)
         world.finish(min(world.running), 1.0)
 
 
-@pytest.mark.parametrize(("devices", "slots"), [(1, 1), (4, 1), (2, 3)])
-def test_weights_two_to_one_give_two_to_one(devices: int, slots: int) -> None:
+COSTS = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=5)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), COSTS, COSTS)
+def test_weights_two_to_one_give_two_to_one(devices: int, slots: int, double: list[float], single: list[float]) -> None:
     world = idle(devices, slots=slots)
-    costs = {"double": [1.0], "single": [1.0]}
+    costs = {"double": double, "single": single}
     backlogged(world, {"double": 2.0, "single": 1.0}, costs, requests=1000)
     ratio = had(world, "double", costs["double"]) / had(world, "single", costs["single"])
     assert ratio == pytest.approx(2.0, rel=0.05)
