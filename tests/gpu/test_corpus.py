@@ -1,0 +1,16 @@
+"""On a GPU: kernels that real compilers made give what NumPy says, as they do on the software GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.softgpu.corpus import device
+from tests.softgpu.corpus.registry import CASES
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_numpy_says(name: str) -> None:
+    case = CASES[name]()
+    case.check(device.run(case))

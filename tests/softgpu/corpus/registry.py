@@ -1,0 +1,19 @@
+"""All cases by name: what the software GPU runs in the test suite, and a GPU by `make gpu`."""
+
+from __future__ import annotations
+
+from tests.softgpu.corpus import atomics, functions, grids, messages, reals, scans, science, sorting, warps
+from tests.softgpu.corpus.case import Cases
+
+GROUPS: dict[str, Cases] = {
+    "scans": scans.CASES,
+    "warps": warps.CASES,
+    "atomics": atomics.CASES,
+    "reals": reals.CASES,
+    "functions": functions.CASES,
+    "messages": messages.CASES,
+    "grids": grids.CASES,
+    "sorting": sorting.CASES,
+    "science": science.CASES,
+}
+CASES = {f"{group}-{name}": make for group, cases in GROUPS.items() for name, make in cases.items()}
