@@ -13,7 +13,7 @@ from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Wide
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
-from kaas.softgpu.codegen.values import SIZES, Value, integer
+from kaas.softgpu.codegen.values import SCALAR, SIZES, VECTOR, Value, Width, integer
 from kaas.softgpu.ptx.model import Address, Operand, Register, Symbol
 from kaas.softgpu.ptx.types import Scalar
 
@@ -61,7 +61,7 @@ def place(e: Emitter, op: Operation, operand: Operand) -> Place:
         value = e.read(base, "i64")
     if "shared" in op.modifiers or any(m.startswith("shared::") for m in op.modifiers):
         return Place(_in_shared(e, value, offset))
-    value = e.cast(value, "i64")
+    value = in_local(e, value) if "local" in op.modifiers else e.cast(value, "i64")
     return Place(_shift(e, value, offset))
 
 
@@ -76,6 +76,24 @@ def _shift(e: Emitter, value: Value, offset: int) -> Value:
             offsets = [e.new(f"add i64 {part}, {text}") for part in value.parts[shape.groups :]]
             return Value(shape, "i64", value.parts[: shape.groups] + offsets)
     return Value(VARYING, "i64", [e.new(f"add <32 x i64> {e.vector(value)}, splat (i64 {text})")])
+
+
+def in_local(e: Emitter, value: Value) -> Value:
+    """Local addresses are host addresses, of which some compilers keep 32 bits: all that local memory needs."""
+    if value.type != "i32":
+        return value
+    low = e.once("low local", lambda: e.new("trunc i64 %local to i32"))
+    if isinstance(value.shape, Affine):
+        parts = [_from_low(e, SCALAR, part, "%local", low) for part in value.parts]
+        return Value(value.shape, "i64", parts)
+    start, base = e.splat("i64", ["%local"]), e.splat("i32", [low])
+    return Value(VARYING, "i64", [_from_low(e, VECTOR, e.vector(value), start, base)])
+
+
+def _from_low(e: Emitter, w: Width, address: str, start: str, low: str) -> str:
+    offset = e.new(f"sub {w.of('i32')} {address}, {low}")
+    wide = e.new(f"sext {w.of('i32')} {offset} to {w.of('i64')}")
+    return e.new(f"add {w.of('i64')} {start}, {wide}")
 
 
 def _in_shared(e: Emitter, value: Value, offset: int) -> Value:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kaas.softgpu.analysis.blocks import Step
-from kaas.softgpu.analysis.shapes import Affine, Shape, Wide, flat, truncate, widen
+from kaas.softgpu.analysis.shapes import VARYING, Affine, Shape, Wide, flat, truncate, widen
 from kaas.softgpu.codegen import reals
+from kaas.softgpu.codegen.addresses import in_local
 from kaas.softgpu.codegen.elementwise import wide
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
@@ -161,6 +162,8 @@ def _real_to_real(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scala
 
 
 def cvta_shape(op: Operation, sources: list[Shape]) -> Shape:
+    if "local" in op.modifiers:
+        return sources[0] if isinstance(sources[0], Affine) else VARYING
     return sources[0] if "shared" not in op.modifiers or isinstance(sources[0], Affine) else flat(sources)
 
 
@@ -180,6 +183,8 @@ def cvta(e: Emitter, step: Step) -> None:
         else:
             parts = [e.new(f"{name} <32 x i64> {e.vector(value)}, {e.splat('i64', [base])}")]
         value = Value(form, "i64", parts)
+    elif "local" in op.modifiers and "to" not in op.modifiers:
+        value = in_local(e, e.cast(value, "i32"))
     e.write(target.name, value, step)
 
 
