@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.softgpu.corpus import atomics, functions, grids, messages, reals, scans, science, sorting, warps
+from tests.softgpu.corpus import atomics, cub, functions, grids, messages, reals, scans, science, sorting, warps
 from tests.softgpu.corpus.case import Cases
 
 GROUPS: dict[str, Cases] = {
@@ -15,5 +15,6 @@ GROUPS: dict[str, Cases] = {
     "grids": grids.CASES,
     "sorting": sorting.CASES,
     "science": science.CASES,
+    "cub": cub.CASES,
 }
 CASES = {f"{group}-{name}": make for group, cases in GROUPS.items() for name, make in cases.items()}
