@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from tests.softgpu.corpus.case import At, Array, Arrays, Case, Cases, Close, Launch, blocks
+from tests.softgpu.corpus.case import Array, Arrays, At, Case, Cases, Close, Launch, blocks
 
 BLOCK = "cuda/cub.ptx"
 DEVICE = "cuda/cub_device.ptx"

@@ -28,7 +28,7 @@ def nvcc(kind: int, include: str, output: Path, *options: str) -> None:
 
 def launches(name: str, library: ctypes.CDLL) -> list[dict[str, Any]]:
     """For every size: grid, block, shared bytes, the parameters in hexadecimal, the places of A, B, C and D in them."""
-    real = KINDS[name]
+    real: Any = KINDS[name]
     alpha, beta = (real(v, 0.5) if name == "cgemm" else real(v) for v in (ALPHA, BETA))
     made = []
     for m, n, k in SIZES:
