@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.softgpu.corpus import atomics, cub, functions, grids, messages, reals, scans, science, sorting, warps
 from tests.softgpu.corpus.case import Cases
 from tests.softgpu.corpus.cutlass import cases as cutlass
+from tests.softgpu.corpus.numba import cases as numba
 from tests.softgpu.corpus.triton import cases as triton
 
 GROUPS: dict[str, Cases] = {
@@ -20,5 +21,6 @@ GROUPS: dict[str, Cases] = {
     "cub": cub.CASES,
     "cutlass": cutlass.CASES,
     "triton": triton.CASES,
+    "numba": numba.CASES,
 }
 CASES = {f"{group}-{name}": make for group, cases in GROUPS.items() for name, make in cases.items()}
