@@ -76,7 +76,7 @@ def functions(n: int) -> Case:
     size = np.abs(y)
     d = np.stack([
         [math.erf(t) for t in y], [math.lgamma(t + 2.5) for t in size], size**1.7, np.arctan2(y, 2), np.log1p(size),
-        np.fmod(y, 0.75), y // 0.5, np.mod(size, 0.7),
+        np.fmod(y, 0.75), y // 0.5, np.mod(size, 0.75),
     ])  # fmt: skip
     arrays: Arrays = {"x": x, "y": y, "f": f * 0, "d": d * 0 - 1}
     return case("functions", blocks(n, 64), 64, arrays, {"f": f, "d": d}, tolerance=Ulps(LIBRARY, 16))

@@ -61,7 +61,7 @@ def functions(x, y, f, d):
         f[3, i], f[4, i] = math.sqrt(abs(x[i])), math.hypot(x[i], float32(2))
         d[0, i], d[1, i], d[2, i] = math.erf(y[i]), math.lgamma(abs(y[i]) + 2.5), abs(y[i]) ** 1.7
         d[3, i], d[4, i], d[5, i] = math.atan2(y[i], 2.0), math.log1p(abs(y[i])), math.fmod(y[i], 0.75)
-        d[6, i], d[7, i] = y[i] // 0.5, abs(y[i]) % 0.7
+        d[6, i], d[7, i] = y[i] // 0.5, abs(y[i]) % 0.75
 
 
 def integers(a, b, out):
