@@ -7,6 +7,7 @@ from tests.softgpu.corpus.case import Cases
 from tests.softgpu.corpus.cutlass import cases as cutlass
 from tests.softgpu.corpus.numba import cases as numba
 from tests.softgpu.corpus.triton import cases as triton
+from tests.softgpu.corpus.tvm import cases as tvm
 
 GROUPS: dict[str, Cases] = {
     "scans": scans.CASES,
@@ -22,5 +23,6 @@ GROUPS: dict[str, Cases] = {
     "cutlass": cutlass.CASES,
     "triton": triton.CASES,
     "numba": numba.CASES,
+    "tvm": tvm.CASES,
 }
 CASES = {f"{group}-{name}": make for group, cases in GROUPS.items() for name, make in cases.items()}
