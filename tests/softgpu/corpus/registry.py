@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from tests.softgpu.corpus import atomics, functions, grids, messages, reals, scans, science, sorting, warps
+from tests.softgpu.corpus import atomics, cub, functions, grids, messages, reals, scans, science, sorting, warps
 from tests.softgpu.corpus.case import Cases
+from tests.softgpu.corpus.cutlass import cases as cutlass
+from tests.softgpu.corpus.numba import cases as numba
+from tests.softgpu.corpus.triton import cases as triton
+from tests.softgpu.corpus.tvm import cases as tvm
 
 GROUPS: dict[str, Cases] = {
     "scans": scans.CASES,
     "warps": warps.CASES,
     "atomics": atomics.CASES,
+    "messages": messages.CASES,
     "reals": reals.CASES,
     "functions": functions.CASES,
-    "messages": messages.CASES,
     "grids": grids.CASES,
     "sorting": sorting.CASES,
     "science": science.CASES,
+    "cub": cub.CASES,
+    "cutlass": cutlass.CASES,
+    "triton": triton.CASES,
+    "numba": numba.CASES,
+    "tvm": tvm.CASES,
 }
 CASES = {f"{group}-{name}": make for group, cases in GROUPS.items() for name, make in cases.items()}

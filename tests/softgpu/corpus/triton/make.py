@@ -1,0 +1,55 @@
+"""`python -m tests.softgpu.corpus.triton.make`: PTX of the kernels, without a GPU. Needs Triton."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # it would tell paths of this machine
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tests.softgpu.corpus.triton import kernels
+
+HERE = Path(__file__).parent
+TARGET = GPUTarget("cuda", 80, 32)
+# kernel: types of its arguments, constants, warps
+WANTED: dict[str, tuple[str, dict[str, int], int]] = {
+    "softmax": ("*fp32 *fp32 i32 i32", {"BLOCK": 256}, 4),
+    "layer_norm": ("*fp16 *fp16 *fp32 *fp32 *fp32 *fp32 i32 fp32", {"BLOCK": 128}, 2),
+    "matmul": ("*fp32 *fp32 *fp32 i32 i32 i32", {"M": 32, "N": 32, "K": 16}, 4),
+    "gelu": ("*fp32 *fp32 *fp32 i32 i32", {"BLOCK": 256}, 4),
+    "reductions": ("*i32 *i32 *i32 *i32 *i32 i32 i32", {"R": 16, "C": 64}, 4),
+    "scan_and_sort": ("*i32 *i32 *i32 i32", {"BLOCK": 128}, 4),
+    "histogram": ("*i32 *i32 *i32 i32", {"BLOCK": 128}, 4),
+    "mixed": ("*fp16 *fp16 *fp16 *bf16 *i8 i32", {"BLOCK": 256}, 4),
+}
+
+
+def compiled(name: str, types: str, constants: dict[str, int], warps: int) -> dict[str, Any]:
+    """Writes the PTX; gives what a launch has to know. One stage, because more of them want asynchronous copies."""
+    function = getattr(kernels, name)
+    names = function.arg_names
+    signature = dict(zip(names, types.split() + ["constexpr"] * len(constants), strict=True))
+    source = ASTSource(function, signature, constexprs={(names.index(key),): value for key, value in constants.items()})
+    made = triton.compile(source, target=TARGET, options={"num_warps": warps, "num_stages": 1})
+    (HERE / f"{name}.ptx").write_text(made.asm["ptx"])
+    return {"threads": 32 * warps, "shared_bytes": made.metadata.shared, "constants": constants}
+
+
+def main() -> int:
+    about: dict[str, Any] = {"triton": triton.__version__, "kernels": {}}
+    for name, wanted in WANTED.items():
+        about["kernels"][name] = compiled(name, *wanted)
+        print(name, (HERE / f"{name}.ptx").stat().st_size, about["kernels"][name])
+    (HERE / "kernels.json").write_text(json.dumps(about, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
