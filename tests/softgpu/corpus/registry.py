@@ -7,6 +7,7 @@ from tests.softgpu.corpus.case import Cases
 from tests.softgpu.corpus.cutlass import cases as cutlass
 from tests.softgpu.corpus.numba import cases as numba
 from tests.softgpu.corpus.triton import cases as triton
+from tests.softgpu.corpus.triton import network_cases, word_cases
 from tests.softgpu.corpus.tvm import cases as tvm
 
 GROUPS: dict[str, Cases] = {
@@ -21,7 +22,7 @@ GROUPS: dict[str, Cases] = {
     "science": science.CASES,
     "cub": cub.CASES,
     "cutlass": cutlass.CASES,
-    "triton": triton.CASES,
+    "triton": {**triton.CASES, **network_cases.CASES, **word_cases.CASES},
     "numba": numba.CASES,
     "tvm": tvm.CASES,
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.softgpu.corpus.case import EXACT, HERE, Arrays, Case, Cases, Close, Exact, Launch, blocks
+from tests.softgpu.corpus.case import EXACT, HERE, Arrays, Case, Cases, Close, Exact, Extent, Launch, blocks
 
 KERNELS = json.loads((HERE / "triton" / "kernels.json").read_text())["kernels"]
 NOTHING = np.uint64(0)
@@ -18,7 +18,7 @@ erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def case(
-    symbol: str, grid: int, arrays: Arrays, args: list[Any], expected: Arrays, tolerance: Exact | Close = EXACT
+    symbol: str, grid: Extent, arrays: Arrays, args: list[Any], expected: Arrays, tolerance: Exact | Close = EXACT
 ) -> Case:
     about = KERNELS[symbol]
     launch = Launch(symbol, grid, about["threads"], [*args, NOTHING, NOTHING], about["shared_bytes"])
