@@ -13,6 +13,8 @@ STOP_FIELD = 64
 
 _FIELDS = {f"%{name}.{axis}": (name, index) for name in ("ctaid", "nctaid") for index, axis in enumerate("xyz")}
 _CONSTANTS = {"%warp_size": 32, "WARP_SZ": 32, "%gridid": 0, "%smid": 0, "%nsmid": 1, "%warpsize": 32}
+_CONSTANTS |= dict.fromkeys([*(f"%envreg{n}" for n in range(32)), *(f"%pm{n}" for n in range(8))], 0)
+_CONSTANTS |= {f"%pm{n}_64": 0 for n in range(8)} | {"%globaltimer_hi": 0}
 _CLOCKS = {"%clock": "i32", "%clock_hi": "i32", "%clock64": "i64", "%globaltimer": "i64", "%globaltimer_lo": "i32"}
 _LANE_MASKS = {
     "%lanemask_eq": "eq",
