@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from kaas.softgpu import refused
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import Shape
 from kaas.softgpu.codegen import arithmetic as a
@@ -396,6 +397,9 @@ _LONG_HINTS = ("L1::", "L2::", "level::")
 @cache
 def decode(opcode: str) -> Operation | str:
     """The operation of an opcode, or why there is none."""
+    unknown = refused.reason(opcode)
+    if unknown:
+        return f"no code for {unknown}"
     base, *parts = opcode.split(".")
     name = "bar.red" if base in ("bar", "barrier") and "red" in parts else base
     family = FAMILIES.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tests.softgpu.harness import HEADER, Case, run
 
 POINTERS = (Path(__file__).parent / "kernels" / "pointers.ptx").read_text()
-ACTIONS = [lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b]
+ACTIONS: list[Callable[[Any, Any], Any]] = [lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b]
 
 
 def pointers_to(gpu: Any) -> Any:

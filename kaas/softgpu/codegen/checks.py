@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kaas.softgpu import refused
 from kaas.softgpu.codegen import special
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import SIZES
@@ -212,7 +213,7 @@ def _check_operand(kernel: Kernel, inst: Instruction, operand: Operand) -> None:
     match operand:
         case Special(name):
             if name not in special.NAMES:
-                raise Unsupported(inst.line, f"no code for {name}: {' '.join(inst.text.split())}")
+                raise Unsupported(inst.line, f"no code for {refused.register(name)}: {' '.join(inst.text.split())}")
         case Address(base, _):
             _check_operand(kernel, inst, base)
             if isinstance(base, Register) and kernel.registers[base.name][0] not in "bsu":

@@ -29,6 +29,7 @@ from kaas.softgpu.ptx.model import (
 )
 from kaas.softgpu.ptx.renaming import renamed, renamer
 from kaas.softgpu.ptx.types import SCALARS
+from kaas.softgpu.refused import MISSING_FUNCTIONS
 
 SYSTEM_CALLS = {"vprintf": 2, "__assertfail": 5}
 """Functions of CUDA that have no body, with the number of their arguments."""
@@ -219,7 +220,8 @@ class _Flattening:
         if name in SYSTEM_CALLS and (callee is None or not callee.has_body):
             self.system_call(item, name, arguments, results)
         elif callee is None or not callee.has_body:
-            self.refusals.append(Unsupported(item.line, f"call of {name}, which has no body here"))
+            why = f", of {MISSING_FUNCTIONS[name]}" if name in MISSING_FUNCTIONS else ", which has no body here"
+            self.refusals.append(Unsupported(item.line, f"call of {name}{why}"))
         elif callee.name in stack:
             self.refusals.append(Unsupported(item.line, f"recursive call of {callee.name}"))
         else:
