@@ -433,6 +433,23 @@ def operation(inst: Instruction) -> Operation:
     return found
 
 
+EXPANDED = {
+    "addc": ("s32 s64 u32 u64", "a + b + the carry"),
+    "subc": ("s32 s64 u32 u64", "a - b - the borrow"),
+    "madc": ("s32 s64 u32 u64", "a * b + c + the carry"),
+    "alloca": ("u64", "takes memory from the stack"),
+    "stacksave": ("u64", "the end of the stack"),
+    "stackrestore": ("u64", "sets the end of the stack"),
+    "call": ("", "calls a function, by name or by address"),
+    "bra": ("", "goes to a label"),
+    "brx": ("", "goes to one of several labels"),
+    "ret": ("", "returns"),
+    "exit": ("", "ends the thread"),
+}
+"""Families that other code turns into those above, or into the flow of control: their types and what they do."""
+
+
 def supported() -> list[tuple[str, str, str]]:
-    """(name, types, summary) of every family, for the documentation."""
-    return [(name, " ".join(sorted(f.types)), f.summary) for name, f in sorted(FAMILIES.items())]
+    """(name, types, summary) of every family of PTX that has code, for the documentation."""
+    rows = [(name, " ".join(sorted(f.types)), f.summary) for name, f in FAMILIES.items() if " " not in name]
+    return sorted([*rows, *((name, types, summary) for name, (types, summary) in EXPANDED.items())])

@@ -354,12 +354,22 @@ SHRINK(rz, ZERO)
 SHRINK(rm, DOWN)
 SHRINK(rp, UP)
 
-/* The product is exact in double, and the sum is off only where it spans more than 53 bits. */
+/* The sum of two doubles with its last bit set if it is not exact, so that rounding it once more rounds the true sum. */
+static inline double sum_to_odd(double a, double b) {
+  double sum = a + b, part = sum - a, rest = (a - (sum - part)) + (b - part);
+  uint64_t bits = bits_of(sum);
+  if (!isfinite(sum) || rest == 0 || bits & 1) return sum;
+  bits += (rest > 0) == (sum > 0) ? 1 : UINT64_MAX;
+  memcpy(&sum, &bits, 8);
+  return sum;
+}
+
+/* The products are exact in double. */
 static inline uint16_t fma_half(uint16_t a, uint16_t b, uint16_t c) {
-  return shrink((double)half_to_float(a) * half_to_float(b) + half_to_float(c), 5, 10, NEAREST);
+  return shrink(sum_to_odd((double)half_to_float(a) * half_to_float(b), half_to_float(c)), 5, 10, NEAREST);
 }
 static inline uint16_t fma_bfloat(uint16_t a, uint16_t b, uint16_t c) {
-  return shrink((double)bfloat_to_float(a) * bfloat_to_float(b) + bfloat_to_float(c), 8, 7, NEAREST);
+  return shrink(sum_to_odd((double)bfloat_to_float(a) * bfloat_to_float(b), bfloat_to_float(c)), 8, 7, NEAREST);
 }
 
 #define FMA_SMALL(name, function)                                                                                    \
