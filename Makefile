@@ -12,7 +12,7 @@ export PYTHONUNBUFFERED = 1
 test bench: export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench dist gpu gpu-expected kernels lock clean
+.PHONY: help setup demo test check bench dist gpu gpu-expected kernels tables lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ gpu-expected: setup ## what `make gpu` compares with, made on the software GPU
 kernels: ## PTX of all .cu files again (needs nvcc)
 	@for source in $$(find kaas examples benchmarks tests -name '*.cu'); do \
 	  echo "nvcc -ptx -arch=sm_80 $$source"; nvcc -ptx -arch=sm_80 "$$source" -o "$${source%.cu}.ptx" || exit 1; done
+
+tables: setup ## the tables of docs/softgpu.md again, from the code and the tests
+	@$(BIN)/python -m tests.softgpu.tables --write
 
 lock: ## lock files from pyproject.toml (needs uv)
 	$(LOCK) --upgrade --group build -o requirements/run.txt

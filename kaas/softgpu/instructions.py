@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from kaas.softgpu import refused
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import Shape
 from kaas.softgpu.codegen import arithmetic as a
-from kaas.softgpu.codegen import atomics, loads, predicates, stores, system_calls, warp
+from kaas.softgpu.codegen import atomics, loads, predicates, spaces, stores, system_calls, video, warp
 from kaas.softgpu.codegen import bit_fields as b
 from kaas.softgpu.codegen import conversions as c
 from kaas.softgpu.codegen import elementwise as each
@@ -23,11 +24,13 @@ _INT = "u16 u32 u64 s16 s32 s64"
 
 _REAL = "f32 f64 f16 f16x2 bf16 bf16x2"
 
+_PAIRS = "u16x2 s16x2"
+
 _NOT_DOUBLE = _REAL.replace("f64 ", "")
 
 _BITS = "b16 b32 b64"
 
-_EVERY = " ".join(name for name in SCALARS if name != "pred")
+_EVERY = " ".join(name for name, scalar in SCALARS.items() if scalar.kind not in "pv")
 
 _ATOMIC = "b16 b32 b64 u32 u64 s32 s64 f32 f64 f16 f16x2 bf16 bf16x2"
 
@@ -102,8 +105,30 @@ def _i32(_op: Operation) -> str:
     return "i32"
 
 
+_VIDEO = {
+    "vadd": "a + b",
+    "vsub": "a - b",
+    "vabsdiff": "|a - b|",
+    "vmin": "the lesser",
+    "vmax": "the greater",
+    "vavrg": "the average",
+}
+
+
+def _video(parts: str, of: str) -> dict[str, Family]:
+    families = {
+        name + parts: _lanes(f"{summary}, of {of}", video.body, "u32 s32", "sat add", 4, result=_i32)
+        for name, summary in _VIDEO.items()
+    }
+    comparisons = " ".join(video.COMPARISONS)
+    families["vset" + parts] = _lanes(
+        f"compares, of {of}", video.body, "u32 s32", "add", 4, required=comparisons, result=_i32
+    )
+    return families
+
+
 FAMILIES: dict[str, Family] = {
-    "add": _lanes("a + b", a.add_body, f"{_INT} {_REAL}", _ROUND, shape=each.add_shape),
+    "add": _lanes("a + b", a.add_body, f"{_INT} {_REAL} {_PAIRS}", _ROUND, shape=each.add_shape),
     "sub": _lanes("a - b", a.sub_body, f"{_INT} {_REAL}", _ROUND, shape=each.sub_shape),
     "mul": _lanes(
         "a * b: low half, high half or whole product",
@@ -131,8 +156,8 @@ FAMILIES: dict[str, Family] = {
     "rem": _lanes("the remainder of a / b", a.remainder_body, _INT),
     "abs": _lanes("|a|", a.abs_body, f"s16 s32 s64 {_REAL}", "ftz", 2),
     "neg": _lanes("-a", a.neg_body, f"s16 s32 s64 {_REAL}", "ftz", 2, shape=each.neg_shape),
-    "min": _lanes("the lesser", a.extreme("min"), f"{_INT} {_REAL}", "ftz NaN relu", (3, 4)),
-    "max": _lanes("the greater", a.extreme("max"), f"{_INT} {_REAL}", "ftz NaN relu", (3, 4)),
+    "min": _lanes("the lesser", a.extreme("min"), f"{_INT} {_REAL} {_PAIRS}", "ftz NaN relu", (3, 4)),
+    "max": _lanes("the greater", a.extreme("max"), f"{_INT} {_REAL} {_PAIRS}", "ftz NaN relu", (3, 4)),
     "sad": _lanes("c + |a - b|", a.sad_body, _INT, "", 4),
     "and": _lanes("bitwise and", a.binary("and"), f"{_BITS} pred", shape=each.and_shape),
     "or": _lanes("bitwise or", a.binary("or"), f"{_BITS} pred", shape=each.or_shape),
@@ -171,6 +196,8 @@ FAMILIES: dict[str, Family] = {
         required="lo hi",
         operands=4,
     ),
+    **_video("2", "two halves"),
+    **_video("4", "four bytes"),
     "rcp": _lanes("1 / a", r.function, "f32 f64", f"{_ROUND} approx", 2),
     "sqrt": _lanes("the square root", r.function, "f32 f64", f"{_ROUND} approx", 2),
     "rsqrt": _lanes("1 / the square root", r.function, "f32 f64", "approx ftz", 2),
@@ -252,8 +279,22 @@ FAMILIES: dict[str, Family] = {
     ),
     "membar": _family("orders memory accesses", warp.fence, "", "cta gl sys", 0, has_result=False),
     "fence": _family("orders memory accesses", warp.fence, "", f"proxy alias {_SYNC}", 0, has_result=False),
-    "prefetch": _family("a hint", warp.nothing, "", "global local", 1, has_result=False),
-    "prefetchu": _family("a hint", warp.nothing, "", "", 1, has_result=False),
+    "isspacep": _lanes(
+        "whether an address is in a space",
+        spaces.is_in_space,
+        "u64",
+        operands=2,
+        required=" ".join(spaces.SPACES),
+        kinds=lambda _op, _count: ["i64"],
+        result=lambda _: "i1",
+    ),
+    "prefetch": _family("a hint", warp.nothing, "", "global local const param tensormap L1 L2", 1, has_result=False),
+    "prefetchu": _family("a hint", warp.nothing, "", "L1", 1, has_result=False),
+    "discard": _family("a hint", warp.nothing, "", "global L2", 2, has_result=False),
+    "applypriority": _family("a hint", warp.nothing, "", "global", 2, has_result=False),
+    "createpolicy": _family(
+        "makes a hint", warp.policy, "b64", "fractional range cvt L2 global", (2, 4), shape=warp.uniform_shape
+    ),
     "nanosleep": _family("a hint", warp.nothing, "u32", "", 1, has_result=False),
     "pmevent": _family("a hint", warp.nothing, "", "", 1, has_result=False),
     "bar": _family(
@@ -337,6 +378,12 @@ FAMILIES: dict[str, Family] = {
     "call __assertfail": _family(
         "what assert calls", system_calls.assert_fail, "", operands=5, has_result=False, guard_branches=True
     ),
+    "call nowhere": _family(
+        "a call of what is no function", system_calls.nowhere, "", operands=1, has_result=False, guard_branches=True
+    ),
+    "call overflow": _family(
+        "a stack that is full", system_calls.overflow, "", operands=0, has_result=False, guard_branches=True
+    ),
     "brkpt": _family("a hint", warp.nothing, "", "", 0, has_result=False),
 }
 
@@ -350,6 +397,9 @@ _LONG_HINTS = ("L1::", "L2::", "level::")
 @cache
 def decode(opcode: str) -> Operation | str:
     """The operation of an opcode, or why there is none."""
+    unknown = refused.reason(opcode)
+    if unknown:
+        return f"no code for {unknown}"
     base, *parts = opcode.split(".")
     name = "bar.red" if base in ("bar", "barrier") and "red" in parts else base
     family = FAMILIES.get(name)
@@ -360,6 +410,8 @@ def decode(opcode: str) -> Operation | str:
     modifiers = tuple(word for word in words if word not in _HINTS)
     if name == "vote" and "ballot" not in modifiers:
         types = (SCALARS["pred"],)
+    elif name == "isspacep":
+        types = (*types, SCALARS["u64"])
     for part in modifiers:
         if part not in family.modifiers:
             return f"no code for .{part} of {base}"
@@ -381,6 +433,23 @@ def operation(inst: Instruction) -> Operation:
     return found
 
 
+EXPANDED = {
+    "addc": ("s32 s64 u32 u64", "a + b + the carry"),
+    "subc": ("s32 s64 u32 u64", "a - b - the borrow"),
+    "madc": ("s32 s64 u32 u64", "a * b + c + the carry"),
+    "alloca": ("u64", "takes memory from the stack"),
+    "stacksave": ("u64", "the end of the stack"),
+    "stackrestore": ("u64", "sets the end of the stack"),
+    "call": ("", "calls a function, by name or by address"),
+    "bra": ("", "goes to a label"),
+    "brx": ("", "goes to one of several labels"),
+    "ret": ("", "returns"),
+    "exit": ("", "ends the thread"),
+}
+"""Families that other code turns into those above, or into the flow of control: their types and what they do."""
+
+
 def supported() -> list[tuple[str, str, str]]:
-    """(name, types, summary) of every family, for the documentation."""
-    return [(name, " ".join(sorted(f.types)), f.summary) for name, f in sorted(FAMILIES.items())]
+    """(name, types, summary) of every family of PTX that has code, for the documentation."""
+    rows = [(name, " ".join(sorted(f.types)), f.summary) for name, f in FAMILIES.items() if " " not in name]
+    return sorted([*rows, *((name, types, summary) for name, (types, summary) in EXPANDED.items())])

@@ -29,8 +29,9 @@ from kaas.softgpu.disk_cache import DiskCache
 from kaas.softgpu.ptx import inline, limits
 from kaas.softgpu.ptx import model as ptx
 from kaas.softgpu.ptx import parser as ptx_parser
-from kaas.softgpu.ptx.inline import align_up
+from kaas.softgpu.ptx.limits import align_up
 from kaas.softgpu.ptx.model import PtxError, Unsupported
+from kaas.softgpu.ptx.pointers import address_of
 
 T = TypeVar("T")
 
@@ -270,9 +271,14 @@ def _lay_out(
     pointers = []
     for variable in placed:
         for place, name, addend in variable.pointers:
-            if name not in offsets:
+            start = offsets[variable.name] + place
+            address = address_of(module, name)
+            if name in offsets:
+                pointers.append((start, offsets[name] + addend))
+            elif address is not None:
+                data[start : start + 8] = address.to_bytes(8, "little")
+            else:
                 raise Unsupported(variable.line, f"the address of {name} in the initial value of {variable.name}")
-            pointers.append((offsets[variable.name] + place, offsets[name] + addend))
     return offsets, tuple(infos), bytes(data) + bytes(end - len(data)), tuple(pointers)
 
 

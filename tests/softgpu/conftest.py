@@ -74,6 +74,12 @@ class Gpu:
             self.loaded[text] = self.compiler.load(text.encode())
         return self.loaded[text]
 
+    def forget(self) -> None:
+        """Unloads all modules."""
+        for handle in self.loaded.values():
+            self.compiler.unload(handle)
+        self.loaded.clear()
+
     def run(
         self,
         text: str,

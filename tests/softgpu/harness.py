@@ -140,3 +140,28 @@ def same(actual: Array, expected: Array, ulp: int = 0) -> None:
         bits = f"u{actual.dtype.itemsize}"
         wrong = np.nonzero((actual.view(bits) != expected.view(bits)) & ~nan)[0]
         assert not len(wrong), (len(wrong), actual[wrong[:5]], expected[wrong[:5]], wrong[:5])
+
+
+def run_all(
+    gpu: Any, lines: list[tuple[str, str]], names: tuple[str, ...], operands: list[Array], uniform: bool
+) -> Any:
+    """What several instructions, as (line, type of the result), make of the same operands: an array for each. One
+    kernel runs them all."""
+    declared = [f".reg .{storage(result)} %o{place};" for place, (_, result) in enumerate(lines)]
+    body, outs = [], []
+    for place, (line, result) in enumerate(lines):
+        registers = {letter: f"%{letter}" for letter in "abcef"} | {"d": f"%o{place}"}
+        size = np.dtype(DTYPES[result]).itemsize
+        body += [line.format(**registers), f"ld.param.u64 %p, [r{place}];", f"mad.lo.u64 %p, %w, {size}, %p;"]
+        if result == "pred":
+            body += [f"selp.u32 %x, 1, 0, %o{place};", "st.global.u32 [%p], %x;"]
+        else:
+            body += [f"st.global.{_memory(result)} [%p], %o{place};"]
+        outs.append(np.zeros(len(operands[0]), DTYPES[result]))
+    text = kernel(Case("\n".join([*declared, *body, "mov.u32 {d}, 0;"]), "u32", names), uniform)
+    parameters = "".join(f", .param .u64 r{place}" for place in range(len(lines)))
+    text = text.replace(f"p{len(names)})", f"p{len(names)}{parameters})", 1)
+    given = [np.ascontiguousarray(array, DTYPES[name]) for array, name in zip(operands, names, strict=True)]
+    unused, count = np.zeros(len(operands[0]), np.uint32), len(operands[0])
+    gpu.run(text, "k", count if uniform else count // 32, 32, unused, *given, *outs)
+    return outs

@@ -190,3 +190,38 @@ def test_chosen_programs(gpu: Any, program: tuple[Node, ...]) -> None:
 
 def test_bits() -> None:
     assert list(bits(0b101001)) == [0, 3, 5]
+
+
+MEET_AGAIN = """.visible .entry k(.param .u64 out) {
+.reg .b32 %t, %n, %m; .reg .b64 %a; .reg .pred %p, %q;
+mov.u32 %t, %tid.x; ld.param.u64 %a, [out]; mad.wide.u32 %a, %t, 4, %a;
+and.b32 %m, %t, 1; setp.ne.u32 %p, %m, 0; and.b32 %n, %t, 7;
+@%p bra second;
+first:
+sub.s32 %n, %n, 1; setp.le.s32 %q, %n, 0;
+@%q bra done;
+second:
+sub.s32 %n, %n, 2; setp.gt.s32 %q, %n, 0;
+@%q bra first;
+done:
+vote.sync.ballot.b32 %m, %p, -1;
+st.global.u32 [%a], %m;
+ret;
+}
+"""
+
+
+def test_threads_that_leave_a_loop_with_two_entries_meet_behind_it(gpu: Any) -> None:
+    out = np.zeros(32, np.uint32)
+    gpu.run(HEADER + MEET_AGAIN, "k", 1, 32, out)
+    assert set(out.tolist()) == {0xAAAAAAAA}
+
+
+@pytest.mark.parametrize("index", ["%tid.x", "%ctaid.x"])
+def test_a_jump_table_of_one_target(gpu: Any, index: str) -> None:
+    out = np.zeros(32, np.uint32)
+    body = f"""{{ .reg .b32 %t; .reg .b64 %a; mov.u32 %t, {index}; rem.u32 %t, %t, 1;
+there: .branchtargets here; brx.idx %t, there; here: mov.u32 %t, %tid.x; ld.param.u64 %a, [out];
+mad.wide.u32 %a, %t, 4, %a; st.global.u32 [%a], 5; ret; }}"""
+    gpu.run(f"{HEADER}.visible .entry k(.param .u64 out) {body}", "k", 1, 32, out)
+    assert set(out.tolist()) == {5}

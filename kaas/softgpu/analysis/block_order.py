@@ -2,7 +2,9 @@
 
 When lanes of a warp part, the blocks they go to run one after the other in this order, each under the mask of the lanes
 that wait for it. The order is topological but for the branches back to the head of a loop, and the blocks of a loop are
-contiguous, so lanes that left a loop wait behind it and lanes that part meet again as early as they can.
+contiguous, so lanes that left a loop wait behind it and lanes that part meet again as early as they can. A loop is any
+set of blocks that reach each other, also one with several entries; its head is where a search from the start first
+meets it, and its inner loops are those that remain without the head (a weak topological order: Bourdoncle, FMPA 1993).
 """
 
 from __future__ import annotations
@@ -11,23 +13,8 @@ from kaas.softgpu.analysis.blocks import EXIT, Block, Branch, Jump, Switch
 
 
 def in_order(blocks: list[Block]) -> list[Block]:
-    """Reachable blocks in reverse post-order with contiguous loops, renumbered."""
-    post: list[int] = []
-    seen = {0}
-    stack = [(0, iter(blocks[0].successors))]
-    while stack:
-        node, successors = stack[-1]
-        for target in successors:
-            if target != EXIT and target not in seen:
-                seen.add(target)
-                stack.append((target, iter(blocks[target].successors)))
-                break
-        else:
-            post.append(node)
-            stack.pop()
-    order = post[::-1]
-    loops = _loops(blocks, order)
-    order = _contiguous(order, loops)
+    """Reachable blocks with contiguous loops, renumbered."""
+    order, loops = _arrange(blocks)
     place = {node: index for index, node in enumerate(order)}
     place[EXIT] = EXIT
     spans = [(place[head], max(place[node] for node in body), body) for head, body in loops.items()]
@@ -47,62 +34,62 @@ def in_order(blocks: list[Block]) -> list[Block]:
     return out
 
 
-def _loops(blocks: list[Block], order: list[int]) -> dict[int, set[int]]:
-    """Natural loops by head. A branch back that enters no natural loop (irreducible flow) makes none."""
-    place = {node: index for index, node in enumerate(order)}
-    before: dict[int, list[int]] = {node: [] for node in order}
-    for node in order:
-        for target in blocks[node].successors:
-            if target != EXIT:
-                before[target].append(node)
-    parent = {order[0]: order[0]}
-    changed = True
-    while changed:
-        changed = False
-        for node in order[1:]:
-            best: int | None = None
-            for one in before[node]:
-                if one not in parent:
-                    continue
-                if best is None:
-                    best = one
-                    continue
-                other = one
-                while best != other:
-                    while place[best] > place[other]:
-                        best = parent[best]
-                    while place[other] > place[best]:
-                        other = parent[other]
-            assert best is not None
-            if parent.get(node) != best:
-                parent[node] = best
-                changed = True
+def _arrange(blocks: list[Block]) -> tuple[list[int], dict[int, set[int]]]:
+    """The order, and the loops by head."""
+    order: list[int] = []
     loops: dict[int, set[int]] = {}
-    for node in order:
-        for head in blocks[node].successors:
-            if head == EXIT or place[head] > place[node]:
-                continue
-            above = node
-            while place[above] > place[head]:
-                above = parent[above]
-            if above != head:
-                continue
-            body = loops.setdefault(head, {head})
-            work = [node]
-            while work:
-                one = work.pop()
-                if one not in body:
-                    body.add(one)
-                    work += before[one]
-    return loops
+    work: list[int | list[int]] = [[0, *range(1, len(blocks))]]
+    start = True
+    while work:
+        item = work.pop()
+        if isinstance(item, int):
+            order.append(item)
+            continue
+        components = _components(blocks, item, only_first=start)
+        start = False
+        for component in components:
+            head, *rest = component
+            if rest:
+                work.append(rest)
+            if rest or head in blocks[head].successors:
+                loops[head] = set(component)
+            work.append(head)
+    return order, loops
 
 
-def _contiguous(order: list[int], loops: dict[int, set[int]]) -> list[int]:
-    """Moves what lies between a loop's blocks behind the loop, outer loops first."""
-    for head in sorted(loops, key=lambda head: -len(loops[head])):
-        body = loops[head]
-        start = order.index(head)
-        inside = [node for node in order[start:] if node in body]
-        outside = [node for node in order[start:] if node not in body]
-        order = order[:start] + inside + outside
-    return order
+def _components(blocks: list[Block], nodes: list[int], *, only_first: bool) -> list[list[int]]:
+    """Sets of nodes that reach each other within `nodes`, the last first; each in the order in which a search from the
+    first node on, and from the others that this leaves (unless only_first), comes to them."""
+    allowed = set(nodes)
+    number: dict[int, int] = {}
+    low: dict[int, int] = {}
+    open_nodes: list[int] = []
+    out: list[list[int]] = []
+    for root in nodes[:1] if only_first else nodes:
+        if root in number:
+            continue
+        number[root] = low[root] = len(number)
+        open_nodes.append(root)
+        stack = [(root, iter(blocks[root].successors))]
+        while stack:
+            node, successors = stack[-1]
+            for target in successors:
+                if target not in allowed:
+                    continue
+                if target not in number:
+                    number[target] = low[target] = len(number)
+                    open_nodes.append(target)
+                    stack.append((target, iter(blocks[target].successors)))
+                    break
+                low[node] = min(low[node], number[target])
+            else:
+                stack.pop()
+                if stack:
+                    low[stack[-1][0]] = min(low[stack[-1][0]], low[node])
+                if low[node] == number[node]:
+                    component = [open_nodes.pop()]
+                    while component[-1] != node:
+                        component.append(open_nodes.pop())
+                    allowed.difference_update(component)
+                    out.append(component[::-1])
+    return out

@@ -163,7 +163,8 @@ def _thread_exits(blocks: list[Block]) -> list[Block]:
                 taken, otherwise = final(taken), final(otherwise)
                 block.end = Jump(taken) if taken == otherwise else Branch(register, negated, taken, otherwise)
             case Switch(register, targets):
-                block.end = Switch(register, tuple(final(target) for target in targets))
+                ways = tuple(final(target) for target in targets)
+                block.end = Jump(ways[0]) if len(set(ways)) == 1 else Switch(register, ways)
     return blocks
 
 

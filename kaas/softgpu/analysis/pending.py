@@ -19,10 +19,8 @@ class Pending:
         """Sort key: in which order blocks that have waiting lanes come to run once `here` is done."""
         if target > here:
             return target, 0
-        for depth, (head, last) in enumerate(self.blocks[here].loops):
-            if head == target:
-                return last, 1 + depth
-        return len(self.blocks), target
+        loops = enumerate(self.blocks[here].loops)
+        return next((last, 1 + depth) for depth, (head, last) in loops if head == target)
 
     def is_direct(self, here: int, target: int) -> bool:
         """Whether a branch that all lanes of `here` take may go to `target` at once: nothing waits on the way."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kaas.softgpu.codegen import reals
 from kaas.softgpu.codegen.elementwise import Body
 from kaas.softgpu.codegen.emitter import Emitter
@@ -28,6 +30,8 @@ def call_by_sign(e: Emitter, op: Operation, w: Width, name: str, *args: str) -> 
 def add_body(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
     if op.type.kind in "fh":
         return reals.arithmetic(e, op, w, "fadd", a, b)
+    if op.type.kind == "v":
+        return _on_pairs(e, w, lambda pair, x, y: e.new(f"add {pair} {x}, {y}"), (a, b))
     if "sat" in op.modifiers:
         return call_by_sign(e, op, w, "add.sat", a, b)
     return e.new(f"add {w.of(op.llvm)} {a}, {b}")
@@ -132,6 +136,8 @@ def extreme(name: str) -> Body:
     def body(e: Emitter, op: Operation, w: Width, a: str, b: str, *more: str) -> str:
         if op.type.kind in "fh":
             return reals.extreme(e, op, w, name, a, b, *more)
+        if op.type.kind == "v":
+            return _on_pairs(e, w, lambda pair, *x: _extreme_of_pairs(e, op, w, name, pair, *x), (a, b, *more))
         value = call_by_sign(e, op, w, name, a, b)
         for other in more:
             value = call_by_sign(e, op, w, name, value, other)
@@ -140,6 +146,23 @@ def extreme(name: str) -> Body:
         return value
 
     return body
+
+
+def _on_pairs(e: Emitter, w: Width, body: Callable[..., str], args: tuple[str, ...]) -> str:
+    """body(type, ...) on vectors of 16-bit integers, two for each lane."""
+    pair, whole = f"<{2 * w.lanes} x i16>", w.of("i32")
+    value = body(pair, *(e.new(f"bitcast {whole} {arg} to {pair}") for arg in args))
+    return e.new(f"bitcast {pair} {value} to {whole}")
+
+
+def _extreme_of_pairs(e: Emitter, op: Operation, w: Width, name: str, pair: str, *args: str) -> str:
+    width, sign = f"v{2 * w.lanes}i16", op.type.name[0]
+    value = args[0]
+    for other in args[1:]:
+        value = e.intrinsic(f"llvm.{sign}{name}.{width}", pair, [(pair, value), (pair, other)])
+    if "relu" in op.modifiers:
+        value = e.intrinsic(f"llvm.smax.{width}", pair, [(pair, value), (pair, "zeroinitializer")])
+    return value
 
 
 def abs_body(e: Emitter, op: Operation, w: Width, a: str) -> str:

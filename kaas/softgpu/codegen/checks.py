@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kaas.softgpu import refused
 from kaas.softgpu.codegen import special
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import SIZES
@@ -94,6 +95,7 @@ def _check_forms(inst: Instruction, op: Operation) -> None:
     lists = {"mov": (0, 1), "ld": (0,), "ldu": (0,), "st": (1,)}.get(op.base, ())
     pairs = (0,) if op.base in ("setp", "shfl", "match", "elect") else ()
     addresses = {"ld": (1,), "ldu": (1,), "atom": (1,), "st": (0,), "red": (0,), "prefetch": (0,), "prefetchu": (0,)}
+    addresses |= {"discard": (0,), "applypriority": (0,), "createpolicy": (1,)}
     for place, operand in enumerate(inst.operands):
         fits = True
         match operand:
@@ -182,6 +184,8 @@ def _other_widths(kernel: Kernel, inst: Instruction, op: Operation) -> list[tupl
             return [(one, op.type.bits) for one in operands if not isinstance(one, Address)]
         case "cvta":
             return [(one, 64) for one in operands]
+        case "createpolicy":
+            return [(operands[0], 64)]
         case "ld" | "ldu" | "st" | "cvt":
             return _wide_enough(kernel, inst, op)
     return []
@@ -209,7 +213,7 @@ def _check_operand(kernel: Kernel, inst: Instruction, operand: Operand) -> None:
     match operand:
         case Special(name):
             if name not in special.NAMES:
-                raise Unsupported(inst.line, f"no code for {name}: {' '.join(inst.text.split())}")
+                raise Unsupported(inst.line, f"no code for {refused.register(name)}: {' '.join(inst.text.split())}")
         case Address(base, _):
             _check_operand(kernel, inst, base)
             if isinstance(base, Register) and kernel.registers[base.name][0] not in "bsu":

@@ -87,16 +87,39 @@ def _from_integer(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scala
             return a
         how = "trunc" if to.bits < source.bits else "sext" if signed else "zext"
         return e.new(f"{how} {kind} {a} to {w.of(to.llvm)}")
-    small = to.bits == 16
-    element = "float" if small else to.llvm
+    if to.bits == 16:
+        number = _exact_double(e, w, source, a)
+        return _shrunk(e, w, to, op.rounding, number)
+    element = to.llvm
     if op.rounding and source.bits >= 32:
         if source.bits == 32:
             a = e.new(f"{'sext' if signed else 'zext'} {kind} {a} to {w.of('i64')}")
         suffix = "f64" if element == "double" else "f32"
-        value = e.outline(f"kaas_rt_cvt_{op.rounding}_{suffix}_{'s' if signed else 'u'}64", element, [("i64", a)], w)
-    else:
-        value = e.new(f"{'s' if signed else 'u'}itofp {kind} {a} to {w.of(element)}")
-    return reals.from_float(e, to, w, value) if small else value
+        return e.outline(f"kaas_rt_cvt_{op.rounding}_{suffix}_{'s' if signed else 'u'}64", element, [("i64", a)], w)
+    return e.new(f"{'s' if signed else 'u'}itofp {kind} {a} to {w.of(element)}")
+
+
+def _exact_double(e: Emitter, w: Width, source: Scalar, a: str) -> str:
+    """An integer as a double that rounds to 16 bits as the integer itself does: of one beyond 53 bits, the low bits
+    become one that says whether any of them is set."""
+    kind, sign = w.of(source.llvm), "s" if source.signed else "u"
+    if source.bits == 64:
+        low = e.new(f"and {kind} {a}, {w.const('i64', 0xFFF)}")
+        some = e.new(f"icmp ne {kind} {low}, {w.const('i64', 0)}")
+        last = e.new(f"select {w.of('i1')} {some}, {kind} {w.const('i64', 0x1000)}, {kind} {w.const('i64', 0)}")
+        high = e.new(f"and {kind} {a}, {w.const('i64', ~0xFFF)}")
+        cut = e.new(f"or {kind} {high}, {last}")
+        size = e.intrinsic(f"llvm.abs.{w.name('i64')}", kind, [(kind, a), ("i1", "false")]) if source.signed else a
+        large = e.new(f"icmp ugt {kind} {size}, {w.const('i64', 1 << 53)}")
+        a = e.new(f"select {w.of('i1')} {large}, {kind} {cut}, {kind} {a}")
+    return e.new(f"{sign}itofp {kind} {a} to {w.of('double')}")
+
+
+def _shrunk(e: Emitter, w: Width, to: Scalar, mode: str, a: str) -> str:
+    """A double in 16 bits, rounded once."""
+    name = "bfloat" if to.name == "bf16" else "half"
+    bits = e.outline(f"kaas_rt_double_to_{name}_{mode or 'rn'}", "i16", [("double", a)], w)
+    return bits if to.llvm == "i16" else e.new(f"bitcast {w.of('i16')} {bits} to {w.of(to.llvm)}")
 
 
 def _clamp(e: Emitter, w: Width, to: Scalar, source: Scalar, a: str) -> str:
@@ -140,13 +163,10 @@ def _real_to_real(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scala
     if whole:
         a = e.intrinsic(f"llvm.{_WHOLE[whole]}.{w.name(element)}", kind, [(kind, a)])
     if to.bits == 16:
-        name = "bfloat" if to.name == "bf16" else "half"
         if element == "double" or op.rounding:
-            mode = op.rounding or "rn"
             if element == "float":
                 a = e.new(f"fpext {kind} {a} to {w.of('double')}")
-            bits = e.outline(f"kaas_rt_double_to_{name}_{mode}", "i16", [("double", a)], w)
-            return bits if to.llvm == "i16" else e.new(f"bitcast {w.of('i16')} {bits} to {w.of(to.llvm)}")
+            return _shrunk(e, w, to, op.rounding, reals.finish(e, op, w, "double", a))
         return reals.from_float(e, to, w, reals.finish(e, op, w, "float", a))
     if SIZES[element] < to.bits:
         a = e.new(f"fpext {kind} {a} to {w.of(to.llvm)}")

@@ -255,20 +255,14 @@ class _Function:
 
     def _chain(self) -> list[tuple[int, int]]:
         """Where lanes may wait, in the order to look: (block after which it comes, block). The head of a loop comes
-        again after the loop's last block; targets of branches back that close no natural loop come at the very end."""
+        again after the loop's last block."""
         waiting = set(self.waiting_places)
         chain: list[tuple[int, int]] = []
         for index, block in enumerate(self.blocks):
             if index in waiting:
                 chain.append((index - 1, index))
             chain += [(index, head) for head, last in block.loops if last == index and head in waiting]
-        wrapped = {
-            target
-            for index, block in enumerate(self.blocks)
-            for target in block.successors
-            if target != EXIT and target <= index and all(head != target for head, _ in block.loops)
-        }
-        return chain + [(len(self.blocks), target) for target in sorted(wrapped & waiting)]
+        return chain
 
     def _next(self, here: int) -> str:
         """The label of the first look after `here`."""

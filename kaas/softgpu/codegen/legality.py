@@ -26,8 +26,8 @@ _TYPES: dict[str, dict[str, str]] = {
     "div": {"approx full": "f32", "sat": ""},
     "rcp": {"sat": ""},
     "sqrt": {"approx": "f32", "sat": ""},
-    "min": {"NaN": f"f32 {_SMALL}", "relu": f"s32 {_SMALL}"},
-    "max": {"NaN": f"f32 {_SMALL}", "relu": f"s32 {_SMALL}"},
+    "min": {"NaN": f"f32 {_SMALL}", "relu": f"s32 s16x2 {_SMALL}"},
+    "max": {"NaN": f"f32 {_SMALL}", "relu": f"s32 s16x2 {_SMALL}"},
     "mad24": {"sat": "s32"},
     "setp": {
         "lo ls hi hs": "u16 u32 u64 b16 b32 b64",
@@ -65,6 +65,8 @@ _OPERATIONS = "add min max and or xor exch cas inc dec"
 
 # How many types an opcode names; one unless listed.
 _COUNTS = {"cvt": 2, "set": 2, "slct": 2, "dp4a": 2, "dp2a": 2}
+_COUNTS |= {f"{name}{n}": 3 for name in ("vadd", "vsub", "vabsdiff", "vmin", "vmax", "vavrg") for n in (2, 4)}
+_COUNTS |= {"vset2": 2, "vset4": 2}
 
 
 def _spread(rules: dict[str, str]) -> dict[str, frozenset[str]]:

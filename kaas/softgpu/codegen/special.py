@@ -13,7 +13,9 @@ STOP_FIELD = 64
 
 _FIELDS = {f"%{name}.{axis}": (name, index) for name in ("ctaid", "nctaid") for index, axis in enumerate("xyz")}
 _CONSTANTS = {"%warp_size": 32, "WARP_SZ": 32, "%gridid": 0, "%smid": 0, "%nsmid": 1, "%warpsize": 32}
-_CLOCKS = {"%clock": "i32", "%clock_hi": "i32", "%clock64": "i64", "%globaltimer": "i64", "%globaltimer_lo": "i32"}
+_CONSTANTS |= {f"%pm{n}{bits}": 0 for n in range(8) for bits in ("", "_64")}
+_CLOCKS = {"%clock": "i32", "%clock_hi": "i32", "%clock64": "i64"}
+_TIMERS = {"%globaltimer": "i64", "%globaltimer_lo": "i32", "%globaltimer_hi": "i32"}
 _LANE_MASKS = {
     "%lanemask_eq": "eq",
     "%lanemask_lt": "lt",
@@ -24,7 +26,7 @@ _LANE_MASKS = {
 _OTHERS = {"%laneid", "%warpid", "%nwarpid", "%dynamic_smem_size", "%total_smem_size"}
 _INDICES = {f"%{name}.{axis}" for name in ("tid", "ntid") for axis in "xyz"}
 
-NAMES = frozenset({*_FIELDS, *_CONSTANTS, *_CLOCKS, *_LANE_MASKS, *_OTHERS, *_INDICES})
+NAMES = frozenset({*_FIELDS, *_CONSTANTS, *_CLOCKS, *_TIMERS, *_LANE_MASKS, *_OTHERS, *_INDICES})
 
 
 def special(e: Emitter, name: str) -> Value:
@@ -37,11 +39,11 @@ def special(e: Emitter, name: str) -> Value:
         return Value(shape, "i32", ["0"])
     if name in _LANE_MASKS:
         return Value(VARYING, "i32", [_lane_mask(_LANE_MASKS[name])])
-    if name in _CLOCKS:
-        ticks = e.intrinsic("llvm.readcyclecounter", "i64", [])
-        if name == "%clock_hi":
-            ticks = e.new(f"lshr i64 {ticks}, 32")
-        return e.cast(Value(UNIFORM, "i64", [ticks]), _CLOCKS[name])
+    if name in _CLOCKS or name in _TIMERS:
+        count = e.intrinsic("kaas_rt_nanoseconds" if name in _TIMERS else "llvm.readcyclecounter", "i64", [])
+        if name.endswith("_hi"):
+            count = e.new(f"lshr i64 {count}, 32")
+        return e.cast(Value(UNIFORM, "i64", [count]), (_CLOCKS | _TIMERS)[name])
     if name in _CONSTANTS:
         return Value(UNIFORM, "i32", [str(_CONSTANTS[name])])
     if name in _FIELDS:

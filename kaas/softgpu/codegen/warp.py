@@ -213,6 +213,13 @@ def nothing(e: Emitter, step: Step) -> None:
     """Hints."""
 
 
+def policy(e: Emitter, step: Step) -> None:
+    """createpolicy d, ...: what caches are to do, which there are none of."""
+    target = step.inst.operands[0]
+    assert isinstance(target, Register)
+    e.write(target.name, Value(UNIFORM, "i64", ["0"]), step)
+
+
 def trap(e: Emitter, step: Step) -> None:
     e.call("kaas_rt_trap", [("ptr", "%w"), ("i32", str(step.inst.line))])
 

@@ -11,6 +11,9 @@ from kaas.softgpu.ptx.types import SCALARS
 
 _VARIABLE = re.compile(r"\.(global|const|shared|local|param)\b((?:\s*\.\w+(?:\s+\d+(?=\s))?)*)\s+(.*)$", re.S)
 
+# Managed and unified memory is what host and device both reach: so is all memory here.
+_ATTRIBUTE = re.compile(r"\.attribute\s*\((?:\s*\.(?:managed|unified)\b(?:\s*\([^)]*\))?\s*,?)*\s*\)")
+
 _DECLARATOR = re.compile(r"([\w$%]+)\s*((?:\[\s*\w*\s*\]\s*)*)(?:=\s*(.*))?$", re.S)
 
 
@@ -40,7 +43,7 @@ def parameters(text: str, line: int) -> tuple[Parameter, ...]:
 
 def variables(text: str, line: int, external: bool) -> list[Variable]:
     """The variables of one declaration, with their initial bytes."""
-    found = _VARIABLE.match(text)
+    found = _VARIABLE.match(_ATTRIBUTE.sub(" ", text))
     if not found:
         raise Unsupported(line, f"no code for {' '.join(text.split())[:80]!r}")
     words = re.findall(r"\.(\w+)(?:\s+(\d+))?", found[2])

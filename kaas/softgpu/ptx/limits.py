@@ -15,10 +15,15 @@ CALL_DEPTH = 48
 GLOBAL_BYTES = 256 << 20  # .global and .const of a module
 SHARED_BYTES = 227 << 10  # declared by a kernel, as the largest GPUs have
 LOCAL_BYTES = 512 << 10  # of a thread, as CUDA has it
+STACK_BYTES = 64 << 10  # of a thread, for what it takes with alloca
 PARAMETER_BYTES = 32764  # as CUDA has it
 SHARED_ALIGN = 1024  # where a block's shared memory starts; also in runtime/abi.h
 LOCAL_ALIGN = 128  # above 16 only a name: a lane's area starts at multiples of 16
 GLOBAL_ALIGN = 256  # where a module's variables start
+
+
+def align_up(offset: int, align: int) -> int:
+    return (offset + align - 1) // align * align
 
 
 def check_registers(count: int, line: int) -> None:

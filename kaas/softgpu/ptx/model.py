@@ -121,6 +121,15 @@ class Parameter:
     in_register: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What an indirect call may call: any function with these results and parameters, or one of `targets`."""
+
+    results: tuple[Parameter, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    targets: tuple[str, ...] | None = None
+
+
 @dataclass(slots=True)
 class Function:
     name: str
@@ -132,10 +141,11 @@ class Function:
     registers: dict[str, str] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
     body: list[Instruction | Label] = field(default_factory=list)
+    signatures: dict[str, Signature] = field(default_factory=dict)  # by label
     max_threads: int = 1024
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Module:
     functions: dict[str, Function] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)

@@ -92,6 +92,8 @@ def _operand(text: str, line: int, scopes: list[dict[str, Operand]]) -> Operand:
             return Pair(left, right)
     if text == "_":
         return SINK
+    if text == "WARP_SZ":
+        return Immediate(32)
     if first == "%":
         return Special(text)
     symbol = _SYMBOL.match(text)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kaas.softgpu.ptx import limits
 from kaas.softgpu.ptx.declarations import parameters, variables
-from kaas.softgpu.ptx.model import Function, Label, Module, Operand, PtxError, Register, Symbol, Unsupported
+from kaas.softgpu.ptx.model import Function, Label, Module, Operand, PtxError, Register, Signature, Symbol, Unsupported
 from kaas.softgpu.ptx.operands import instruction
 from kaas.softgpu.ptx.types import SCALARS
 
@@ -22,6 +22,8 @@ _STATEMENT = re.compile(r"[^;]*;")
 _LINE_DIRECTIVE = re.compile(r"\.(?:loc|file|version|target|address_size|pragma)\b[^\n]*")
 
 _SECTION = re.compile(r"\.section\b[^{]*\{[^}]*\}")
+
+_SIGNATURE = re.compile(r"\s*\.(?:calltargets\s+([^;]*)|callprototype\s*(?:\(([^)]*)\)\s*)?_\s*(?:\(([^)]*)\))?[^;]*);")
 
 _HEAD = re.compile(r"[^;{=]*")
 
@@ -93,10 +95,20 @@ class _Parser:
         if rest is None:
             raise PtxError(line, "the text ends inside a directive")
         text = (head + rest[:-1]).strip()
+        alias = re.match(r"\.alias\s+([\w$]+)\s*,\s*([\w$]+)$", text)
+        if alias:
+            self.alias(module, alias[1], alias[2], line)
+            return
         external = text.startswith(".extern")
         plain = re.sub(r"^(?:\.(?:visible|extern|weak|common)\s+)*", "", text)
         for variable in variables(plain, line, external):
             module.variables[variable.name] = variable
+
+    def alias(self, module: Module, name: str, other: str, line: int) -> None:
+        function = module.functions.get(other)
+        if function is None or not function.has_body:
+            raise PtxError(line, f"{name} is to stand for {other}, which has no body here")
+        module.functions[name] = function
 
     def function(self, module: Module, head: str, line: int) -> None:
         found = _FUNCTION.search(head)
@@ -151,6 +163,8 @@ class _Parser:
         label = _LABEL.match(self.text, self.position)
         if label:
             self.position = label.end()
+            if self.signature(function, label[1], line):
+                return
             table = re.compile(r"\s*\.branchtargets\s+([^;]*);").match(self.text, self.position)
             if table:
                 self.position = table.end()
@@ -168,6 +182,19 @@ class _Parser:
             cache.clear()
         else:
             function.body.append(instruction(text, line, scopes, cache))
+
+    def signature(self, function: Function, name: str, line: int) -> bool:
+        """Takes what an indirect call may call, if that is what the label names."""
+        found = _SIGNATURE.match(self.text, self.position)
+        if found is None:
+            return False
+        self.position = found.end()
+        if found[1]:
+            targets = tuple(one.strip() for one in found[1].split(","))
+            function.signatures[name] = Signature(targets=targets)
+        else:
+            function.signatures[name] = Signature(parameters(found[2] or "", line), parameters(found[3] or "", line))
+        return True
 
     def declaration(
         self, function: Function, scopes: list[dict[str, Operand]], opened: int, text: str, line: int

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """kind: b(its), s(igned), u(nsigned), f(loat), p(redicate), h (bfloat16 and pairs, which LLVM sees as bits)."""
+    """kind: b(its), s(igned), u(nsigned), f(loat), p(redicate), h (bfloat16 and pairs, which LLVM sees as bits),
+    v (pairs of 16-bit integers)."""
 
     name: str
     bits: int
@@ -32,6 +33,7 @@ def _scalars() -> dict[str, Scalar]:
         table[name] = Scalar(name, bits, "f", llvm)
     for name, bits in (("bf16", 16), ("f16x2", 32), ("bf16x2", 32)):
         table[name] = Scalar(name, bits, "h", f"i{bits}")
+    table |= {name: Scalar(name, 32, "v", "i32") for name in ("u16x2", "s16x2")}
     table["pred"] = Scalar("pred", 1, "p", "i1")
     return table
 

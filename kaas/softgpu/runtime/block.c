@@ -231,4 +231,3 @@ void kaas_rt_trap(kaas_warp *warp, uint32_t line) {
            warp->ctaid[2], warp->warp);
   kaas_abandon(warp->block, LAUNCH_FAILED, text);
 }
-

@@ -175,6 +175,53 @@ DOT2_HALVES(u32, uint16_t, s32, int8_t)
 DOT2_HALVES(s32, int16_t, u32, uint8_t)
 DOT2_HALVES(s32, int16_t, s32, int8_t)
 
+/* --- halves and bytes: the SIMD video instructions */
+
+/* Bits of `how`, and above them the action, as codegen/video.py makes them. */
+enum { SIGNED_RESULT = 1, SIGNED_A = 2, SIGNED_B = 4, SATURATES = 8, ACCUMULATES = 16, HALVES = 32, ACTION_SHIFT = 8 };
+enum { V_ADD, V_SUB, V_ABSDIFF, V_MIN, V_MAX, V_AVERAGE, V_EQ, V_NE, V_LT, V_LE, V_GT, V_GE };
+
+static inline int32_t part_of(uint32_t word, int bits, int at, int is_signed) {
+  uint32_t top = word << (32 - bits - at);
+  return is_signed ? (int32_t)top >> (32 - bits) : (int32_t)(top >> (32 - bits));
+}
+
+static int32_t act_on_parts(uint32_t action, int32_t a, int32_t b) {
+  switch (action) {
+    case V_ADD: return a + b;
+    case V_SUB: return a - b;
+    case V_ABSDIFF: return a < b ? b - a : a - b;
+    case V_MIN: return a < b ? a : b;
+    case V_MAX: return a > b ? a : b;
+    case V_AVERAGE: return (a + b + (a + b >= 0)) >> 1; /* halves go away from zero */
+    case V_EQ: return a == b;
+    case V_NE: return a != b;
+    case V_LT: return a < b;
+    case V_LE: return a <= b;
+    case V_GT: return a > b;
+    default: return a >= b;
+  }
+}
+
+void kaas_rt_video(const uint32_t *a, const uint32_t *b, const uint32_t *c, const uint32_t *hows, uint32_t *out,
+                   uint32_t lanes) {
+  uint32_t how = hows[0];
+  int bits = how & HALVES ? 16 : 8, is_signed = how & SIGNED_RESULT;
+  int32_t least = is_signed ? -(1 << (bits - 1)) : 0, most = is_signed ? (1 << (bits - 1)) - 1 : (1 << bits) - 1;
+  EACH {
+    uint32_t packed = 0, sum = c[i];
+    for (int at = 0; at < 32; at += bits) {
+      int32_t x = act_on_parts(how >> ACTION_SHIFT, part_of(a[i], bits, at, how & SIGNED_A),
+                               part_of(b[i], bits, at, how & SIGNED_B));
+      if (how & SATURATES) x = x < least ? least : x > most ? most : x;
+      uint32_t part = (uint32_t)x & ((UINT32_C(1) << bits) - 1);
+      packed |= part << at;
+      sum += (uint32_t)part_of(part, bits, 0, is_signed);
+    }
+    out[i] = how & ACCUMULATES ? sum : packed;
+  }
+}
+
 /* --- directed rounding: the processor's rounding mode, for as long as the loop runs */
 
 /* A barrier for the optimiser, which does not know that the mode changes what arithmetic gives. */
@@ -307,12 +354,22 @@ SHRINK(rz, ZERO)
 SHRINK(rm, DOWN)
 SHRINK(rp, UP)
 
-/* The product is exact in double, and the sum is off only where it spans more than 53 bits. */
+/* The sum of two doubles with its last bit set if it is not exact, so that rounding it once more rounds the true sum. */
+static inline double sum_to_odd(double a, double b) {
+  double sum = a + b, part = sum - a, rest = (a - (sum - part)) + (b - part);
+  uint64_t bits = bits_of(sum);
+  if (!isfinite(sum) || rest == 0 || bits & 1) return sum;
+  bits += (rest > 0) == (sum > 0) ? 1 : UINT64_MAX;
+  memcpy(&sum, &bits, 8);
+  return sum;
+}
+
+/* The products are exact in double. */
 static inline uint16_t fma_half(uint16_t a, uint16_t b, uint16_t c) {
-  return shrink((double)half_to_float(a) * half_to_float(b) + half_to_float(c), 5, 10, NEAREST);
+  return shrink(sum_to_odd((double)half_to_float(a) * half_to_float(b), half_to_float(c)), 5, 10, NEAREST);
 }
 static inline uint16_t fma_bfloat(uint16_t a, uint16_t b, uint16_t c) {
-  return shrink((double)bfloat_to_float(a) * bfloat_to_float(b) + bfloat_to_float(c), 8, 7, NEAREST);
+  return shrink(sum_to_odd((double)bfloat_to_float(a) * bfloat_to_float(b), bfloat_to_float(c)), 8, 7, NEAREST);
 }
 
 #define FMA_SMALL(name, function)                                                                                    \

@@ -1,0 +1,82 @@
+"""The instructions of PTX that have no code here, and why: what a refusal says."""
+
+from __future__ import annotations
+
+_TENSOR = "tensor cores"
+_ASYNC = "asynchronous copies"
+_BARRIER = "asynchronous barriers"
+_TEXTURE = "textures"
+_SURFACE = "surfaces"
+_CLUSTER = "clusters of blocks"
+_VIDEO = "scalar video instructions"
+_LATER = "newer GPUs than sm_80"
+
+REFUSED: dict[str, str] = {
+    "mma": _TENSOR,
+    "wmma": _TENSOR,
+    "wgmma": _TENSOR,
+    "tcgen05": _TENSOR,
+    "ldmatrix": _TENSOR,
+    "stmatrix": _TENSOR,
+    "movmatrix": _TENSOR,
+    "cp.async": _ASYNC,
+    "cp.reduce.async": _ASYNC,
+    "st.async": _ASYNC,
+    "st.bulk": _ASYNC,
+    "red.async": _ASYNC,
+    "tensormap": _ASYNC,
+    "mbarrier": _BARRIER,
+    "tex": _TEXTURE,
+    "tld4": _TEXTURE,
+    "txq": _TEXTURE,
+    "istypep": _TEXTURE,
+    "suld": _SURFACE,
+    "sust": _SURFACE,
+    "sured": _SURFACE,
+    "suq": _SURFACE,
+    "mapa": _CLUSTER,
+    "getctarank": _CLUSTER,
+    "barrier.cluster": _CLUSTER,
+    "clusterlaunchcontrol": _CLUSTER,
+    "griddepcontrol": _LATER,
+    "multimem": _LATER,
+    "setmaxnreg": _LATER,
+    "vadd": _VIDEO,
+    "vsub": _VIDEO,
+    "vabsdiff": _VIDEO,
+    "vmin": _VIDEO,
+    "vmax": _VIDEO,
+    "vshl": _VIDEO,
+    "vshr": _VIDEO,
+    "vmad": _VIDEO,
+    "vset": _VIDEO,
+}
+
+MISSING_FUNCTIONS = {
+    "malloc": "memory that kernels allocate",
+    "free": "memory that kernels allocate",
+    "cudaGetParameterBufferV2": "kernels that launch kernels",
+    "cudaLaunchDeviceV2": "kernels that launch kernels",
+    "cudaGetParameterBuffer": "kernels that launch kernels",
+    "cudaLaunchDevice": "kernels that launch kernels",
+    "cudaDeviceSynchronize": "kernels that launch kernels",
+    "cudaCGGetIntrinsicHandle": "barriers of a whole grid",
+    "cudaCGSynchronize": "barriers of a whole grid",
+}
+"""Functions of CUDA that have no body and no code here."""
+
+
+def reason(opcode: str) -> str:
+    """Why there is no code for an opcode: what it belongs to; "" if that is not known."""
+    words = opcode.split(".")
+    names = (".".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((f"{name}, of {REFUSED[name]}" for name in names if name in REFUSED), "")
+
+
+_REGISTERS = {"%envreg": "barriers of a whole grid", "%cluster": _CLUSTER, "%nclusterid": _CLUSTER}
+
+
+def register(name: str) -> str:
+    """A special register without code here, with what it belongs to where that is known."""
+    known = (f", of {why}" for start, why in _REGISTERS.items() if name.startswith(start))
+    return name + next(known, "")

@@ -1,0 +1,36 @@
+"""`python -m tests.softgpu.random [--programs 1000] [--seed 0]`: random programs until one is run wrongly."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, seed, settings
+
+from tests.softgpu.conftest import Gpu, build_runner
+from tests.softgpu.random.programs import Program, programs
+from tests.softgpu.random.test_random import check
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        gpu = Gpu(build_runner(Path(folder)), Path(folder) / "cache")
+
+        @seed(chosen.seed)
+        @settings(max_examples=chosen.programs, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(program=programs())
+        def every(program: Program) -> None:
+            check(gpu, program)
+            gpu.forget()
+
+        every()
+    print(f"{chosen.programs} random programs with seed {chosen.seed}: all as they should be")
+
+
+if __name__ == "__main__":
+    main()
