@@ -9,7 +9,7 @@ from kaas.softgpu import refused
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import Shape
 from kaas.softgpu.codegen import arithmetic as a
-from kaas.softgpu.codegen import atomics, loads, predicates, spaces, stores, system_calls, video, warp
+from kaas.softgpu.codegen import atomics, loads, matrices, predicates, spaces, stores, system_calls, video, warp
 from kaas.softgpu.codegen import bit_fields as b
 from kaas.softgpu.codegen import conversions as c
 from kaas.softgpu.codegen import elementwise as each
@@ -257,6 +257,16 @@ FAMILIES: dict[str, Family] = {
         shape=c.cvta_shape,
     ),
     "ld": _family("loads", loads.load, _EVERY, f"{_SPACES} {_ORDER} nc v2 v4 unified", (2, 3), shape=loads.load_shape),
+    "ldmatrix": _family(
+        "loads tiles of 8 x 8, spread over a warp",
+        matrices.load_matrices,
+        "b16",
+        "sync aligned m8n8 trans shared shared::cta",
+        2,
+        required="x1 x2 x4",
+        shape=atomics.varying_shape,
+        guard_branches=True,
+    ),
     "ldu": _family("loads", loads.load, _EVERY, "global v2 v4", 2, shape=loads.load_shape),
     "st": _family("stores", stores.store, _EVERY, f"{_SPACES} {_ORDER} v2 v4", (2, 3), has_result=False),
     "atom": _family(

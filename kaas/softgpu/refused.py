@@ -16,7 +16,6 @@ REFUSED: dict[str, str] = {
     "wmma": _TENSOR,
     "wgmma": _TENSOR,
     "tcgen05": _TENSOR,
-    "ldmatrix": _TENSOR,
     "stmatrix": _TENSOR,
     "movmatrix": _TENSOR,
     "cp.async": _ASYNC,

@@ -79,7 +79,7 @@ def _check_operands(kernel: Kernel, inst: Instruction, op: Operation) -> None:
         raise PtxError(inst.line, f"{len(inst.operands)} operands in {text!r}")
     if op.family.has_result and not _is_result(inst.operands[0]):
         raise PtxError(inst.line, f"{text!r} writes to what is no register")
-    memory = op.base in ("ld", "ldu", "st", "atom", "red")
+    memory = op.base in ("ld", "ldu", "ldmatrix", "st", "atom", "red")
     if memory and not isinstance(inst.operands[1 if op.family.has_result else 0], Address):
         raise PtxError(inst.line, f"no address in {text!r}")
     if op.base == "lop3" and not hasattr(inst.operands[4], "value"):
@@ -92,10 +92,10 @@ def _check_operands(kernel: Kernel, inst: Instruction, op: Operation) -> None:
 
 def _check_forms(inst: Instruction, op: Operation) -> None:
     """Addresses, lists and pairs where the instruction has them, and nowhere else."""
-    lists = {"mov": (0, 1), "ld": (0,), "ldu": (0,), "st": (1,)}.get(op.base, ())
+    lists = {"mov": (0, 1), "ld": (0,), "ldu": (0,), "ldmatrix": (0,), "st": (1,)}.get(op.base, ())
     pairs = (0,) if op.base in ("setp", "shfl", "match", "elect") else ()
     addresses = {"ld": (1,), "ldu": (1,), "atom": (1,), "st": (0,), "red": (0,), "prefetch": (0,), "prefetchu": (0,)}
-    addresses |= {"discard": (0,), "applypriority": (0,), "createpolicy": (1,)}
+    addresses |= {"discard": (0,), "applypriority": (0,), "createpolicy": (1,), "ldmatrix": (1,)}
     for place, operand in enumerate(inst.operands):
         fits = True
         match operand:
@@ -109,7 +109,7 @@ def _check_forms(inst: Instruction, op: Operation) -> None:
                 fits = op.base in ("vote", "bar", "barrier", "setp", "set")
         if not fits or (op.base == "elect" and place == 0 and not isinstance(operand, Pair)):
             raise PtxError(inst.line, f"operand {place + 1} does not fit: {_one_line(inst)}")
-    if "v2" in op.modifiers or "v4" in op.modifiers:
+    if op.base == "ldmatrix" or "v2" in op.modifiers or "v4" in op.modifiers:
         value = inst.operands[lists[0]]
         if not isinstance(value, Vector):
             raise PtxError(inst.line, f"no list of registers: {_one_line(inst)}")
@@ -126,7 +126,7 @@ def _lanes_of(op: Operation, count: int) -> int:
     """How many items a list has to have."""
     if op.base == "mov":
         return count if count in (2, 4) and op.type.bits // count >= 8 else 0
-    return 2 if "v2" in op.modifiers else 4 if "v4" in op.modifiers else 1
+    return next((n for n in (2, 4) if {f"v{n}", f"x{n}"} & set(op.modifiers)), 1)
 
 
 def _nested(items: tuple[Operand, ...]) -> bool:
@@ -186,9 +186,15 @@ def _other_widths(kernel: Kernel, inst: Instruction, op: Operation) -> list[tupl
             return [(one, 64) for one in operands]
         case "createpolicy":
             return [(operands[0], 64)]
+        case "ldmatrix":
+            return [(item, 32) for item in _items(operands[0])]
         case "ld" | "ldu" | "st" | "cvt":
             return _wide_enough(kernel, inst, op)
     return []
+
+
+def _items(operand: Operand) -> tuple[Operand, ...]:
+    return operand.items if isinstance(operand, Vector) else (operand,)
 
 
 def _wide_enough(kernel: Kernel, inst: Instruction, op: Operation) -> list[tuple[Operand, int]]:
@@ -196,7 +202,7 @@ def _wide_enough(kernel: Kernel, inst: Instruction, op: Operation) -> list[tuple
     placed: list[tuple[Operand, int]] = []
     for place, operand in enumerate(inst.operands):
         bits = op.types[0 if place == 0 else -1].bits
-        for one in operand.items if isinstance(operand, Vector) else (operand,):
+        for one in _items(operand):
             if isinstance(one, Register) and one != SINK:
                 have = SCALARS[kernel.registers[one.name]].bits
                 placed.append((one, max(bits, have) if have > 1 else bits))

@@ -49,6 +49,7 @@ _ALTERNATIVES = (
     "rn rz rm rp rni rzi rmi rpi rna",
     "lo hi wide",
     "v2 v4",
+    "x1 x2 x4",
     "l r",
     "clamp wrap",
     "approx full",
