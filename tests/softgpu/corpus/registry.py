@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from tests.softgpu.corpus import atomics, cub, functions, grids, messages, reals, scans, science, sorting, warps
+from tests.softgpu.corpus import (
+    atomics,
+    cub,
+    functions,
+    grids,
+    groups,
+    library,
+    messages,
+    reals,
+    scans,
+    science,
+    sorting,
+    warps,
+)
 from tests.softgpu.corpus.case import Cases
 from tests.softgpu.corpus.cutlass import cases as cutlass
 from tests.softgpu.corpus.numba import cases as numba
@@ -20,6 +33,8 @@ GROUPS: dict[str, Cases] = {
     "sorting": sorting.CASES,
     "science": science.CASES,
     "cub": cub.CASES,
+    "groups": groups.CASES,
+    "library": library.CASES,
     "cutlass": cutlass.CASES,
     "triton": triton.CASES,
     "numba": numba.CASES,
