@@ -15,10 +15,12 @@ from tests.softgpu.corpus import (
     science,
     sorting,
     warps,
+    words,
 )
 from tests.softgpu.corpus.case import Cases
 from tests.softgpu.corpus.cutlass import cases as cutlass
 from tests.softgpu.corpus.numba import cases as numba
+from tests.softgpu.corpus.other_flags import cases as other_flags
 from tests.softgpu.corpus.triton import cases as triton
 from tests.softgpu.corpus.tvm import cases as tvm
 
@@ -33,6 +35,8 @@ GROUPS: dict[str, Cases] = {
     "sorting": sorting.CASES,
     "science": science.CASES,
     "cub": cub.CASES,
+    "words": words.CASES,
+    "other_flags": other_flags.CASES,
     "groups": groups.CASES,
     "library": library.CASES,
     "cutlass": cutlass.CASES,
