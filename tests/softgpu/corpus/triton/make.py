@@ -27,6 +27,9 @@ WANTED: dict[str, tuple[str, dict[str, int], int]] = {
     "reductions": ("*i32 *i32 *i32 *i32 *i32 i32 i32", {"R": 16, "C": 64}, 4),
     "scan_and_sort": ("*i32 *i32 *i32 i32", {"BLOCK": 128}, 4),
     "histogram": ("*i32 *i32 *i32 i32", {"BLOCK": 128}, 4),
+    "attention": ("*fp32 *fp32 *fp32 *fp32 i32 fp32", {"M": 16, "N": 16, "D": 32}, 4),
+    "doubles": ("*fp64 *fp64 i32", {"BLOCK": 128}, 1),
+    "layouts": ("*i32 " * 8, {"BLOCK": 64}, 2),
     "mixed": ("*fp16 *fp16 *fp16 *bf16 *i8 i32", {"BLOCK": 256}, 4),
 }
 
