@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.softgpu.corpus import device
+from tests.softgpu.corpus import device, printing
 from tests.softgpu.corpus.registry import CASES
 
 pytestmark = pytest.mark.gpu
@@ -14,3 +14,7 @@ pytestmark = pytest.mark.gpu
 def test_as_numpy_says(name: str) -> None:
     case = CASES[name]()
     case.check(device.run(case))
+
+
+def test_printing(capfd: pytest.CaptureFixture[str]) -> None:
+    printing.check(capfd)

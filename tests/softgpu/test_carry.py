@@ -25,9 +25,10 @@ def words(values: list[int], dtype: Any) -> Any:
 
 def test_integers_of_128_bits(gpu: Any) -> None:
     a, b = numbers(1)
-    out = np.zeros(6 * 128, np.uint64)
+    out = np.zeros(10 * 128, np.uint64)
     gpu.run(CARRY, "wide", 4, 32, words(a, np.uint64), words(b, np.uint64), out)
-    expected = [value for x, y in zip(a, b, strict=True) for value in (x + y, x - y, x * y)]
+    pairs = list(zip(a, b, strict=True))
+    expected = [value for x, y in pairs for value in (x + y, x - y, x * y, x // (y | 1), x % (y | 1))]
     np.testing.assert_array_equal(out, words(expected, np.uint64))
 
 

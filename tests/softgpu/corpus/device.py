@@ -72,7 +72,7 @@ def run(case: Case) -> Arrays:
         for one in case.launches:
             library.launch(one, addresses)
         call(driver.cuCtxSynchronize())
-        found = {name: np.empty_like(case.arrays[name]) for name in case.expected}
+        found = {name: np.empty(case.arrays[name].shape, case.arrays[name].dtype) for name in case.expected}
         for name, array in found.items():
             call(driver.cuMemcpyDtoH(array.ctypes.data, addresses[name], array.nbytes))
     library.close()

@@ -122,3 +122,5 @@ CASES: Cases = {
     "variables": partial(variables, 333),
     "functions": partial(functions, 150),
 }
+CALL_TABLES: Cases = {"pointers": partial(call_table, 200), "virtual_calls": partial(virtual_calls, 99)}
+"""Apart from the others, because these calls are a matter of their own."""

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from tests.softgpu.corpus import atomics, cub, functions, grids, messages, reals, scans, science, sorting, warps
+from tests.softgpu.corpus import (
+    atomics,
+    cub,
+    functions,
+    grids,
+    groups,
+    library,
+    messages,
+    reals,
+    scans,
+    science,
+    sorting,
+    warps,
+    words,
+)
 from tests.softgpu.corpus.case import Cases
 from tests.softgpu.corpus.cutlass import cases as cutlass
 from tests.softgpu.corpus.numba import cases as numba
+from tests.softgpu.corpus.other_flags import cases as other_flags
 from tests.softgpu.corpus.triton import cases as triton
 from tests.softgpu.corpus.triton import network_cases, word_cases
 from tests.softgpu.corpus.tvm import cases as tvm
@@ -21,6 +36,10 @@ GROUPS: dict[str, Cases] = {
     "sorting": sorting.CASES,
     "science": science.CASES,
     "cub": cub.CASES,
+    "words": words.CASES,
+    "other_flags": other_flags.CASES,
+    "groups": groups.CASES,
+    "library": library.CASES,
     "cutlass": cutlass.CASES,
     "triton": {**triton.CASES, **network_cases.CASES, **word_cases.CASES},
     "numba": numba.CASES,

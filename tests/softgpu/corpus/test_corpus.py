@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.softgpu.corpus import device
+from tests.softgpu.corpus import device, printing
 from tests.softgpu.corpus.registry import CASES
 
 
@@ -15,3 +15,8 @@ def test_as_numpy_says(name: str) -> None:
     before = {name: case.arrays[name].ravel() for name in case.expected}
     assert any((before[name] != value.ravel()).any() for name, value in case.expected.items())
     case.check(device.run(case))
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_printing(capfd: pytest.CaptureFixture[str]) -> None:
+    printing.check(capfd)

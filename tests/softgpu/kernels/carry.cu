@@ -4,10 +4,10 @@ extern "C" __global__ void wide(const unsigned long long *a, const unsigned long
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   unsigned __int128 x = (unsigned __int128)a[2 * i + 1] << 64 | a[2 * i];
   unsigned __int128 y = (unsigned __int128)b[2 * i + 1] << 64 | b[2 * i];
-  unsigned __int128 results[3] = {x + y, x - y, x * y};
-  for (int k = 0; k < 3; k++) {
-    out[6 * i + 2 * k] = (unsigned long long)results[k];
-    out[6 * i + 2 * k + 1] = (unsigned long long)(results[k] >> 64);
+  unsigned __int128 results[5] = {x + y, x - y, x * y, x / (y | 1), x % (y | 1)};
+  for (int k = 0; k < 5; k++) {
+    out[10 * i + 2 * k] = (unsigned long long)results[k];
+    out[10 * i + 2 * k + 1] = (unsigned long long)(results[k] >> 64);
   }
 }
 

@@ -135,10 +135,51 @@ def mixed(n: int) -> Case:
     return case("mixed", grid, arrays, [*arrays, np.int32(n)], expected)
 
 
+def attention(n: int) -> Case:
+    """With a running maximum, a tile of keys at a time."""
+    random = np.random.RandomState(n)
+    about = KERNELS["attention"]["constants"]
+    q, k, v = (random.standard_normal((n, about["D"])).astype(np.float32) for _ in "qkv")
+    score = q.astype(np.float64) @ k.T * 0.3
+    power = np.exp(score - score.max(1, keepdims=True))
+    out = (power / power.sum(1, keepdims=True) @ v).astype(np.float32)
+    arrays: Arrays = {"q": q, "k": k, "v": v, "out": out * 0}
+    args = [*arrays, np.int32(n), np.float32(0.3)]
+    return case("attention", blocks(n, about["M"]), arrays, args, {"out": out}, Close(APPROXIMATE, atol=3e-6))
+
+
+def doubles(n: int) -> Case:
+    x = np.random.RandomState(n).uniform(-9, 9, n)
+    out = np.sqrt(np.exp(x)) + np.log(x * x + 1) + np.floor(x)
+    arrays: Arrays = {"x": x, "out": out * 0}
+    return case(
+        "doubles", blocks(n, 128), arrays, [*arrays, np.int32(n)], {"out": out}, Close("library functions", atol=1e-14)
+    )
+
+
+def layouts(rows: int) -> Case:
+    """What moves between the threads of a row."""
+    width = KERNELS["layouts"]["constants"]["BLOCK"]
+    x, at = np.random.RandomState(rows).randint(0, 900, (rows, width)).astype(np.int32), np.arange(width)
+    least = np.array([x[:, at % 7 == k].min() for k in range(7)], np.int32)
+    bins = np.stack([np.bincount(row % 16, minlength=16) for row in x]).astype(np.int32)
+    expected = {
+        "roots": np.ceil(np.sqrt(x.ravel()[:rows])).astype(np.int32), "least": least,
+        "turned": x.reshape(-1, 4)[:, ::-1], "gathered": x[:, at * 7 % width],
+        "joined": np.stack([x, np.broadcast_to(at, x.shape)], 2).astype(np.int32), "bins": bins,
+        "largest": np.sort(x, 1)[:, :-5:-1],
+    }  # fmt: skip
+    arrays: Arrays = {"x": x} | {name: np.full(value.shape, 9999, np.int32) for name, value in expected.items()}
+    return case("layouts", rows, arrays, list(arrays), expected)
+
+
 CASES: Cases = {
     **{f"softmax_{columns}": partial(softmax, 5, columns) for columns in (1, 77, 256)},
     **{f"layer_norm_{columns}": partial(layer_norm, 3, columns) for columns in (64, 300)},
     **{f"matmul_{m}x{n}x{k}": partial(matmul, m, n, k) for m, n, k in ((1, 1, 1), (32, 64, 16), (45, 33, 50))},
+    **{f"attention_{n}": partial(attention, n) for n in (1, 41)},
+    "doubles": partial(doubles, 300),
+    "layouts": partial(layouts, 5),
     "gelu": partial(gelu, 999, 42),
     **{f"reductions_{r}x{c}": partial(reductions, r, c) for r, c in ((1, 1), (37, 50))},
     **{f"scan_and_sort_{n}": partial(scan_and_sort, n) for n in (1, 100, 128)},

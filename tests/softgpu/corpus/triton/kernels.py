@@ -111,3 +111,51 @@ def mixed(x, y, half, brain, whole, n, BLOCK: tl.constexpr):
     tl.store(half + at, (a * b).to(tl.float16), mask=inside)
     tl.store(brain + at, (a.to(tl.float32) + b.to(tl.float32)).to(tl.bfloat16), mask=inside)
     tl.store(whole + at, (a.to(tl.float32) * 10).to(tl.int8), mask=inside)
+
+
+@triton.jit
+def attention(q, k, v, out, n, scale, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
+    rows = tl.program_id(0) * M + tl.arange(0, M)
+    d = tl.arange(0, D)
+    query = tl.load(q + rows[:, None] * D + d[None, :], mask=rows[:, None] < n, other=0.0)
+    top = tl.full([M], -1e30, tl.float32)
+    total = tl.zeros([M], tl.float32)
+    mixed = tl.zeros([M, D], tl.float32)
+    for start in range(0, n, N):
+        at = start + tl.arange(0, N)
+        key = tl.load(k + at[:, None] * D + d[None, :], mask=at[:, None] < n, other=0.0)
+        value = tl.load(v + at[:, None] * D + d[None, :], mask=at[:, None] < n, other=0.0)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        score = tl.where(at[None, :] < n, score, -1e30)
+        new = tl.maximum(top, tl.max(score, 1))
+        power = tl.exp(score - new[:, None])
+        fade = tl.exp(top - new)
+        total = total * fade + tl.sum(power, 1)
+        mixed = mixed * fade[:, None] + tl.dot(power, value, input_precision="ieee")
+        top = new
+    tl.store(out + rows[:, None] * D + d[None, :], mixed / total[:, None], mask=rows[:, None] < n)
+
+
+@triton.jit
+def doubles(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, mask=at < n)
+    tl.store(out + at, tl.sqrt(tl.exp(v)) + tl.log(v * v + 1) + tl.floor(v), mask=at < n)
+
+
+@triton.jit
+def layouts(x, roots, least, turned, gathered, joined, bins, largest, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    own = row * BLOCK + at
+    v = tl.load(x + own)
+    root = 0
+    while root * root < tl.load(x + row):
+        root += 1
+    tl.store(roots + row, root)
+    tl.atomic_min(least + at % 7, v, sem="release", scope="gpu")
+    tl.store(turned + own, tl.ravel(tl.flip(tl.reshape(v, (BLOCK // 4, 4)), 1)))
+    tl.store(gathered + own, tl.gather(v, at * 7 % BLOCK, 0))
+    tl.store(joined + row * 2 * BLOCK + tl.arange(0, 2 * BLOCK), tl.reshape(tl.join(v, at), (2 * BLOCK,)))
+    tl.store(bins + row * 16 + tl.arange(0, 16), tl.histogram(v % 16, 16))
+    tl.store(largest + row * 4 + tl.arange(0, 4), tl.topk(v, 4))

@@ -74,7 +74,7 @@ def matmul_sums(m: int, n: int) -> Case:
     return case("matmul_sums", grid, arrays, [*arrays, *sizes(m, n)], expected, close)
 
 
-def attention(heads: int, length: int) -> Case:
+def causal_attention(heads: int, length: int) -> Case:
     q, k, v = (reals(seed, heads, length, 16, within=2) for seed in (1, 2, 3))
     scores = 0.25 * q.astype(np.float64) @ k.astype(np.float64).transpose(0, 2, 1)
     scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
@@ -82,7 +82,7 @@ def attention(heads: int, length: int) -> Case:
     values = [np.int32(length), np.float32(0.25)]
     close = Close("ex2.approx, and another order", atol=2e-6)
     arrays = {"q": q, "k": k, "v": v, "out": like(q)}
-    return case("attention", (blocks(length, 32), heads), arrays, [*arrays, *values], expected, close)
+    return case("causal_attention", (blocks(length, 32), heads), arrays, [*arrays, *values], expected, close)
 
 
 def activations(n: int, within: float, *only: str) -> Case:
@@ -123,7 +123,7 @@ CASES: Cases = {
     "layer_norm_backward": partial(layer_norm_backward, 11, 100),
     "grouped_matmul": partial(grouped_matmul, 100, 71, 50),
     "matmul_sums": partial(matmul_sums, 19, 13),
-    **{f"attention_{length}": partial(attention, 3, length) for length in (64, 21)},
+    **{f"causal_attention_{length}": partial(causal_attention, 3, length) for length in (64, 21)},
     "activations": partial(activations, 300, 6.0),
     "large_angles": partial(activations, 200, 1e7, "trig"),
     **{f"cross_entropy_{classes}": partial(cross_entropy, 9, classes) for classes in (10, 64)},

@@ -39,7 +39,7 @@ def matmul_sums(a, b, c, m, n, K: tl.constexpr, BM: tl.constexpr, BN: tl.constex
 
 
 @triton.jit
-def attention(q, k, v, out, length, scale, HEAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def causal_attention(q, k, v, out, length, scale, HEAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Softmax as it goes along the keys, causal; one head a program of the second axis."""
     i, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, HEAD)
     base = tl.program_id(1) * length * HEAD

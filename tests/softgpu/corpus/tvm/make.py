@@ -1,4 +1,4 @@
-"""`python -m tests.softgpu.corpus.tvm.make`: a BERT encoder by TVM and nvcc, its launches, and what PyTorch makes of it.
+"""`python -m tests.softgpu.corpus.tvm.make`: a BERT encoder by TVM and nvcc, its launches, and PyTorch's result.
 
 Needs apache-tvm 0.27, PyTorch and nvcc. Every launch is read out of TVM's host code.
 """
