@@ -216,7 +216,7 @@ FAMILIES: dict[str, Family] = {
         result=lambda _: "i1",
     ),
     "setp": _family(
-        "compares", predicates.setp, f"{_BITS} {_INT} f16 bf16 f32 f64", f"ftz {_BOOLEAN}", (3, 4), required=_COMPARE
+        "compares", predicates.setp, f"{_BITS} {_INT} {_REAL}", f"ftz {_BOOLEAN}", (3, 4), required=_COMPARE
     ),
     "set": _lanes(
         "compares, with a number for the answer",
