@@ -14,25 +14,32 @@ COMPARISONS: dict[str, Any] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
 }  # fmt: skip
 ACTIONS: dict[str, Any] = {
-    "vadd": np.add,
-    "vsub": np.subtract,
-    "vabsdiff": lambda a, b: np.abs(a - b),
-    "vmin": np.minimum,
-    "vmax": np.maximum,
-    "vavrg": lambda a, b: (a + b + (a + b >= 0)) >> 1,
+    "vadd2.{form} {d}, {a}, {b}, {c};": np.add,
+    "vadd4.{form} {d}, {a}, {b}, {c};": np.add,
+    "vsub2.{form} {d}, {a}, {b}, {c};": np.subtract,
+    "vsub4.{form} {d}, {a}, {b}, {c};": np.subtract,
+    "vabsdiff2.{form} {d}, {a}, {b}, {c};": lambda a, b: np.abs(a - b),
+    "vabsdiff4.{form} {d}, {a}, {b}, {c};": lambda a, b: np.abs(a - b),
+    "vmin2.{form} {d}, {a}, {b}, {c};": np.minimum,
+    "vmin4.{form} {d}, {a}, {b}, {c};": np.minimum,
+    "vmax2.{form} {d}, {a}, {b}, {c};": np.maximum,
+    "vmax4.{form} {d}, {a}, {b}, {c};": np.maximum,
+    "vavrg2.{form} {d}, {a}, {b}, {c};": lambda a, b: (a + b + (a + b >= 0)) >> 1,
+    "vavrg4.{form} {d}, {a}, {b}, {c};": lambda a, b: (a + b + (a + b >= 0)) >> 1,
 }
+VSET = {2: "vset2.{form} {d}, {a}, {b}, {c};", 4: "vset4.{form} {d}, {a}, {b}, {c};"}
 
 
-def parts(column: Array, count: int, kind: str) -> Array:
+def parts(column: Array, count: int, kind: str) -> Any:
     """The halves or bytes of each number."""
     return column.view(f"{'i' if kind[0] == 's' else 'u'}{4 // count}").reshape(-1, count).astype(np.int64)
 
 
-def packed(columns: Array, count: int) -> Array:
+def packed(columns: Array, count: int) -> Any:
     return columns.astype(f"u{4 // count}").reshape(-1).view(np.uint32)
 
 
-def summed(results: Array, count: int, kind: str, c: Array) -> Array:
+def summed(results: Array, count: int, kind: str, c: Array) -> Any:
     small = parts(packed(results, count), count, kind)
     return (small.sum(axis=1) + c).astype(np.uint64).astype(np.uint32)
 
@@ -47,13 +54,15 @@ def test_arithmetic(gpu: Any, kinds: str, count: int, uniform: bool) -> None:
     bits = 32 // count
     least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if to == "s32" else (0, (1 << bits) - 1)
     lines, expected = [], []
-    for name, action in ACTIONS.items():
-        for sat in ("", ".sat"):
+    for line, action in ACTIONS.items():
+        if f"{count}." not in line:
+            continue
+        for sat in ("", "sat."):
             result = action(x, y)
             result = np.clip(result, least, most) if sat else result
-            lines.append((f"{name}{count}{sat}.{kinds} {{d}}, {{a}}, {{b}}, {{c}};", "b32"))
+            lines.append((line.replace("{form}", sat + kinds), "b32"))
             expected.append(packed(result, count))
-            lines.append((f"{name}{count}{sat}.{kinds}.add {{d}}, {{a}}, {{b}}, {{c}};", "b32"))
+            lines.append((line.replace("{form}", f"{sat}{kinds}.add"), "b32"))
             expected.append(summed(result, count, to, c))
     for (line, _), got, wanted in zip(
         lines, run_all(gpu, lines, ("b32",) * 3, [a, b, c], uniform), expected, strict=True
@@ -70,9 +79,9 @@ def test_comparisons(gpu: Any, kind: str, count: int, uniform: bool) -> None:
     x, y = parts(a, count, kind), parts(b, count, kind)
     lines, expected = [], []
     for name, test in COMPARISONS.items():
-        lines.append((f"vset{count}.{kind}.{kind}.{name} {{d}}, {{a}}, {{b}}, {{c}};", "b32"))
+        lines.append((VSET[count].replace("{form}", f"{kind}.{kind}.{name}"), "b32"))
         expected.append(packed(test(x, y), count))
-        lines.append((f"vset{count}.{kind}.{kind}.{name}.add {{d}}, {{a}}, {{b}}, {{c}};", "b32"))
+        lines.append((VSET[count].replace("{form}", f"{kind}.{kind}.{name}.add"), "b32"))
         expected.append(summed(test(x, y), count, "u32", c))
     for (line, _), got, wanted in zip(
         lines, run_all(gpu, lines, ("b32",) * 3, [a, b, c], uniform), expected, strict=True

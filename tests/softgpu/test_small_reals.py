@@ -31,19 +31,19 @@ def both(kind: str, lines: list[tuple[str, Array]], columns: list[Array], gpu: A
         same_numbers(kind, pair.view(np.uint16), expected, f"{line} in pairs")
 
 
-def less(a: Array, b: Array) -> Array:
+def less(a: Array, b: Array) -> Any:
     """Whether a goes before b, -0 before 0."""
     return (a < b) | ((a == b) & np.signbit(a) & ~np.signbit(b))
 
 
-def lesser(a: Array, b: Array, nan: bool) -> Array:
+def lesser(a: Array, b: Array, nan: bool) -> Any:
     """NaN loses, or with `nan` wins."""
     no_a, no_b = np.isnan(a.astype("f4")), np.isnan(b.astype("f4"))
     chosen = np.where(less(a, b), a, b)
     return np.where(no_a, a if nan else b, np.where(no_b, b if nan else a, chosen)).astype(a.dtype)
 
 
-def relu(a: Array) -> Array:
+def relu(a: Array) -> Any:
     return np.where(a.astype("f4") > 0, a, 0).astype(a.dtype)
 
 
