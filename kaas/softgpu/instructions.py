@@ -372,17 +372,17 @@ FAMILIES: dict[str, Family] = {
     ),
     "elect": _family("picks one lane", warp.elect, "", "sync", 2, shape=atomics.varying_shape, guard_branches=True),
     "trap": _family("ends the launch with an error", warp.trap, "", "", 0, has_result=False, guard_branches=True),
-    "call vprintf": _family(
-        "printf", system_calls.vprintf, "", operands=3, shape=atomics.varying_shape, guard_branches=True
-    ),
-    "call __assertfail": _family(
-        "what assert calls", system_calls.assert_fail, "", operands=5, has_result=False, guard_branches=True
-    ),
     "call nowhere": _family(
         "a call of what is no function", system_calls.nowhere, "", operands=1, has_result=False, guard_branches=True
     ),
     "call overflow": _family(
         "a stack that is full", system_calls.overflow, "", operands=0, has_result=False, guard_branches=True
+    ),
+    "call vprintf": _family(
+        "printf", system_calls.vprintf, "", operands=3, shape=atomics.varying_shape, guard_branches=True
+    ),
+    "call __assertfail": _family(
+        "what assert calls", system_calls.assert_fail, "", operands=5, has_result=False, guard_branches=True
     ),
     "brkpt": _family("a hint", warp.nothing, "", "", 0, has_result=False),
 }
