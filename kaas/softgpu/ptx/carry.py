@@ -55,7 +55,10 @@ def _sum(
     form: tuple[str, bool, bool, str],
     operands: tuple[Operand, Operand, Operand],
 ) -> list[Instruction]:
-    """form: add or sub, whether a carry goes in, whether one comes out, bits. The carry of sub is its borrow."""
+    """form: add or sub, whether a carry goes in, whether one comes out, bits.
+
+    The carry of sub says that nothing was borrowed, as on a GPU: CUDA's 128-bit division asks it by an addc.
+    """
     name, takes, gives, bits = form
     d, a, b = operands
     kind = f"u{bits}"
@@ -66,18 +69,19 @@ def _sum(
         return replace(item, opcode=opcode, operands=given)
 
     out = [make(f"{name}.{kind}", total, a, b)]
-    over = (total, a) if name == "add" else (a, b)
+    adds = name == "add"
+    compare, both, over = ("lt", "or", (total, a)) if adds else ("ge", "and", (a, b))
     if not takes:
-        out += [make(f"setp.lt.{kind}", _CARRY, *over)] if gives else []
+        out += [make(f"setp.{compare}.{kind}", _CARRY, *over)] if gives else []
         return [*out, make(f"mov.{kind}", d, total)]
     out += [
-        make(f"selp.{kind}", one, Immediate(1), Immediate(0), _CARRY),
+        make(f"selp.{kind}", one, Immediate(int(adds)), Immediate(int(not adds)), _CARRY),
         make(f"{name}.{kind}", whole, total, one),
     ]
     if gives:
-        again = (whole, total) if name == "add" else (total, one)
+        again = (whole, total) if adds else (total, one)
         out += [
-            make(f"setp.lt.{kind}", _FIRST, *over),
-            make(f"setp.lt.or.{kind}", _CARRY, *again, _FIRST),
+            make(f"setp.{compare}.{kind}", _FIRST, *over),
+            make(f"setp.{compare}.{both}.{kind}", _CARRY, *again, _FIRST),
         ]
     return [*out, make(f"mov.{kind}", d, whole)]
