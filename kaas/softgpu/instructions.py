@@ -248,6 +248,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "mov": _family("copies, packs and unpacks", c.mov, f"{_EVERY} pred", "", 2, shape=each.mov_shape),
     "cvt": _family("converts", c.cvt, _EVERY, f"{_ROUND} rni rzi rmi rpi rna relu", (2, 3), shape=c.cvt_shape),
+    "cvt.pack": _lanes(
+        "saturates and packs two integers",
+        c.pack_body,
+        "u16 s16 u8 s8 s32 b32",
+        "pack sat",
+        (3, 4),
+        kinds=lambda _op, count: ["i32"] * count,
+        result=_i32,
+    ),
     "cvta": _family(
         "between generic and other addresses",
         c.cvta,
@@ -401,7 +410,11 @@ def decode(opcode: str) -> Operation | str:
     if unknown:
         return f"no code for {unknown}"
     base, *parts = opcode.split(".")
-    name = "bar.red" if base in ("bar", "barrier") and "red" in parts else base
+    name = base
+    if base in ("bar", "barrier") and "red" in parts:
+        name = "bar.red"
+    elif base == "cvt" and "pack" in parts:
+        name = "cvt.pack"
     family = FAMILIES.get(name)
     if family is None:
         return f"no code for {base}"

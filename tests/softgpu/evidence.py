@@ -45,7 +45,8 @@ def families_in(text: str) -> Iterator[str]:
     if ";" not in text:
         return
     for base, rest in _OPCODE.findall(text):
-        yield "bar.red" if base in ("bar", "barrier") and ".red" in rest else base
+        pack, reduces = base == "cvt" and ".pack" in rest, base in ("bar", "barrier") and ".red" in rest
+        yield "cvt.pack" if pack else "bar.red" if reduces else base
 
 
 def _name(path: Path) -> str:

@@ -105,3 +105,18 @@ def test_pairs_of_integers(gpu: Any, kind: str, uniform: bool) -> None:
         lines, run_all(gpu, lines, ("b32",) * 3, [a, b, c], uniform), expected, strict=True
     ):
         np.testing.assert_array_equal(got, packed(wanted, 2), line)
+
+
+@SCALARS
+def test_packing_conversions(gpu: Any, uniform: bool) -> None:
+    """Two saturated numbers, and above two bytes the low half of a third operand."""
+    columns = values(("s32", "s32", "s32"), 256)
+    lines = [("cvt.pack.sat.s16.s32 {d}, {a}, {b};", "b32"), ("cvt.pack.sat.u16.s32 {d}, {a}, {b};", "b32")]
+    lines += [(f"cvt.pack.sat.{kind}8.s32.b32 {{d}}, {{a}}, {{b}}, {{c}};", "b32") for kind in "su"]
+    a, b, c = (column.astype(np.int64) for column in columns)
+    for (line, _), got in zip(lines, run_all(gpu, lines, ("s32",) * 3, columns, uniform), strict=True):
+        bits, signed = 16 if "16" in line else 8, ".s16" in line or ".s8" in line
+        least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+        first, second = (np.clip(x, least, most) & ((1 << bits) - 1) for x in (a, b))
+        above = c << 16 if bits == 8 else 0
+        np.testing.assert_array_equal(got, ((above | first << bits | second) & 0xFFFFFFFF).astype(np.uint32), line)
