@@ -109,6 +109,8 @@ def integer_lines() -> list[tuple[str, str, Callable[..., int]]]:
         )
     for table in (0x00, 0x96, 0xCA, 0x17, 0x7F, 0xFF):
         lines.append((f"lop3.b32 {{d}}, {{a}}, {{b}}, {{c}}, {table:#x};", "b32", looked_up(table)))
+    high = lambda a, b, c: saturated((signed(a, 32) * signed(b, 32) >> 32) + signed(c, 32))  # noqa: E731
+    lines.append(("mad.hi.sat.s32 {d}, {a}, {b}, {c};", "s32", high))
     lines.append(("fns.b32 {d}, {a}, {b}, {c};", "b32", nth_set))
     lines.append(("bfind.shiftamt.u32 {d}, {a};", "u32", lambda a: 32 - a.bit_length() if a else -1))
     lines.append(("sub.sat.s32 {d}, {a}, {b};", "s32", lambda a, b: saturated(signed(a, 32) - signed(b, 32))))
