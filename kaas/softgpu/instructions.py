@@ -216,7 +216,7 @@ FAMILIES: dict[str, Family] = {
         result=lambda _: "i1",
     ),
     "setp": _family(
-        "compares", predicates.setp, f"{_BITS} {_INT} f16 bf16 f32 f64", f"ftz {_BOOLEAN}", (3, 4), required=_COMPARE
+        "compares", predicates.setp, f"{_BITS} {_INT} {_REAL}", f"ftz {_BOOLEAN}", (3, 4), required=_COMPARE
     ),
     "set": _lanes(
         "compares, with a number for the answer",
@@ -248,6 +248,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "mov": _family("copies, packs and unpacks", c.mov, f"{_EVERY} pred", "", 2, shape=each.mov_shape),
     "cvt": _family("converts", c.cvt, _EVERY, f"{_ROUND} rni rzi rmi rpi rna relu", (2, 3), shape=c.cvt_shape),
+    "cvt.pack": _lanes(
+        "saturates and packs two integers",
+        c.pack_body,
+        "u16 s16 u8 s8 s32 b32",
+        "pack sat",
+        (3, 4),
+        kinds=lambda _op, count: ["i32"] * count,
+        result=_i32,
+    ),
     "cvta": _family(
         "between generic and other addresses",
         c.cvta,
@@ -382,17 +391,17 @@ FAMILIES: dict[str, Family] = {
     ),
     "elect": _family("picks one lane", warp.elect, "", "sync", 2, shape=atomics.varying_shape, guard_branches=True),
     "trap": _family("ends the launch with an error", warp.trap, "", "", 0, has_result=False, guard_branches=True),
-    "call vprintf": _family(
-        "printf", system_calls.vprintf, "", operands=3, shape=atomics.varying_shape, guard_branches=True
-    ),
-    "call __assertfail": _family(
-        "what assert calls", system_calls.assert_fail, "", operands=5, has_result=False, guard_branches=True
-    ),
     "call nowhere": _family(
         "a call of what is no function", system_calls.nowhere, "", operands=1, has_result=False, guard_branches=True
     ),
     "call overflow": _family(
         "a stack that is full", system_calls.overflow, "", operands=0, has_result=False, guard_branches=True
+    ),
+    "call vprintf": _family(
+        "printf", system_calls.vprintf, "", operands=3, shape=atomics.varying_shape, guard_branches=True
+    ),
+    "call __assertfail": _family(
+        "what assert calls", system_calls.assert_fail, "", operands=5, has_result=False, guard_branches=True
     ),
     "brkpt": _family("a hint", warp.nothing, "", "", 0, has_result=False),
 }
@@ -411,7 +420,11 @@ def decode(opcode: str) -> Operation | str:
     if unknown:
         return f"no code for {unknown}"
     base, *parts = opcode.split(".")
-    name = "bar.red" if base in ("bar", "barrier") and "red" in parts else base
+    name = base
+    if base in ("bar", "barrier") and "red" in parts:
+        name = "bar.red"
+    elif base == "cvt" and "pack" in parts:
+        name = "cvt.pack"
     family = FAMILIES.get(name)
     if family is None:
         return f"no code for {base}"

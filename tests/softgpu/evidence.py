@@ -21,18 +21,23 @@ _NO_RESULTS = ("test_refusals.py", "test_ptx.py", "test_caches.py", "test_jit.py
 def tests_by_family() -> dict[str, str]:
     """For each family that a test runs, the first such test: path from this folder, and function where there is one."""
     found: dict[str, str] = {}
-    sources = sorted(HERE.rglob("test_*.py"), key=lambda path: (path.name != "test_instructions.py", path))
+    sources = sorted(HERE.rglob("test_*.py"), key=_nearness)
     for path in sources:
         if path.name in _NO_RESULTS:
             continue
         for text, function in _texts(path):
             for family in families_in(text):
                 found.setdefault(family, _name(path) + (f"::{function}" if function else ""))
-    for path in sorted(HERE.rglob("*.ptx")):
+    for path in sorted(HERE.rglob("*.ptx"), key=_nearness):
         test = _test_of(path)
         for family in families_in(_COMMENT.sub("", path.read_text())) if test else ():
             found.setdefault(family, test)
     return found
+
+
+def _nearness(path: Path) -> tuple[int, bool, Path]:
+    """Tests of single instructions come first, those in folders last."""
+    return len(path.parts), path.name != "test_instructions.py", path
 
 
 def families_in(text: str) -> Iterator[str]:
@@ -40,7 +45,8 @@ def families_in(text: str) -> Iterator[str]:
     if ";" not in text:
         return
     for base, rest in _OPCODE.findall(text):
-        yield "bar.red" if base in ("bar", "barrier") and ".red" in rest else base
+        pack, reduces = base == "cvt" and ".pack" in rest, base in ("bar", "barrier") and ".red" in rest
+        yield "cvt.pack" if pack else "bar.red" if reduces else base
 
 
 def _name(path: Path) -> str:

@@ -104,7 +104,7 @@ def _special(kind: str, name: str, row: tuple[float, ...]) -> Any | None:
     if all(math.isfinite(x) for x in row) and not (divides and row[-1] == 0) and not (name == "sqrt" and row[0] < 0):
         return None
     a, b, c = (*(np.float64(x) for x in row), np.float64(0), np.float64(0))[:3]
-    results = {
+    results: dict[str, Any] = {
         "add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b, "div": lambda: a / b,
         "rcp": lambda: 1 / a, "sqrt": lambda: np.sqrt(a), "fma": lambda: a * b + c,
     }  # fmt: skip

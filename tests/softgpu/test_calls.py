@@ -88,3 +88,35 @@ ret;
     out = np.zeros(1, np.uint32)
     gpu.run(text, "k", 1, 32, out)
     assert out[0] == 993
+
+
+def test_functions_one_after_the_other_share_their_local_memory(gpu: Any) -> None:
+    """Each keeps its own while it calls others; together they would need far more than a thread may have."""
+    functions = ".func (.reg .u32 r) f0(.reg .u32 a) { add.u32 r, a, 1; ret; }\n"
+    for n in range(1, 8):
+        functions += f""".func (.reg .u32 r) f{n}(.reg .u32 a) {{
+.local .align 16 .b8 x[60000]; .reg .u32 %b, %c;
+st.local.u32 [x], a; st.local.u32 [x+59996], {n};
+add.u32 %b, a, {n};
+call (%b), f{n - 1}, (%b);
+call (%c), f{n - 1}, (a);
+ld.local.u32 r, [x]; add.u32 r, r, %b; add.u32 r, r, %c;
+ld.local.u32 %b, [x+59996]; add.u32 r, r, %b;
+ret;
+}}
+"""
+    text = f"""{HEADER}{functions}.visible .entry k(.param .u64 out) {{
+.reg .b64 %p, %w; .reg .b32 %t, %r;
+mov.u32 %t, %tid.x; mul.wide.u32 %w, %t, 4;
+call (%r), f7, (%t);
+ld.param.u64 %p, [out]; add.u64 %p, %p, %w;
+st.global.u32 [%p], %r;
+ret;
+}}"""
+
+    def value(n: int, a: int) -> int:
+        return a + value(n - 1, a + n) + value(n - 1, a) + n if n else a + 1
+
+    out = np.zeros(64, np.uint32)
+    gpu.run(text, "k", 2, 32, out)
+    assert out.tolist() == [value(7, lane) for lane in range(32)] + [0] * 32

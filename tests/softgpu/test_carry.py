@@ -32,6 +32,26 @@ def test_integers_of_128_bits(gpu: Any) -> None:
     np.testing.assert_array_equal(out, words(expected, np.uint64))
 
 
+def signed(value: int) -> int:
+    return value - (1 << 128) if value >> 127 else value
+
+
+def toward_zero(a: int, b: int) -> int:
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def test_quotients_of_128_bits(gpu: Any) -> None:
+    a, b = numbers(4)
+    out = np.zeros(16 * 128, np.uint64)
+    gpu.run(CARRY, "quotients", 4, 32, words(a, np.uint64), words(b, np.uint64), out)
+    expected = []
+    for i, (x, y) in enumerate(zip(a, (y or 7 for y in b), strict=True)):
+        p, q = signed(x), signed(y)
+        quotient = toward_zero(p, q)
+        expected += [quotient, p - quotient * q, x // y, x % y, p >> i, x >> i, p << i, -p if p < q else q]
+    np.testing.assert_array_equal(out, words(expected, np.uint64))
+
+
 def test_carries_through_four_words(gpu: Any) -> None:
     a, b = numbers(2)
     out = np.zeros(12 * 128, np.uint32)

@@ -9,13 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kaas.softgpu import refused
 from kaas.softgpu.c_interface import INVALID_PTX, CompileError
 from kaas.softgpu.jit import Compiler
 from kaas.softgpu.ptx import limits
 from tests.softgpu.harness import HEADER
 
 ROOT = Path(__file__).parents[2]
-IMAGES = sorted(path for folder in ("tests", "kaas", "examples") for path in (ROOT / folder).rglob("*.ptx"))
+SMALL_BYTES = 100_000  # larger ones are compiled too often here
+IMAGES = sorted(
+    path
+    for folder in ("tests", "kaas", "examples")
+    for path in (ROOT / folder).rglob("*.ptx")
+    if path.stat().st_size < SMALL_BYTES
+)
 
 
 def entry(body: str, before: str = "", parameters: str = "") -> str:
@@ -74,6 +81,11 @@ ILLEGAL = [
     "ld.global.v4.u64 {%w, %w, %w, %w}, [%w];", "st.global.u32 [%w], %p;", "add.rn.rz.f32 %f, %f, %f;",
     "cvt.u32 %r, %r;", "add.s32.s32 %r, %r, %r;", "setp.lt.and.s32 %p, %r, %r;", "atom.cas.b32 %r, [%w], %r;",
     "bra;", "bra %r;", "brx.idx %r, nowhere;", "@%p brx.idx %r, here;", "@%r mov.u32 %r, %r;",
+    "call %w, (%r), nowhere;", "call (%r), %w;", "alloca.u64 %w, %w, 3;", "alloca.u64 %w, %w, 4096;",
+    "alloca.u32 %r, %r;",
+    "isspacep.surface %p, %w;",
+    "vadd4.u32.u32 %r, %r, %r, %r;", "add.sat.u16x2 %r, %r, %r;", "min.relu.u16x2 %r, %r, %r;",
+    "isspacep.global.u64 %p, %w;",
     "shfl.sync.b32 %r, %r, 1, 31;", "addc.u16 %h, %h, %h;", "add.cc.u32 %r, %r;",
 ]  # fmt: skip
 
@@ -83,6 +95,34 @@ def test_illegal_instructions(gpu: Any, line: str) -> None:
     with pytest.raises(CompileError, match="line 7: ") as caught:
         gpu.compiler.load(entry(f"{DECLARED}{line}\nhere: .branchtargets there;\nthere:").encode())
     assert caught.value.result == INVALID_PTX
+
+
+def test_instructions_without_code(gpu: Any) -> None:
+    """All of a module's are told in one error: line, family, what it belongs to, and the text."""
+    names = list(refused.REFUSED)
+    for start in range(0, len(names), 20):
+        some = names[start : start + 20]
+        body = "\n".join(f"{name}.what.ever.b32 %r, %r;" for name in some)
+        with pytest.raises(CompileError) as caught:
+            gpu.compiler.load(entry(f".reg .b32 %r;\n{body}").encode())
+        for line, name in enumerate(some, 7):
+            known = refused.reason(f"{name}.what.ever.b32")
+            assert known == f"{name}, of {refused.REFUSED[name]}"
+            assert f"line {line}: no code for {known}: {name}.what.ever.b32 %r, %r" in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["%envreg2", "%cluster_ctaid.x", "%clock99"])
+def test_registers_without_code(gpu: Any, name: str) -> None:
+    with pytest.raises(CompileError, match=f"line 7: no code for {refused.register(name)}: mov.u32 %r, {name}"):
+        gpu.compiler.load(entry(f"{DECLARED}mov.u32 %r, {name};").encode())
+
+
+@pytest.mark.parametrize("name", [*refused.MISSING_FUNCTIONS, "elsewhere"])
+def test_functions_without_code(gpu: Any, name: str) -> None:
+    why = f", of {refused.MISSING_FUNCTIONS[name]}" if name in refused.MISSING_FUNCTIONS else ", which has no body here"
+    text = entry(f"{DECLARED}call {name}, (%r);", f".extern .func {name}(.reg .b32 a);")
+    with pytest.raises(CompileError, match=f"line 7: call of {name}{why}"):
+        gpu.compiler.load(text.encode())
 
 
 @pytest.mark.parametrize("garbage", ["%%%;", "add.s32 %r, = ;", "]]", "add", "\x01\x02;", "}}}}", "{;"])

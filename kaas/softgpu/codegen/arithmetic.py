@@ -98,6 +98,8 @@ def bits24_body(e: Emitter, op: Operation, w: Width, *args: str) -> str:
         product = e.new(f"trunc {twice} {product} to {kind}")
     else:
         product = e.new(f"mul {kind} {x}, {y}")
+    if "sat" in op.modifiers:
+        return call_by_sign(e, op, w, "add.sat", product, args[2])
     return e.new(f"add {kind} {product}, {args[2]}") if len(args) > 2 else product
 
 

@@ -118,7 +118,10 @@ def _check_forms(inst: Instruction, op: Operation) -> None:
         raise PtxError(inst.line, f"{len(inst.operands)} operands: {_one_line(inst)}")
     if op.base == "atom" and ("cas" in op.modifiers) != (len(inst.operands) == 4):
         raise PtxError(inst.line, f"{len(inst.operands)} operands: {_one_line(inst)}")
-    if op.base == "cvt" and op.types[0].name.endswith("x2") != (len(inst.operands) == 3):
+    if "pack" in op.modifiers:
+        if len(inst.operands) != len(op.types) + 1:
+            raise PtxError(inst.line, f"{len(inst.operands)} operands: {_one_line(inst)}")
+    elif op.base == "cvt" and op.types[0].name.endswith("x2") != (len(inst.operands) == 3):
         raise PtxError(inst.line, f"{len(inst.operands)} operands: {_one_line(inst)}")
 
 

@@ -136,6 +136,19 @@ def _clamp(e: Emitter, w: Width, to: Scalar, source: Scalar, a: str) -> str:
     return a
 
 
+def pack_body(e: Emitter, op: Operation, w: Width, a: str, b: str, *c: str) -> str:
+    """cvt.pack.sat d, a, b[, c]: b in the low bits, a above, and above both the low bits of c."""
+    to, kind = op.types[0], w.of("i32")
+    ones = w.const("i32", (1 << to.bits) - 1)
+    low, high = (e.new(f"and {kind} {_clamp(e, w, to, SCALARS['s32'], x)}, {ones}") for x in (b, a))
+    parts = [low, e.new(f"shl {kind} {high}, {w.const('i32', to.bits)}")]
+    parts += [e.new(f"shl {kind} {x}, {w.const('i32', 2 * to.bits)}") for x in c]
+    result = parts[0]
+    for part in parts[1:]:
+        result = e.new(f"or {kind} {result}, {part}")
+    return result
+
+
 def _to_integer(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scalar, a: str) -> str:
     """Out of range gives the nearest end of the range, NaN gives 0."""
     element = source.llvm

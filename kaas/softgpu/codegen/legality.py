@@ -81,6 +81,8 @@ _OPERATION_GROUP = frozenset(_OPERATIONS.split())
 
 def objection(name: str, modifiers: tuple[str, ...], types: tuple[str, ...]) -> str:
     """Why this is no instruction; "" if it is one."""
+    if name == "cvt.pack":
+        return _special_objection(name, frozenset(modifiers), types)
     if (len(types) > 1 and len(types) != _COUNTS.get(name, 1)) or (types and len(types) < _COUNTS.get(name, 1)):
         return f"{name} with {len(types)} types"
     allowed = _ALLOWED["*"] | _ALLOWED.get(name, {})
@@ -111,6 +113,10 @@ def _special_objection(name: str, words: frozenset[str], types: tuple[str, ...])
             return f"set.{types[0]} compares no .{types[1]}"
         case "slct" if types[1] not in ("s32", "f32"):
             return f"slct by .{types[1]}"
+        case "cvt.pack" if types not in (("u16", "s32"), ("s16", "s32"), ("u8", "s32", "b32"), ("s8", "s32", "b32")):
+            return f"no code for cvt.pack.{'.'.join(types)}"
+        case "cvt.pack" if "sat" not in words:
+            return "cvt.pack without .sat"
         case "cvt":
             return _conversion_objection(words, *types)
     return ""

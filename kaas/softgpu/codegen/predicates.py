@@ -56,7 +56,7 @@ def compare(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
 
 
 def setp(e: Emitter, step: Step) -> None:
-    """setp.cmp[.bool].type p[|q], a, b[, c]."""
+    """setp.cmp[.bool].type p[|q], a, b[, c]; q is the opposite of p, or of a pair what holds for the upper halves."""
     op = step.op
     target, a, b = step.inst.operands[:3]
     values = [e.read(a, op.llvm), e.read(b, op.llvm)]
@@ -65,15 +65,26 @@ def setp(e: Emitter, step: Step) -> None:
     form = flat([value.shape for value in values])
     names = [target.first.name, target.second.name] if isinstance(target, Pair) else [target.name]  # type: ignore[union-attr]
     width = VECTOR if isinstance(form, Varying) else SCALAR
-    first = e.apply(form, "i1", lambda w, *args: compare(e, op, w, args[0], args[1]), values)
-    results = [first]
-    if len(names) > 1:
+    if op.type.name.endswith("x2"):
+        results = [
+            e.apply(form, "i1", lambda w, *args, at=at: _compare_half(e, op, w, at, args[0], args[1]), values)
+            for at in range(len(names))
+        ]
+    else:
+        results = [e.apply(form, "i1", lambda w, *args: compare(e, op, w, args[0], args[1]), values)]
+    if len(names) > len(results):
+        first = results[0]
         inverted = [e.new(f"xor {width.of('i1')} {p}, {width.const('i1', 1)}") for p in first.parts]
         results.append(Value(first.shape, "i1", inverted))
     for name, value in zip(names, results, strict=False):
         if combine:
             value = e.apply(form, "i1", lambda w, p, c: e.new(f"{combine} {w.of('i1')} {p}, {c}"), [value, values[2]])
         e.write(name, value, step)
+
+
+def _compare_half(e: Emitter, op: Operation, w: Width, at: int, a: str, b: str) -> str:
+    """at: 0 for the lower half, 1 for the upper."""
+    return compare(e, op, w, reals.halves(e, w, a)[at], reals.halves(e, w, b)[at])
 
 
 def set_kinds(op: Operation, count: int) -> list[str]:

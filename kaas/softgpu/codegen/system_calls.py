@@ -1,4 +1,4 @@
-"""The functions that CUDA provides without code: printf and what a failed assertion calls; and calls of none."""
+"""The functions that CUDA provides without code: printf and what a failed assertion calls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ from kaas.softgpu.ptx.model import Operand, Register
 def _spill(e: Emitter, slot: str, operand: Operand, element: str) -> tuple[str, str]:
     e.put(f"store {VECTOR.of(element)} {e.vector(e.read(operand, element))}, ptr {slot}")
     return "ptr", slot
+
+
+def overflow(e: Emitter, step: Step) -> None:
+    """More taken from the stack than there is."""
+    e.call("kaas_rt_overflow", [("ptr", "%w"), ("i32", str(step.inst.line))])
+
+
+def nowhere(e: Emitter, step: Step) -> None:
+    """A call through a pointer to none of the functions that it may reach."""
+    slot = _spill(e, "%in0", step.inst.operands[0], "i64")
+    e.call("kaas_rt_nowhere", [("ptr", "%w"), ("i32", str(step.inst.line)), slot, ("i32", e.mask())])
 
 
 def vprintf(e: Emitter, step: Step) -> None:
@@ -31,14 +42,3 @@ def assert_fail(e: Emitter, step: Step) -> None:
         for index, (operand, kind) in enumerate(zip(step.inst.operands[:4], kinds, strict=True))
     ]
     e.call("kaas_rt_assert", [("ptr", "%w"), *slots, ("i32", e.mask())])
-
-
-def overflow(e: Emitter, step: Step) -> None:
-    """More taken from the stack than there is."""
-    e.call("kaas_rt_overflow", [("ptr", "%w"), ("i32", str(step.inst.line))])
-
-
-def nowhere(e: Emitter, step: Step) -> None:
-    """A call through a pointer to none of the functions that it may reach."""
-    slot = _spill(e, "%in0", step.inst.operands[0], "i64")
-    e.call("kaas_rt_nowhere", [("ptr", "%w"), ("i32", str(step.inst.line)), slot, ("i32", e.mask())])

@@ -74,6 +74,7 @@ def flatten(module: Module, entry: Function, global_offsets: dict[str, int], ref
     work = _Flattening(module, kernel, refusals)
     work.expand(entry, {}, (entry.name,), "")
     work.variables.resolve()
+    work.place_stack()
     kernel.body = carry.expand(kernel.body, kernel.registers)
     work.place_shared()
     return kernel
@@ -91,6 +92,8 @@ class _Flattening:
         self.dynamic: list[str] = []
         self.dynamic_align = SHARED_ALIGN
         self.variables = CallVariables(kernel)
+        self.frame_end = 0  # of the local variables of the functions that are under way
+        self.has_stack = False
 
     def expand(self, function: Function, formals: dict[str, str], stack: tuple[str, ...], suffix: str) -> None:
         """Appends the body; `formals` maps the function's parameters to the caller's call variables."""
@@ -140,10 +143,9 @@ class _Flattening:
 
     def open_stack(self, line: int, suffix: str) -> None:
         kernel = self.kernel
-        if stacks.AREA not in kernel.local:
+        if not self.has_stack:
+            self.has_stack = True
             kernel.registers |= stacks.registers()
-            kernel.local[stacks.AREA] = align_up(kernel.local_bytes, 16)
-            kernel.local_bytes = kernel.local[stacks.AREA] + limits.STACK_BYTES
             kernel.body.insert(0, stacks.start(line))
             self.variables.moves = [(place + 1, name) for place, name in self.variables.moves]
         if suffix:
@@ -155,10 +157,11 @@ class _Flattening:
             self.add_shared(variable)
         elif variable.space == "local":
             limits.check_align(variable, limits.LOCAL_ALIGN)
-            offset = align_up(self.kernel.local_bytes, variable.align)
+            offset = align_up(self.frame_end, variable.align)
             self.kernel.local[variable.name + suffix] = offset
             # Each lane's area keeps 16-byte alignment: vector accesses go up to that.
-            self.kernel.local_bytes = align_up(offset + variable.size, 16)
+            self.frame_end = align_up(offset + variable.size, 16)
+            self.kernel.local_bytes = max(self.kernel.local_bytes, self.frame_end)
 
     def add_shared(self, variable: Variable) -> None:
         limits.check_align(variable, limits.SHARED_ALIGN)
@@ -179,6 +182,11 @@ class _Flattening:
             variable = self.module.variables.get(symbol.name)
             if variable is not None and variable.space == "shared":
                 self.add_shared(variable)
+
+    def place_stack(self) -> None:
+        if self.has_stack:
+            self.kernel.local[stacks.AREA] = self.kernel.local_bytes
+            self.kernel.local_bytes += limits.STACK_BYTES
 
     def place_shared(self) -> None:
         if self.dynamic:
@@ -313,7 +321,9 @@ class _Flattening:
         if item.guard is not None:
             self.kernel.body.append(_jump(item, skip, item.guard, not item.negated))
         self.kernel.body += before
+        frame = self.frame_end  # functions that are not under way at the same time share their memory
         self.expand(callee, formals, (*stack, callee.name), inner)
+        self.frame_end = frame
         self.kernel.body += after
         if item.guard is not None:
             self.kernel.body.append(Label(item.line, skip))

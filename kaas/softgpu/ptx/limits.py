@@ -22,10 +22,6 @@ LOCAL_ALIGN = 128  # above 16 only a name: a lane's area starts at multiples of 
 GLOBAL_ALIGN = 256  # where a module's variables start
 
 
-def align_up(offset: int, align: int) -> int:
-    return (offset + align - 1) // align * align
-
-
 def check_registers(count: int, line: int) -> None:
     if count > REGISTERS:
         raise PtxError(line, f"more than {REGISTERS} registers")
@@ -63,3 +59,7 @@ def check_kernel(kernel: Kernel, line: int) -> None:
         if size > most:
             raise PtxError(line, f"{kernel.name} has {size} bytes of {what} memory, more than {most}")
     check_registers(len(kernel.registers), line)
+
+
+def align_up(offset: int, align: int) -> int:
+    return (offset + align - 1) // align * align

@@ -35,3 +35,18 @@ extern "C" __global__ void digits(const unsigned *a, const unsigned *b, unsigned
       : "=&r"(d[8]), "=&r"(d[9]), "=&r"(d[10]), "=&r"(d[11])
       : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]));
 }
+
+extern "C" __global__ void quotients(const __int128 *a, const __int128 *b, __int128 *out) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  unsigned __int128 x = a[i], y = b[i];
+  if (!y) y = 7;
+  __int128 p = a[i], q = y;
+  out[8 * i] = p / q;
+  out[8 * i + 1] = p % q;
+  out[8 * i + 2] = x / y;
+  out[8 * i + 3] = x % y;
+  out[8 * i + 4] = p >> (i & 127);
+  out[8 * i + 5] = x >> (i & 127);
+  out[8 * i + 6] = p << (i & 127);
+  out[8 * i + 7] = p < q ? -p : q;
+}
