@@ -5,6 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static const size_t MAX_IMAGE_BYTES = (size_t)1 << 30;
 
 typedef struct {
   uint32_t magic;
@@ -28,6 +32,12 @@ static size_t binary_bytes(const void *image) {
   fatbin_header header;
   memcpy(&header, image, sizeof header);
   return header.header_bytes + header.bytes;
+}
+
+/* A binary that announces more than there is would be read beyond its end. */
+static bool is_mapped(const void *image, size_t bytes) {
+  uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)image & -page;
+  return bytes <= MAX_IMAGE_BYTES && msync((void *)start, (uintptr_t)image + bytes - start, MS_ASYNC) == 0;
 }
 
 /* nvcc wraps a fatbin into a struct with a pointer to it. */
@@ -131,6 +141,8 @@ static CUresult fill_library(library *lib, const void *image, device *dev) {
   struct loaded made = {0};
   image = unwrap(image);
   lib->image_bytes = binary_bytes(image);
+  REQUIRE(is_mapped(image, lib->image_bytes), CUDA_ERROR_INVALID_IMAGE,
+          "the image is cut off: it announces %zu bytes", lib->image_bytes);
   size_t bytes = lib->image_bytes != 0 ? lib->image_bytes : strlen(image) + 1;
   lib->image = malloc(bytes);
   REQUIRE(lib->image != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for an image of %zu bytes", bytes);
