@@ -13,9 +13,10 @@ TEXT_CHARACTERS = 64 << 20
 STATEMENTS = 1 << 21  # of a module, empty ones and directives included
 OPERANDS_CHARACTERS = 1 << 15  # of an instruction
 SCOPES = 64  # within each other, in a function
+INITIAL_VALUES = 1 << 22  # of a variable
 BRACKETS = 16  # that open in an instruction
 LIVE_BITS = 1 << 31  # basic blocks of a kernel times its registers
-LOOP_WORK = 1 << 22  # basic blocks, each counted once for every loop around it
+LOOP_WORK = 1 << 19  # basic blocks, each counted once for every loop around it
 REGISTERS = 1 << 18  # of a kernel, those of the functions it calls included
 INSTRUCTIONS = 1 << 17  # of a kernel, with calls expanded
 CALL_DEPTH = 48
@@ -49,6 +50,11 @@ def check_operands(text: str, line: int) -> None:
         raise PtxError(line, f"an instruction of more than {OPERANDS_CHARACTERS} characters")
     if sum(text.count(bracket) for bracket in "[{(") > BRACKETS:
         raise PtxError(line, f"more than {BRACKETS} brackets in an instruction")
+
+
+def check_initialiser(text: str, line: int) -> None:
+    if text.count(",") >= INITIAL_VALUES:
+        raise PtxError(line, f"more than {INITIAL_VALUES} initial values")
 
 
 def check_flow(blocks: int, registers: int) -> None:

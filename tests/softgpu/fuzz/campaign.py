@@ -51,11 +51,11 @@ class Worker:
             bufsize=0,
         )
 
-    def verdict(self, seed: int, number: int) -> str:
-        """One of OUTCOMES, or what is wrong."""
+    def verdict(self, name: str) -> str:
+        """What becomes of the image of this `seed number` or path: one of OUTCOMES, or what is wrong."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{seed} {number}\n".encode())
+        self.process.stdin.write(f"{name}\n".encode())
         if not select.select([self.process.stdout], [], [], CASE_LIMIT_S)[0]:
             self.end()
             self.start()
@@ -82,11 +82,11 @@ def campaign(seed: int, count: int, folder: Path, workers: int = 2) -> tuple[lis
     findings: list[Finding] = []
     outcomes: Counter[str] = Counter()
     first = Worker(folder)
-    first.verdict(seed, 0)  # builds the driver, which the others then find
+    first.verdict(f"{seed} 0")  # builds the driver, which the others then find
 
     def work(worker: Worker) -> None:
         for number in _shared(numbers, lock):
-            what = worker.verdict(seed, number)
+            what = worker.verdict(f"{seed} {number}")
             if what in OUTCOMES:
                 outcomes[what] += 1
             else:
