@@ -158,7 +158,8 @@ def _swap(lines: list[str], at: int, chance: random.Random) -> None:
 
 def _junk(text: str, chance: random.Random) -> str:
     at = chance.randrange(len(text) + 1)
-    return text[:at] + chance.choice(_JUNK) * chance.choice([1, 1, 1, 2, 300]) + text[at:]
+    junk = chance.choice(_JUNK) * chance.choice((1, 1, 1, 2, 300))
+    return f"{text[:at]}{junk}{text[at:]}"
 
 
 def _truncate(text: str, chance: random.Random) -> str:

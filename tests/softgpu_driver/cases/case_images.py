@@ -20,7 +20,7 @@ def announcing(nbytes: int) -> bytes:
 def test_a_fatbin_that_announces_more_than_can_be_read(ctx: object, nbytes: int) -> None:  # noqa: ARG001
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
-    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     library.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     page = mmap.PAGESIZE
     memory = library.mmap(
