@@ -12,7 +12,7 @@ export PYTHONUNBUFFERED = 1
 test bench: export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench dist gpu gpu-expected kernels tables lock clean
+.PHONY: help setup demo test check fuzz bench dist gpu gpu-expected kernels tables lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ check: $(VENV)/.dev ## lint, formatting and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+fuzz: setup ## 10,000 bad images and 3,000 random programs on the software GPU; ARGS='--seed 7' chooses others
+	@$(BIN)/python -m tests.softgpu.fuzz $(ARGS)
+	@$(BIN)/python -m tests.softgpu.random --programs 3000 $(ARGS)
 
 bench: setup ## every benchmark against its bars; ARGS=launch runs one
 	@$(BIN)/python -m benchmarks $(ARGS)

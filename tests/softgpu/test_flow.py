@@ -225,3 +225,21 @@ there: .branchtargets here; brx.idx %t, there; here: mov.u32 %t, %tid.x; ld.para
 mad.wide.u32 %a, %t, 4, %a; st.global.u32 [%a], 5; ret; }}"""
     gpu.run(f"{HEADER}.visible .entry k(.param .u64 out) {body}", "k", 1, 32, out)
     assert set(out.tolist()) == {5}
+
+
+SCOPED = """.visible .entry k(.param .u64 out) {
+.reg .b32 %t, %n; .reg .b64 %a; .reg .pred %p;
+mov.u32 %t, %tid.x; ld.param.u64 %a, [out]; mad.wide.u32 %a, %t, 4, %a; mov.u32 %n, 0;
+{ .reg .pred %q; WAIT: add.u32 %n, %n, 1; setp.ge.u32 %q, %n, %t; @%q bra DONE; bra WAIT; DONE: }
+{ .reg .pred %q; WAIT: add.u32 %n, %n, 10; setp.ge.u32 %q, %n, 40; @%q bra DONE; bra WAIT; DONE: }
+{ { bra DONE; add.u32 %n, %n, 1000; DONE: } bra.uni DONE; add.u32 %n, %n, 1000; DONE: }
+DONE: st.global.u32 [%a], %n; ret;
+}
+"""
+
+
+def test_labels_belong_to_their_scope(gpu: Any) -> None:
+    out = np.zeros(32, np.uint32)
+    gpu.run(HEADER + SCOPED, "k", 1, 32, out)
+    first = np.maximum(np.arange(32), 1)
+    assert out.tolist() == (first + np.maximum(-(-(40 - first) // 10), 1) * 10).tolist()

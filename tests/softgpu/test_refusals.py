@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,8 @@ import pytest
 
 from kaas.softgpu import refused
 from kaas.softgpu.c_interface import INVALID_PTX, CompileError
-from kaas.softgpu.jit import Compiler
 from kaas.softgpu.ptx import limits
 from tests.softgpu.harness import HEADER
-
-ROOT = Path(__file__).parents[2]
-SMALL_BYTES = 100_000  # larger ones are compiled too often here
-IMAGES = sorted(
-    path
-    for folder in ("tests", "kaas", "examples")
-    for path in (ROOT / folder).rglob("*.ptx")
-    if path.stat().st_size < SMALL_BYTES
-)
 
 
 def entry(body: str, before: str = "", parameters: str = "") -> str:
@@ -130,50 +119,6 @@ def test_garbage_says_which_line(gpu: Any, garbage: str) -> None:
     with pytest.raises(CompileError, match=r"line \d+: ") as caught:
         gpu.compiler.load(entry(f"{DECLARED}{garbage}").encode())
     assert caught.value.result == INVALID_PTX
-
-
-def mutated(text: str, chance: random.Random) -> str:
-    """The text with a word replaced by another of its words, or a line gone, doubled or moved."""
-    lines = text.split("\n")
-    place, other = chance.randrange(len(lines)), chance.randrange(len(lines))
-    match chance.randrange(6):
-        case 0:
-            del lines[place]
-        case 1:
-            lines.insert(place, lines[other])
-        case 2:
-            lines[place] = lines[place].replace(".", chance.choice([".b16.", ".f64.", ".v2.", ".sat.", " "]), 1)
-        case 3:
-            lines[place] = lines[place].replace("%r", chance.choice(["%rd", "%p", "%f", "%fd", "%tid"]), 1)
-        case 4:
-            words, source = lines[place].split(" "), lines[other].split()
-            words[chance.randrange(len(words))] = chance.choice(source or ["99999999999"])
-            lines[place] = " ".join(words)
-        case _:
-            at = chance.randrange(len(lines[place]) + 1)
-            lines[place] = lines[place][:at] + chance.choice("{}[];,.%0@!|-9") + lines[place][at:]
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_mutations_compile_or_are_refused(gpu: Any, seed: int) -> None:
-    chance = random.Random(seed)
-    texts = [path.read_text() for path in IMAGES]
-    for _ in range(30):
-        refusal = refusal_of(gpu.compiler, mutated(chance.choice(texts), chance))
-        assert refusal is None or (refusal.result == INVALID_PTX and "line " in refusal.message), refusal
-
-
-def refusal_of(compiler: Compiler, text: str) -> CompileError | None:
-    """What the compiler says about the text; anything but a CompileError gets out."""
-    try:
-        handle = compiler.load(text.encode())
-        for kernel in range(len(compiler.describe(handle)[0].kernels)):
-            compiler.compile(handle, kernel, (64, 1, 1))
-    except CompileError as error:
-        return error
-    compiler.unload(handle)
-    return None
 
 
 def test_alignments_up_to_a_kilobyte_are_honoured(gpu: Any) -> None:

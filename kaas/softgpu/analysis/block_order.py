@@ -10,6 +10,7 @@ meets it, and its inner loops are those that remain without the head (a weak top
 from __future__ import annotations
 
 from kaas.softgpu.analysis.blocks import EXIT, Block, Branch, Jump, Switch
+from kaas.softgpu.ptx import limits
 
 
 def in_order(blocks: list[Block]) -> list[Block]:
@@ -17,8 +18,7 @@ def in_order(blocks: list[Block]) -> list[Block]:
     order, loops = _arrange(blocks)
     place = {node: index for index, node in enumerate(order)}
     place[EXIT] = EXIT
-    spans = [(place[head], max(place[node] for node in body), body) for head, body in loops.items()]
-    spans.sort(key=lambda span: span[1] - span[0])
+    around: list[tuple[int, int]] = []  # the loops that the next block lies in, outermost first
     out = []
     for node in order:
         block = blocks[node]
@@ -29,15 +29,20 @@ def in_order(blocks: list[Block]) -> list[Block]:
                 block.end = Branch(register, negated, place[taken], place[otherwise])
             case Switch(register, targets):
                 block.end = Switch(register, tuple(place[target] for target in targets))
-        block.loops = tuple((head, last) for head, last, body in spans if node in body)
+        while around and around[-1][1] < place[node]:
+            around.pop()
+        if node in loops:
+            around.append((place[node], place[node] + loops[node] - 1))
+        block.loops = tuple(around[::-1])
         out.append(block)
     return out
 
 
-def _arrange(blocks: list[Block]) -> tuple[list[int], dict[int, set[int]]]:
-    """The order, and the loops by head."""
+def _arrange(blocks: list[Block]) -> tuple[list[int], dict[int, int]]:
+    """The order, and how many blocks the loop of each head has, itself included."""
     order: list[int] = []
-    loops: dict[int, set[int]] = {}
+    loops: dict[int, int] = {}
+    seen = 0
     work: list[int | list[int]] = [[0, *range(1, len(blocks))]]
     start = True
     while work:
@@ -45,6 +50,8 @@ def _arrange(blocks: list[Block]) -> tuple[list[int], dict[int, set[int]]]:
         if isinstance(item, int):
             order.append(item)
             continue
+        seen += len(item)
+        limits.check_loops(seen)
         components = _components(blocks, item, only_first=start)
         start = False
         for component in components:
@@ -52,7 +59,7 @@ def _arrange(blocks: list[Block]) -> tuple[list[int], dict[int, set[int]]]:
             if rest:
                 work.append(rest)
             if rest or head in blocks[head].successors:
-                loops[head] = set(component)
+                loops[head] = len(component)
             work.append(head)
     return order, loops
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kaas.softgpu.analysis.block_order import in_order
 from kaas.softgpu.analysis.blocks import EXIT, Block, Branch, Jump, Step, Switch, Terminator
 from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.ptx import limits
 from kaas.softgpu.ptx.inline import Kernel
 from kaas.softgpu.ptx.model import (
     Address,
@@ -42,6 +43,7 @@ def build(kernel: Kernel, operation: Callable[[Instruction], Operation]) -> Flow
                 register_bit.setdefault(name, 1 << len(register_bit))
         if not isinstance(block.end, Jump):
             register_bit.setdefault(block.end.register, 1 << len(register_bit))
+    limits.check_flow(len(blocks), len(register_bit))
     live_in, live_out = _liveness(blocks, register_bit)
     return Flow(blocks, register_bit, live_in, live_out)
 

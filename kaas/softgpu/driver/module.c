@@ -1,10 +1,16 @@
 /* Code images: libraries and modules, the kernels and globals in them, and the questions one may ask about a kernel. */
+#define _GNU_SOURCE
 #include "driver.h"
 
 #include <elf.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static const size_t MAX_IMAGE_BYTES = (size_t)1 << 30;
 
 typedef struct {
   uint32_t magic;
@@ -27,7 +33,18 @@ static size_t binary_bytes(const void *image) {
   if (strncmp(image, "\x50\xed\x55\xba", 4) != 0) return 0;
   fatbin_header header;
   memcpy(&header, image, sizeof header);
-  return header.header_bytes + header.bytes;
+  return header.bytes > MAX_IMAGE_BYTES ? SIZE_MAX : header.header_bytes + header.bytes;
+}
+
+/* A binary may announce more than can be read. The kernel copies it where it may, because it does not die of that. */
+static bool copy_image(void *to, const void *from, size_t bytes) {
+  struct iovec local = {to, bytes}, remote = {(void *)from, bytes};
+  ssize_t copied = process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
+  if (copied < 0 && errno != EFAULT) { /* as in a sandbox that forbids the call */
+    memcpy(to, from, bytes);
+    return true;
+  }
+  return copied == (ssize_t)bytes;
 }
 
 /* nvcc wraps a fatbin into a struct with a pointer to it. */
@@ -131,10 +148,13 @@ static CUresult fill_library(library *lib, const void *image, device *dev) {
   struct loaded made = {0};
   image = unwrap(image);
   lib->image_bytes = binary_bytes(image);
+  REQUIRE(lib->image_bytes <= MAX_IMAGE_BYTES, CUDA_ERROR_INVALID_IMAGE, "the image announces %zu bytes",
+          lib->image_bytes);
   size_t bytes = lib->image_bytes != 0 ? lib->image_bytes : strlen(image) + 1;
   lib->image = malloc(bytes);
   REQUIRE(lib->image != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for an image of %zu bytes", bytes);
-  memcpy(lib->image, image, bytes);
+  REQUIRE(copy_image(lib->image, image, bytes), CUDA_ERROR_INVALID_IMAGE,
+          "the image is cut off: it announces %zu bytes", bytes);
   TRY(load(lib, dev, &made, &kernels, &count));
   lib->shares_module = made.global_count == 0;
   struct loaded *at = lib->shares_module ? &lib->first : &lib->loaded[dev->ordinal];

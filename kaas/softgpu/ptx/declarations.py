@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
+from kaas.softgpu.ptx import limits
 from kaas.softgpu.ptx.model import Parameter, PtxError, Unsupported, Variable
 from kaas.softgpu.ptx.operands import number
 from kaas.softgpu.ptx.types import SCALARS
@@ -43,6 +44,7 @@ def parameters(text: str, line: int) -> tuple[Parameter, ...]:
 
 def variables(text: str, line: int, external: bool) -> list[Variable]:
     """The variables of one declaration, with their initial bytes."""
+    limits.check_initialiser(text, line)
     found = _VARIABLE.match(_ATTRIBUTE.sub(" ", text))
     if not found:
         raise Unsupported(line, f"no code for {' '.join(text.split())[:80]!r}")

@@ -9,6 +9,14 @@ from kaas.softgpu.ptx.model import PtxError, Variable
 if TYPE_CHECKING:
     from kaas.softgpu.ptx.inline import Kernel
 
+TEXT_CHARACTERS = 64 << 20
+STATEMENTS = 1 << 21  # of a module, empty ones and directives included
+OPERANDS_CHARACTERS = 1 << 15  # of an instruction
+SCOPES = 64  # within each other, in a function
+INITIAL_VALUES = 1 << 22  # of a variable
+BRACKETS = 16  # that open in an instruction
+LIVE_BITS = 1 << 31  # basic blocks of a kernel times its registers
+LOOP_WORK = 1 << 19  # basic blocks, each counted once for every loop around it
 REGISTERS = 1 << 18  # of a kernel, those of the functions it calls included
 INSTRUCTIONS = 1 << 17  # of a kernel, with calls expanded
 CALL_DEPTH = 48
@@ -20,6 +28,44 @@ PARAMETER_BYTES = 32764  # as CUDA has it
 SHARED_ALIGN = 1024  # where a block's shared memory starts; also in runtime/abi.h
 LOCAL_ALIGN = 128  # above 16 only a name: a lane's area starts at multiples of 16
 GLOBAL_ALIGN = 256  # where a module's variables start
+
+
+def check_text(characters: int) -> None:
+    if characters > TEXT_CHARACTERS:
+        raise PtxError(1, f"more than {TEXT_CHARACTERS} characters")
+
+
+def check_statements(count: int, line: int) -> None:
+    if count > STATEMENTS:
+        raise PtxError(line, f"more than {STATEMENTS} statements")
+
+
+def check_scopes(depth: int, line: int) -> None:
+    if depth > SCOPES:
+        raise PtxError(line, f"more than {SCOPES} scopes within each other")
+
+
+def check_operands(text: str, line: int) -> None:
+    """Of one instruction; reading them takes longer the more brackets open."""
+    if len(text) > OPERANDS_CHARACTERS:
+        raise PtxError(line, f"an instruction of more than {OPERANDS_CHARACTERS} characters")
+    if sum(text.count(bracket) for bracket in "[{(") > BRACKETS:
+        raise PtxError(line, f"more than {BRACKETS} brackets in an instruction")
+
+
+def check_initialiser(text: str, line: int) -> None:
+    if text.count(",") >= INITIAL_VALUES:
+        raise PtxError(line, f"more than {INITIAL_VALUES} initial values")
+
+
+def check_flow(blocks: int, registers: int) -> None:
+    if blocks * registers > LIVE_BITS:
+        raise PtxError(0, f"{blocks} basic blocks with {registers} registers: more than {LIVE_BITS} of both together")
+
+
+def check_loops(work: int) -> None:
+    if work > LOOP_WORK:
+        raise PtxError(0, "too many loops within each other")
 
 
 def check_registers(count: int, line: int) -> None:

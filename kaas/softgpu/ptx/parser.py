@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from kaas.softgpu.ptx import limits
 from kaas.softgpu.ptx.declarations import parameters, variables
@@ -34,6 +34,7 @@ def parse(text: str) -> Module:
     """The module in `text`. Raises PtxError for text that is no PTX, Unsupported for directives without code here."""
     if "\0" in text:
         text = text[: text.index("\0")]
+    limits.check_text(len(text))
     if not re.search(r"^\s*\.version\s+\d+\.\d+", text, re.M):
         raise PtxError(1, "no .version directive: this is not PTX")
     if re.search(r"^\s*\.address_size\s+32\b", text, re.M):
@@ -50,10 +51,41 @@ def _keep_lines(match: re.Match[str]) -> str:
     return "\n" * match[0].count("\n") or " "
 
 
+@dataclass(slots=True)
+class _Labels:
+    """The labels of one scope, which is open; its instructions start at `start` of the function's body."""
+
+    number: int
+    start: int
+    names: set[str] = field(default_factory=set)
+
+    def add(self, label: Label) -> None:
+        if label.name in self.names:
+            raise PtxError(label.line, f"the label {label.name} is there twice")
+        self.names.add(label.name)
+
+    def close(self, function: Function) -> None:
+        """The same names come again in other scopes, as inline assembly has them."""
+        if not self.number or not self.names:
+            return
+        for place in range(self.start, len(function.body)):
+            item = function.body[place]
+            if isinstance(item, Label):
+                targets = tuple(self.unique(name) for name in item.targets)
+                function.body[place] = Label(item.line, self.unique(item.name), targets)
+            elif item.opcode.startswith(("bra", "brx")):
+                operands = tuple(Symbol(self.unique(o.name)) if isinstance(o, Symbol) else o for o in item.operands)
+                function.body[place] = replace(item, operands=operands)
+
+    def unique(self, name: str) -> str:
+        return f"{name}@{self.number}" if name in self.names else name
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         self.text, self.position, self.line = text, 0, 1
         self.counted = 0  # text before this position is in `line`
+        self.statements = 0
 
     def at(self, position: int) -> int:
         self.line += self.text.count("\n", self.counted, position)
@@ -66,6 +98,11 @@ class _Parser:
             self.position = found.end()
         return self.position < len(self.text)
 
+    def count(self, line: int) -> None:
+        """One more statement."""
+        self.statements += 1
+        limits.check_statements(self.statements, line)
+
     def take(self, pattern: re.Pattern[str]) -> str | None:
         found = pattern.match(self.text, self.position)
         if not found:
@@ -77,6 +114,7 @@ class _Parser:
         module = Module()
         while self.skip_blank():
             line = self.at(self.position)
+            self.count(line)
             if self.take(_LINE_DIRECTIVE) is not None or self.take(_SECTION) is not None:
                 continue
             if self.text[self.position] != ".":
@@ -141,21 +179,29 @@ class _Parser:
                 function.registers[parameter.name] = parameter.type
         cache: dict[str, Operand] = {}
         opened = 0
+        labels = [_Labels(0, 0)]
         while scopes:
             if not self.skip_blank():
                 raise PtxError(self.at(len(self.text)), f"the text ends inside {function.name}")
             line = self.at(self.position)
+            self.count(line)
             character = self.text[self.position]
             if character in "{}":
                 self.position += 1
                 cache = {}
                 if character == "{":
                     opened += 1
+                    limits.check_scopes(len(scopes), line)
                     scopes.append({})
+                    labels.append(_Labels(opened, len(function.body)))
                 else:
                     scopes.pop()
+                    labels.pop().close(function)
             elif self.take(_LINE_DIRECTIVE) is None:
+                length = len(function.body)
                 self.statement(function, scopes, opened, cache, line)
+                if len(function.body) > length and isinstance(function.body[-1], Label):
+                    labels[-1].add(function.body[-1])
 
     def statement(
         self, function: Function, scopes: list[dict[str, Operand]], opened: int, cache: dict[str, Operand], line: int
@@ -181,6 +227,8 @@ class _Parser:
             self.declaration(function, scopes, opened, text, line)
             cache.clear()
         else:
+            limits.check_expansion(len(function.body), 0, line)
+            limits.check_operands(text, line)
             function.body.append(instruction(text, line, scopes, cache))
 
     def signature(self, function: Function, name: str, line: int) -> bool:
