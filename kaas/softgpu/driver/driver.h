@@ -160,7 +160,6 @@ CUresult context_status(CUcontext ctx);   /* the error that sticks to it */
 CUresult context_fail(CUcontext ctx, CUresult status); /* sticks to it, with this thread's latest explanation */
 CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx);
 void context_delete(CUcontext ctx);
-CUresult primary_context(device *dev, CUcontext *ctx); /* retained once and kept */
 
 /* --- memory (memory.c, pool.c) */
 
@@ -277,7 +276,10 @@ void running_settle(void);
 
 /* --- operations (op.c) */
 
-enum op_kind { OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_EMPTY, OP_RECORD, OP_WAIT, OP_CHILD, OP_EXEC, OP_AWAIT, OP_FREE };
+enum op_kind {
+  OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_EMPTY, OP_RECORD, OP_WAIT, OP_CHILD, OP_EXEC, OP_AWAIT, OP_FREE,
+  OP_CONDITIONAL, OP_BRANCH
+};
 typedef struct copy {
   uint8_t *dst;
   const uint8_t *src;
@@ -304,6 +306,8 @@ typedef struct op {
     CUgraph child;    /* OP_CHILD: a node that embeds a graph */
     CUgraphExec exec; /* OP_EXEC: an instance, launched or embedded */
     allocation freed; /* OP_FREE */
+    struct conditional *conditional; /* OP_CONDITIONAL: a node, which owns it */
+    struct branch *branch;           /* OP_BRANCH: its step in an instance, which owns it */
   };
 } op;
 
@@ -432,6 +436,25 @@ struct CUgraphNode_st {
   struct nodes needs, needed_by;
 };
 
+/* Conditional nodes (conditions.c). */
+typedef struct condition_handle { /* as a graph declares it */
+  CUgraphConditionalHandle handle;
+  unsigned initial;
+  bool has_initial, used; /* used: by a node */
+} condition_handle;
+typedef struct conditional { /* what a node does */
+  CUgraphConditionalHandle handle;
+  CUgraphConditionalNodeType type;
+  unsigned size;
+  CUgraph graphs[];
+} conditional;
+typedef struct branch { /* and the same in an instance */
+  CUgraphConditionalNodeType type;
+  unsigned size;
+  kaas_condition *condition; /* in the outermost instance's table */
+  CUgraphExec execs[];
+} branch;
+
 typedef struct user_object_ref {
   CUuserObject object;
   unsigned count;
@@ -448,6 +471,10 @@ struct CUgraph_st {
   struct nodes nodes; /* by index, in order of creation; NULL where one was destroyed */
   size_t live;
   user_objects objects;
+  struct condition_handles {
+    condition_handle *items;
+    size_t count;
+  } conditions;
   CUgraph cloned_from;
 };
 
@@ -471,6 +498,8 @@ struct CUgraphExec_st {
   _Atomic unsigned references; /* its handle's, and one of each launch under way */
   fence *last;                 /* under work_lock: its latest launch; NULL: none */
   bool records;                /* an event, in itself or in an embedded instance */
+  bool outermost;              /* it owns the conditions */
+  kaas_conditions *conditions; /* of the outermost instance, shared with those inside; NULL: there are none */
 };
 
 bool nodes_add(struct nodes *set, CUgraphNode node); /* once each; false without memory */
@@ -502,6 +531,19 @@ void exec_delete(CUgraphExec exec); /* drops a reference */
 void exec_launched_locked(CUgraphExec exec, fence *launch);
 void exec_follow_locked(CUgraphExec exec, moment *order); /* joins the events that it waits for */
 CUresult exec_run(CUgraphExec exec, CUcontext ctx);
+CUresult exec_inside(CUgraph graph, CUgraphExec outer, CUgraphExec *exec); /* an instance that is part of another */
+CUresult conditional_new(const CUDA_CONDITIONAL_NODE_PARAMS *p, CUgraph graph, conditional **made);
+CUresult conditional_clone(const conditional *from, conditional **made);
+void conditional_own(const conditional *c, CUgraphNode node); /* node is where its graphs lie */
+void conditional_delete(conditional *c);
+CUresult conditions_copy(CUgraph to, const struct CUgraph_st *from);
+CUresult conditions_gather(CUgraph graph, kaas_conditions **made); /* a table for an instance; NULL: it needs none */
+void conditions_begin(kaas_conditions *table);                     /* a launch */
+void conditions_delete(kaas_conditions *table);
+CUresult branch_new(const conditional *from, CUgraphExec outer, branch **made);
+void branch_delete(branch *b);
+CUresult branch_run(const branch *b, CUcontext ctx);
+CUgraphExecUpdateResult branch_takes(branch *b, CUgraphNode node, bool apply); /* all of node but its graphs */
 CUresult objects_copy(user_objects *to, const user_objects *from);
 void objects_release(user_objects *list);
 

@@ -16,8 +16,10 @@ static CUresult kind_of(CUgraphNodeType type, enum op_kind *kind) {
       [CU_GRAPH_NODE_TYPE_KERNEL] = OP_KERNEL,   [CU_GRAPH_NODE_TYPE_MEMCPY] = OP_COPY,
       [CU_GRAPH_NODE_TYPE_MEMSET] = OP_FILL,     [CU_GRAPH_NODE_TYPE_HOST] = OP_HOST,
       [CU_GRAPH_NODE_TYPE_GRAPH] = OP_CHILD,     [CU_GRAPH_NODE_TYPE_EMPTY] = OP_EMPTY,
-      [CU_GRAPH_NODE_TYPE_WAIT_EVENT] = OP_WAIT, [CU_GRAPH_NODE_TYPE_EVENT_RECORD] = OP_RECORD};
-  REQUIRE((unsigned)type < sizeof kinds / sizeof *kinds, CUDA_ERROR_NOT_SUPPORTED, "nodes of type %d are not supported",
+      [CU_GRAPH_NODE_TYPE_WAIT_EVENT] = OP_WAIT, [CU_GRAPH_NODE_TYPE_EVENT_RECORD] = OP_RECORD,
+      [CU_GRAPH_NODE_TYPE_CONDITIONAL] = OP_CONDITIONAL};
+  bool known = (unsigned)type < sizeof kinds / sizeof *kinds && (type == CU_GRAPH_NODE_TYPE_KERNEL || kinds[type] != 0);
+  REQUIRE(known, CUDA_ERROR_NOT_SUPPORTED, "nodes of type %d are not supported",
           (int)type);
   *kind = kinds[type];
   return CUDA_SUCCESS;
@@ -41,10 +43,14 @@ CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *
   REQUIRE_POINTER(p);
   REQUIRE(handle_is(graph, HANDLE_GRAPH), CUDA_ERROR_INVALID_VALUE, "%p is not a live graph", (void *)graph);
   TRY(kind_of(p->type, &o.kind));
-  TRY(o.kind == OP_CHILD ? set_child(&o, &p->graph) : set_any(&o, &storage, p));
+  if (o.kind == OP_CHILD) TRY(set_child(&o, &p->graph));
+  else if (o.kind == OP_CONDITIONAL) TRY(conditional_new(&p->conditional, graph, &o.conditional));
+  else TRY(set_any(&o, &storage, p));
   CUresult status = graph_add_node(graph, needs, count, &o, node); /* which copies the storage */
   free(storage);
   if (status == CUDA_SUCCESS && o.kind == OP_CHILD) p->graph.graph = o.child; /* the node's own, says CUDA */
+  if (status == CUDA_SUCCESS && o.kind == OP_CONDITIONAL) p->conditional.phGraph_out = o.conditional->graphs;
+  if (status != CUDA_SUCCESS && o.kind == OP_CONDITIONAL) conditional_delete(o.conditional);
   if (status != CUDA_SUCCESS && o.kind == OP_CHILD && p->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE)
     graph_delete(o.child);
   return status;

@@ -89,6 +89,10 @@ void race_note(const op *o) {
       touching->by = "the freeing";
       kaas_touched_add(touching, KAAS_WRITE, o->freed.base, o->freed.reserved);
       break;
+    case OP_BRANCH:
+      touching->by = "a conditional node";
+      kaas_touched_add(touching, KAAS_READ, (uintptr_t)&o->branch->condition->value, sizeof o->branch->condition->value);
+      break;
     default: break;
   }
 }

@@ -34,6 +34,7 @@ CUresult set_kernel(op *o, void **storage, const CUDA_KERNEL_NODE_PARAMS *p) {
     *storage = fresh;
   }
   call.launch.params = *storage;
+  call.launch.conditions = o->kernel.launch.conditions; /* NULL unless it is an instance's */
   o->kernel = call;
   return CUDA_SUCCESS;
 }
@@ -95,6 +96,8 @@ CUgraphNodeType node_type(const op *o) {
     case OP_WAIT: return CU_GRAPH_NODE_TYPE_WAIT_EVENT;
     case OP_CHILD:
     case OP_EXEC: return CU_GRAPH_NODE_TYPE_GRAPH;
+    case OP_CONDITIONAL:
+    case OP_BRANCH: return CU_GRAPH_NODE_TYPE_CONDITIONAL;
     case OP_EMPTY:
     case OP_AWAIT:
     case OP_FREE: break; /* the last two are never in graphs */

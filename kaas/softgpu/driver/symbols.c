@@ -25,14 +25,14 @@
   X(cuDeviceGetExecAffinitySupport, 11040, cuDeviceGetExecAffinitySupport) \
   X(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool) X(cuDeviceGetName, 2000, cuDeviceGetName) \
   X(cuDeviceGetP2PAttribute, 8000, cuDeviceGetP2PAttribute) X(cuDeviceGetPCIBusId, 4010, cuDeviceGetPCIBusId) \
-  X(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2) X(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState) \
-  X(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2) \
-  X(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2) \
+  X(cuDeviceGetUuid, 9020, cuDeviceGetUuid_v2) X(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState) \
+  X(cuDevicePrimaryCtxRelease, 7000, cuDevicePrimaryCtxRelease_v2) \
+  X(cuDevicePrimaryCtxReset, 7000, cuDevicePrimaryCtxReset_v2) \
   X(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain) \
   X(cuDevicePrimaryCtxSetFlags, 11000, cuDevicePrimaryCtxSetFlags_v2) \
   X(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool) X(cuDeviceTotalMem, 3020, cuDeviceTotalMem_v2) \
   X(cuDriverGetVersion, 2020, cuDriverGetVersion) X(cuEventCreate, 2000, cuEventCreate) \
-  X(cuEventDestroy, 4000, cuEventDestroy_v2) X(cuEventElapsedTime, 12080, cuEventElapsedTime_v2) \
+  X(cuEventDestroy, 4000, cuEventDestroy_v2) X(cuEventElapsedTime, 2000, cuEventElapsedTime_v2) \
   X(cuEventQuery, 2000, cuEventQuery) X(cuEventRecord, 2000, cuEventRecord) \
   X(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags) X(cuEventSynchronize, 2000, cuEventSynchronize) \
   X(cuFuncGetAttribute, 2020, cuFuncGetAttribute) X(cuFuncGetModule, 11000, cuFuncGetModule) \
@@ -47,6 +47,7 @@
   X(cuGraphAddKernelNode, 12000, cuGraphAddKernelNode_v2) X(cuGraphAddMemcpyNode, 10000, cuGraphAddMemcpyNode) \
   X(cuGraphAddMemsetNode, 10000, cuGraphAddMemsetNode) X(cuGraphAddNode, 12030, cuGraphAddNode_v2) \
   X(cuGraphChildGraphNodeGetGraph, 10000, cuGraphChildGraphNodeGetGraph) X(cuGraphClone, 10000, cuGraphClone) \
+  X(cuGraphConditionalHandleCreate, 12030, cuGraphConditionalHandleCreate) \
   X(cuGraphCreate, 10000, cuGraphCreate) X(cuGraphDebugDotPrint, 11030, cuGraphDebugDotPrint) \
   X(cuGraphDestroy, 10000, cuGraphDestroy) X(cuGraphDestroyNode, 10000, cuGraphDestroyNode) \
   X(cuGraphEventRecordNodeGetEvent, 11010, cuGraphEventRecordNodeGetEvent) \
