@@ -1,10 +1,11 @@
 /* cuGetProcAddress: a function by its name and the CUDA version whose binary interface the caller was built for.
  *
- * A name that is missing here is NOT FOUND: cuda.bindings then raises an error that tells the name when it is called.
+ * What is refused (refused.h) is found all the same, and says its name when it is called.
  */
 #include <string.h>
 
 #include "driver.h"
+#include "refused.h"
 
 /* name, first CUDA version of that interface, the function. Of several interfaces of one name, the oldest is first. */
 #define FUNCTIONS(X) \
@@ -142,7 +143,9 @@
   X(cuUserObjectRetain, 11030, cuUserObjectRetain)
 
 #define DECLARE(name, version, function) void function(void);
+#define DECLARE_REFUSED(name, version, why) void name(void);
 FUNCTIONS(DECLARE)
+REFUSED(DECLARE_REFUSED)
 CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *result);
 CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags);
@@ -150,7 +153,8 @@ CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint
 typedef void (*any_function)(void);
 static const struct { const char *name; int version; any_function function; } functions[] = {
 #define ROW(name, version, function) {#name, version, function},
-  FUNCTIONS(ROW)
+#define ROW_REFUSED(name, version, why) {#name, version, name},
+  FUNCTIONS(ROW) REFUSED(ROW_REFUSED)
   {"cuGetProcAddress", 11030, (any_function)cuGetProcAddress},
   {"cuGetProcAddress", 12000, (any_function)cuGetProcAddress_v2},
 };

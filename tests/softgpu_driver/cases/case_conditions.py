@@ -60,7 +60,7 @@ class Setting:
         self.log[:], self.x[0] = 0, x
         ok(driver.cuGraphLaunch(instance, NO_STREAM))
         synchronize()
-        return self.log[1 : 1 + self.log[0]].tolist()
+        return [int(number) for number in self.log[1 : 1 + self.log[0]]]
 
 
 @pytest.fixture
