@@ -24,6 +24,11 @@ static CUresult fill_step(step *made, const struct CUgraphNode_st *node, CUgraph
     if (b != NULL) made->op = (op){.kind = OP_BRANCH, .branch = b};
     TRY(status);
   }
+  if (made->op.kind == OP_GRAPH_ALLOC || made->op.kind == OP_GRAPH_FREE) {
+    graph_block_keep(made->op.block);
+    REQUIRE(exec->outermost, CUDA_ERROR_NOT_SUPPORTED, "an embedded graph allocates no memory");
+    exec->allocates = true;
+  }
   exec->records |= made->op.kind == OP_RECORD;
   if (made->op.kind == OP_KERNEL) {
     TRY(kernel_storage(made->op.kernel.kern, made->op.kernel.launch.params, &made->storage));
@@ -89,6 +94,8 @@ void exec_delete(CUgraphExec exec) {
   for (size_t i = 0; i < exec->step_count; i++) {
     if (exec->steps[i].op.kind == OP_EXEC) exec_delete(exec->steps[i].op.exec);
     if (exec->steps[i].op.kind == OP_BRANCH) branch_delete(exec->steps[i].op.branch);
+    if (exec->steps[i].op.kind == OP_GRAPH_ALLOC || exec->steps[i].op.kind == OP_GRAPH_FREE)
+      graph_block_drop(exec->steps[i].op.block);
     free(exec->steps[i].storage);
   }
   free(exec->steps);
@@ -115,6 +122,13 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
   REQUIRE(!(flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH), CUDA_ERROR_NOT_SUPPORTED,
           "graphs launched by kernels are not supported");
   return exec_new(graph, flags, exec);
+}
+
+/* The first form: it can name a node that is to blame, and this driver never does. */
+CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *culprit, char *log, size_t log_bytes) {
+  if (culprit != NULL) *culprit = NULL;
+  if (log != NULL && log_bytes > 0) *log = 0;
+  return cuGraphInstantiateWithFlags(exec, graph, 0);
 }
 
 CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p) {
@@ -153,6 +167,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
   TRY(stream_get(stream, &s));
   TRY(exec_get(exec));
   TRY(capture_forbids(s));
+  TRY(graph_memory_launch(exec));
   return submit(s, &(op){.kind = OP_EXEC, .exec = exec}, false);
 }
 
@@ -240,6 +255,13 @@ CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec, CUgraphNode node, CU
   step *s;
   TRY(step_get_kind(exec, node, OP_WAIT, &s));
   CHANGE(exec, set_event(&s->op, event));
+}
+
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+  step *s;
+  CUgraphNodeParams p = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph = {.graph = child}};
+  TRY(step_get_kind(exec, node, OP_EXEC, &s));
+  CHANGE(exec, set_any(&s->op, &s->storage, &p));
 }
 
 CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *p) {

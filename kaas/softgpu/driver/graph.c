@@ -19,6 +19,7 @@ void node_delete(CUgraphNode node) {
   nodes_clear(&node->needed_by);
   if (node->op.kind == OP_CHILD) graph_delete(node->op.child);
   if (node->op.kind == OP_CONDITIONAL) conditional_delete(node->op.conditional);
+  if (node->op.kind == OP_GRAPH_ALLOC || node->op.kind == OP_GRAPH_FREE) graph_block_drop(node->op.block);
   free(node->storage);
   node->graph->nodes.items[node->index] = NULL;
   node->graph->live--;
@@ -69,8 +70,8 @@ CUresult graph_add_node(CUgraph graph, const CUgraphNode *needs, size_t count, c
   graph->live++;
   CUresult status = fill_node(made, needs, count);
   if (status != CUDA_SUCCESS) {
-    bool contains = o->kind == OP_CHILD || o->kind == OP_CONDITIONAL;
-    made->op.kind = contains ? OP_EMPTY : made->op.kind; /* the graphs inside stay the caller's */
+    bool owns = o->kind == OP_CHILD || o->kind == OP_CONDITIONAL || o->kind == OP_GRAPH_ALLOC || o->kind == OP_GRAPH_FREE;
+    made->op.kind = owns ? OP_EMPTY : made->op.kind; /* what it would own stays the caller's */
     node_delete(made);
     return status;
   }
@@ -84,6 +85,8 @@ static CUresult clone_node(CUgraph clone, const struct CUgraphNode_st *from) {
   CUgraphNode made;
   op o = from->op;
   struct nodes needs = {0};
+  REQUIRE(o.kind != OP_GRAPH_ALLOC && o.kind != OP_GRAPH_FREE, CUDA_ERROR_NOT_SUPPORTED,
+          "a graph that allocates or frees memory cannot be copied");
   if (o.kind == OP_CHILD) TRY(graph_clone(from->op.child, &o.child));
   if (o.kind == OP_CONDITIONAL) TRY(conditional_clone(from->op.conditional, &o.conditional));
   CUresult status = CUDA_SUCCESS;

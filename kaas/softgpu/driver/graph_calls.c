@@ -49,6 +49,8 @@ CUresult cuGraphNodeFindInClone(CUgraphNode *node, CUgraphNode original, CUgraph
 
 CUresult cuGraphDestroyNode(CUgraphNode node) {
   TRY(node_get(node));
+  REQUIRE(node->op.kind != OP_GRAPH_ALLOC && node->op.kind != OP_GRAPH_FREE, CUDA_ERROR_NOT_SUPPORTED,
+          "a node that allocates or frees memory cannot be destroyed");
   node_delete(node);
   return CUDA_SUCCESS;
 }

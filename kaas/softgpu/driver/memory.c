@@ -112,6 +112,18 @@ bool memory_remove(uintptr_t base, allocation *removed) {
   return found;
 }
 
+hints *memory_hints_locked(uintptr_t address) {
+  allocation *entry = find_locked(address);
+  return entry != NULL ? &entry->hints : NULL;
+}
+
+void memory_disown(uintptr_t base) {
+  pthread_mutex_lock(&memory_lock);
+  allocation *entry = find_locked(base);
+  if (entry != NULL && entry->base == base) entry->graph = NULL;
+  pthread_mutex_unlock(&memory_lock);
+}
+
 bool memory_leave(uintptr_t base, allocation *leaving) {
   pthread_mutex_lock(&memory_lock);
   allocation *entry = find_locked(base);

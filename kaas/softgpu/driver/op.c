@@ -106,6 +106,10 @@ static CUresult run(const op *o, CUcontext ctx) {
     case OP_BRANCH: return branch_run(o->branch, ctx);
     case OP_WAIT: event_wait_now(o->event); return CUDA_SUCCESS;
     case OP_FREE: return run_free(o);
+    case OP_GRAPH_ALLOC:
+    case OP_GRAPH_FREE: strict_poison(o->block->base, o->block->reserved); return CUDA_SUCCESS;
+    case OP_WAIT_WORD: return word_wait(&o->word, ctx);
+    case OP_WRITE_WORD: return word_write(&o->word);
     case OP_AWAIT:
     case OP_EMPTY: return CUDA_SUCCESS;
     case OP_CHILD:

@@ -1,230 +1,146 @@
-/* The driver calls that this one refuses, each with its first CUDA version and why: what it would take to be asked for.
+/* The driver calls that this one refuses: each with its first CUDA version, grouped by what it would take.
  *
- * Whoever calls one finds its name on stderr, once, and in kaas_softgpu_last_error.
+ * Who calls one finds its name on stderr, once, and in kaas_softgpu_last_error. docs/softgpu.md has them as a table.
  */
 #ifndef KAAS_SOFTGPU_REFUSED_H
 #define KAAS_SOFTGPU_REFUSED_H
 
+#define REFUSED_ARRAYS(X, why) \
+  X(cuArray3DCreate, 2000, why) X(cuArray3DGetDescriptor, 2000, why) X(cuArrayCreate, 2000, why) \
+  X(cuArrayDestroy, 2000, why) X(cuArrayGetDescriptor, 2000, why) X(cuArrayGetMemoryRequirements, 11060, why) \
+  X(cuArrayGetPlane, 11020, why) X(cuArrayGetSparseProperties, 11010, why) \
+  X(cuDeviceGetTexture1DLinearMaxWidth, 11010, why) X(cuExternalMemoryGetMappedMipmappedArray, 10000, why) \
+  X(cuGraphicsResourceGetMappedMipmappedArray, 5000, why) X(cuGraphicsSubResourceGetMappedArray, 3000, why) \
+  X(cuMemMapArrayAsync, 11010, why) X(cuMemcpyAtoA, 2000, why) X(cuMemcpyAtoD, 2000, why) X(cuMemcpyAtoH, 2000, why) \
+  X(cuMemcpyAtoHAsync, 2000, why) X(cuMemcpyDtoA, 2000, why) X(cuMemcpyHtoA, 2000, why) \
+  X(cuMemcpyHtoAAsync, 2000, why) X(cuMipmappedArrayCreate, 5000, why) X(cuMipmappedArrayDestroy, 5000, why) \
+  X(cuMipmappedArrayGetLevel, 5000, why) X(cuMipmappedArrayGetMemoryRequirements, 11060, why) \
+  X(cuMipmappedArrayGetSparseProperties, 11010, why) X(cuModuleGetSurfRef, 3000, why) \
+  X(cuModuleGetTexRef, 2000, why) X(cuParamSetTexRef, 2000, why) X(cuSurfObjectCreate, 5000, why) \
+  X(cuSurfObjectDestroy, 5000, why) X(cuSurfObjectGetResourceDesc, 5000, why) X(cuSurfRefGetArray, 3000, why) \
+  X(cuSurfRefSetArray, 3000, why) X(cuTexObjectCreate, 5000, why) X(cuTexObjectDestroy, 5000, why) \
+  X(cuTexObjectGetResourceDesc, 5000, why) X(cuTexObjectGetResourceViewDesc, 5000, why) \
+  X(cuTexObjectGetTextureDesc, 5000, why) X(cuTexRefCreate, 2000, why) X(cuTexRefDestroy, 2000, why) \
+  X(cuTexRefGetAddress, 2000, why) X(cuTexRefGetAddressMode, 2000, why) X(cuTexRefGetArray, 2000, why) \
+  X(cuTexRefGetBorderColor, 8000, why) X(cuTexRefGetFilterMode, 2000, why) X(cuTexRefGetFlags, 2000, why) \
+  X(cuTexRefGetFormat, 2000, why) X(cuTexRefGetMaxAnisotropy, 5000, why) X(cuTexRefGetMipmapFilterMode, 5000, why) \
+  X(cuTexRefGetMipmapLevelBias, 5000, why) X(cuTexRefGetMipmapLevelClamp, 5000, why) \
+  X(cuTexRefGetMipmappedArray, 5000, why) X(cuTexRefSetAddress, 2000, why) X(cuTexRefSetAddress2D, 2020, why) \
+  X(cuTexRefSetAddressMode, 2000, why) X(cuTexRefSetArray, 2000, why) X(cuTexRefSetBorderColor, 8000, why) \
+  X(cuTexRefSetFilterMode, 2000, why) X(cuTexRefSetFlags, 2000, why) X(cuTexRefSetFormat, 2000, why) \
+  X(cuTexRefSetMaxAnisotropy, 5000, why) X(cuTexRefSetMipmapFilterMode, 5000, why) \
+  X(cuTexRefSetMipmapLevelBias, 5000, why) X(cuTexRefSetMipmapLevelClamp, 5000, why) \
+  X(cuTexRefSetMipmappedArray, 5000, why)
+
+#define REFUSED_TENSOR_MAPS(X, why) \
+  X(cuTensorMapEncodeIm2col, 12000, why) X(cuTensorMapEncodeIm2colWide, 12080, why) \
+  X(cuTensorMapEncodeTiled, 12000, why) X(cuTensorMapReplaceAddress, 12000, why)
+
+#define REFUSED_GRAPHICS(X, why) \
+  X(cuDeviceGetNvSciSyncAttributes, 10020, why) X(cuEGLStreamConsumerAcquireFrame, 7000, why) \
+  X(cuEGLStreamConsumerConnect, 7000, why) X(cuEGLStreamConsumerConnectWithFlags, 8000, why) \
+  X(cuEGLStreamConsumerDisconnect, 7000, why) X(cuEGLStreamConsumerReleaseFrame, 7000, why) \
+  X(cuEGLStreamProducerConnect, 7000, why) X(cuEGLStreamProducerDisconnect, 7000, why) \
+  X(cuEGLStreamProducerPresentFrame, 7000, why) X(cuEGLStreamProducerReturnFrame, 7000, why) \
+  X(cuEventCreateFromEGLSync, 9000, why) X(cuGLCtxCreate, 2000, why) X(cuGLGetDevices, 4010, why) \
+  X(cuGLInit, 2000, why) X(cuGLMapBufferObject, 2000, why) X(cuGLMapBufferObjectAsync, 2030, why) \
+  X(cuGLRegisterBufferObject, 2000, why) X(cuGLSetBufferObjectMapFlags, 2030, why) \
+  X(cuGLUnmapBufferObject, 2000, why) X(cuGLUnmapBufferObjectAsync, 2030, why) \
+  X(cuGLUnregisterBufferObject, 2000, why) X(cuGraphicsEGLRegisterImage, 7000, why) \
+  X(cuGraphicsGLRegisterBuffer, 3000, why) X(cuGraphicsGLRegisterImage, 3000, why) \
+  X(cuGraphicsMapResources, 3000, why) X(cuGraphicsResourceGetMappedEglFrame, 7000, why) \
+  X(cuGraphicsResourceGetMappedPointer, 3000, why) X(cuGraphicsResourceSetMapFlags, 3000, why) \
+  X(cuGraphicsUnmapResources, 3000, why) X(cuGraphicsUnregisterResource, 3000, why) \
+  X(cuGraphicsVDPAURegisterOutputSurface, 3010, why) X(cuGraphicsVDPAURegisterVideoSurface, 3010, why) \
+  X(cuVDPAUCtxCreate, 3010, why) X(cuVDPAUGetDevice, 3010, why) X(cuWGLGetDevice, 2020, why)
+
+#define REFUSED_EXTERNAL(X, why) \
+  X(cuDestroyExternalMemory, 10000, why) X(cuDestroyExternalSemaphore, 10000, why) \
+  X(cuExternalMemoryGetMappedBuffer, 10000, why) X(cuGraphAddExternalSemaphoresSignalNode, 11020, why) \
+  X(cuGraphAddExternalSemaphoresWaitNode, 11020, why) \
+  X(cuGraphExecExternalSemaphoresSignalNodeSetParams, 11020, why) \
+  X(cuGraphExecExternalSemaphoresWaitNodeSetParams, 11020, why) \
+  X(cuGraphExternalSemaphoresSignalNodeGetParams, 11020, why) \
+  X(cuGraphExternalSemaphoresSignalNodeSetParams, 11020, why) \
+  X(cuGraphExternalSemaphoresWaitNodeGetParams, 11020, why) \
+  X(cuGraphExternalSemaphoresWaitNodeSetParams, 11020, why) X(cuImportExternalMemory, 10000, why) \
+  X(cuImportExternalSemaphore, 10000, why) X(cuMemBatchDecompressAsync, 12060, why) \
+  X(cuMemGetHandleForAddressRange, 11070, why) X(cuSignalExternalSemaphoresAsync, 10000, why) \
+  X(cuWaitExternalSemaphoresAsync, 10000, why)
+
+#define REFUSED_SHARED(X, why) \
+  X(cuIpcCloseMemHandle, 4010, why) X(cuIpcGetEventHandle, 4010, why) X(cuIpcGetMemHandle, 4010, why) \
+  X(cuIpcOpenEventHandle, 4010, why) X(cuIpcOpenMemHandle, 4010, why) X(cuMemExportToShareableHandle, 10020, why) \
+  X(cuMemImportFromShareableHandle, 10020, why) X(cuMemPoolExportPointer, 11020, why) \
+  X(cuMemPoolExportToShareableHandle, 11020, why) X(cuMemPoolImportFromShareableHandle, 11020, why) \
+  X(cuMemPoolImportPointer, 11020, why)
+
+#define REFUSED_MAPPED(X, why) \
+  X(cuMemAddressFree, 10020, why) X(cuMemAddressReserve, 10020, why) X(cuMemCreate, 10020, why) \
+  X(cuMemGetAccess, 10020, why) X(cuMemGetAllocationGranularity, 10020, why) \
+  X(cuMemGetAllocationPropertiesFromHandle, 10020, why) X(cuMemMap, 10020, why) X(cuMemRelease, 10020, why) \
+  X(cuMemRetainAllocationHandle, 11000, why) X(cuMemSetAccess, 10020, why) X(cuMemUnmap, 10020, why) \
+  X(cuMulticastAddDevice, 12010, why) X(cuMulticastBindAddr, 12010, why) X(cuMulticastBindMem, 12010, why) \
+  X(cuMulticastCreate, 12010, why) X(cuMulticastGetGranularity, 12010, why) X(cuMulticastUnbind, 12010, why)
+
+#define REFUSED_GREEN(X, why) \
+  X(cuCtxFromGreenCtx, 12040, why) X(cuCtxGetDevResource, 12040, why) X(cuCtxGetExecAffinity, 11040, why) \
+  X(cuCtxRecordEvent, 12050, why) X(cuCtxWaitEvent, 12050, why) X(cuDevResourceGenerateDesc, 12040, why) \
+  X(cuDevSmResourceSplitByCount, 12040, why) X(cuDeviceGetDevResource, 12040, why) X(cuGreenCtxCreate, 12040, why) \
+  X(cuGreenCtxDestroy, 12040, why) X(cuGreenCtxGetDevResource, 12040, why) X(cuGreenCtxGetId, 12090, why) \
+  X(cuGreenCtxRecordEvent, 12040, why) X(cuGreenCtxStreamCreate, 12050, why) X(cuGreenCtxWaitEvent, 12040, why) \
+  X(cuStreamGetGreenCtx, 12040, why)
+
+#define REFUSED_CLUSTERS(X, why) \
+  X(cuLaunchCooperativeKernel, 9000, why) X(cuLaunchCooperativeKernelMultiDevice, 9000, why) \
+  X(cuOccupancyMaxActiveClusters, 11070, why) X(cuOccupancyMaxPotentialClusterSize, 11070, why)
+
+#define REFUSED_LINKING(X, why) \
+  X(cuLinkAddData, 5050, why) X(cuLinkAddFile, 5050, why) X(cuLinkComplete, 5050, why) X(cuLinkCreate, 5050, why) \
+  X(cuLinkDestroy, 5050, why)
+
+#define REFUSED_LOGS(X, why) \
+  X(cuCheckpointProcessCheckpoint, 12080, why) X(cuCheckpointProcessGetRestoreThreadId, 12080, why) \
+  X(cuCheckpointProcessGetState, 12080, why) X(cuCheckpointProcessLock, 12080, why) \
+  X(cuCheckpointProcessRestore, 12080, why) X(cuCheckpointProcessUnlock, 12080, why) \
+  X(cuCoredumpGetAttribute, 12010, why) X(cuCoredumpGetAttributeGlobal, 12010, why) \
+  X(cuCoredumpSetAttribute, 12010, why) X(cuCoredumpSetAttributeGlobal, 12010, why) \
+  X(cuDeviceRegisterAsyncNotification, 12040, why) X(cuDeviceUnregisterAsyncNotification, 12040, why) \
+  X(cuLogsCurrent, 12090, why) X(cuLogsDumpToFile, 12090, why) X(cuLogsDumpToMemory, 12090, why) \
+  X(cuLogsRegisterCallback, 12090, why) X(cuLogsUnregisterCallback, 12090, why)
+
+#define REFUSED_OLD(X, why) \
+  X(cuCtxAttach, 2000, why) X(cuCtxDetach, 2000, why) X(cuDeviceGetProperties, 2000, why) \
+  X(cuFuncSetBlockShape, 2000, why) X(cuFuncSetSharedSize, 2000, why) X(cuLaunch, 2000, why) \
+  X(cuLaunchGrid, 2000, why) X(cuLaunchGridAsync, 2000, why) X(cuParamSetSize, 2000, why) X(cuParamSetf, 2000, why) \
+  X(cuParamSeti, 2000, why) X(cuParamSetv, 2000, why)
+
+#define REFUSED_PRIVATE(X, why) \
+  X(cuGetExportTable, 3000, why)
+
+#define REFUSED_OTHER(X, why) \
+  X(cuCtxGetSharedMemConfig, 4020, why) X(cuCtxResetPersistingL2Cache, 11000, why) \
+  X(cuCtxSetSharedMemConfig, 4020, why) X(cuDeviceGetHostAtomicCapabilities, 13000, why) \
+  X(cuDeviceGetLuid, 10000, why) X(cuDeviceGetP2PAtomicCapabilities, 13000, why) \
+  X(cuFlushGPUDirectRDMAWrites, 11030, why) X(cuFuncSetSharedMemConfig, 4020, why) \
+  X(cuGraphAddBatchMemOpNode, 11070, why) X(cuGraphBatchMemOpNodeGetParams, 11070, why) \
+  X(cuGraphBatchMemOpNodeSetParams, 11070, why) X(cuGraphExecBatchMemOpNodeSetParams, 11070, why) \
+  X(cuLibraryGetManaged, 12000, why) X(cuLibraryGetUnifiedFunction, 12000, why) X(cuMemSetMemPool, 13000, why) \
+  X(cuMemcpy3DBatchAsync, 12080, why) X(cuProfilerInitialize, 4000, why)
+
 #define REFUSED(X) \
-  X(cuArray3DCreate, 2000, "arrays, textures and surfaces") \
-  X(cuArray3DGetDescriptor, 2000, "arrays, textures and surfaces") \
-  X(cuArrayCreate, 2000, "arrays, textures and surfaces") X(cuArrayDestroy, 2000, "arrays, textures and surfaces") \
-  X(cuArrayGetDescriptor, 2000, "arrays, textures and surfaces") \
-  X(cuArrayGetMemoryRequirements, 11060, "arrays, textures and surfaces") \
-  X(cuArrayGetPlane, 11020, "arrays, textures and surfaces") \
-  X(cuArrayGetSparseProperties, 11010, "arrays, textures and surfaces") \
-  X(cuDeviceGetHostAtomicCapabilities, 13000, "arrays, textures and surfaces") \
-  X(cuDeviceGetP2PAtomicCapabilities, 13000, "arrays, textures and surfaces") \
-  X(cuDeviceGetTexture1DLinearMaxWidth, 11010, "arrays, textures and surfaces") \
-  X(cuExternalMemoryGetMappedMipmappedArray, 10000, "arrays, textures and surfaces") \
-  X(cuGraphicsResourceGetMappedMipmappedArray, 5000, "arrays, textures and surfaces") \
-  X(cuGraphicsSubResourceGetMappedArray, 3000, "arrays, textures and surfaces") \
-  X(cuGraphicsVDPAURegisterOutputSurface, 3010, "arrays, textures and surfaces") \
-  X(cuGraphicsVDPAURegisterVideoSurface, 3010, "arrays, textures and surfaces") \
-  X(cuMemMapArrayAsync, 11010, "arrays, textures and surfaces") \
-  X(cuMemcpyAtoA, 2000, "arrays, textures and surfaces") X(cuMemcpyAtoD, 2000, "arrays, textures and surfaces") \
-  X(cuMemcpyAtoH, 2000, "arrays, textures and surfaces") \
-  X(cuMemcpyAtoHAsync, 2000, "arrays, textures and surfaces") \
-  X(cuMemcpyDtoA, 2000, "arrays, textures and surfaces") X(cuMemcpyHtoA, 2000, "arrays, textures and surfaces") \
-  X(cuMemcpyHtoAAsync, 2000, "arrays, textures and surfaces") \
-  X(cuMipmappedArrayCreate, 5000, "arrays, textures and surfaces") \
-  X(cuMipmappedArrayDestroy, 5000, "arrays, textures and surfaces") \
-  X(cuMipmappedArrayGetLevel, 5000, "arrays, textures and surfaces") \
-  X(cuMipmappedArrayGetMemoryRequirements, 11060, "arrays, textures and surfaces") \
-  X(cuMipmappedArrayGetSparseProperties, 11010, "arrays, textures and surfaces") \
-  X(cuModuleGetSurfRef, 3000, "arrays, textures and surfaces") \
-  X(cuModuleGetTexRef, 2000, "arrays, textures and surfaces") \
-  X(cuParamSetTexRef, 2000, "arrays, textures and surfaces") \
-  X(cuSurfObjectCreate, 5000, "arrays, textures and surfaces") \
-  X(cuSurfObjectDestroy, 5000, "arrays, textures and surfaces") \
-  X(cuSurfObjectGetResourceDesc, 5000, "arrays, textures and surfaces") \
-  X(cuSurfRefGetArray, 3000, "arrays, textures and surfaces") \
-  X(cuSurfRefSetArray, 3000, "arrays, textures and surfaces") \
-  X(cuTexObjectCreate, 5000, "arrays, textures and surfaces") \
-  X(cuTexObjectDestroy, 5000, "arrays, textures and surfaces") \
-  X(cuTexObjectGetResourceDesc, 5000, "arrays, textures and surfaces") \
-  X(cuTexObjectGetResourceViewDesc, 5000, "arrays, textures and surfaces") \
-  X(cuTexObjectGetTextureDesc, 5000, "arrays, textures and surfaces") \
-  X(cuTexRefCreate, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefDestroy, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefGetAddress, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefGetAddressMode, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefGetArray, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefGetBorderColor, 8000, "arrays, textures and surfaces") \
-  X(cuTexRefGetFilterMode, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefGetFlags, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefGetFormat, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefGetMaxAnisotropy, 5000, "arrays, textures and surfaces") \
-  X(cuTexRefGetMipmapFilterMode, 5000, "arrays, textures and surfaces") \
-  X(cuTexRefGetMipmapLevelBias, 5000, "arrays, textures and surfaces") \
-  X(cuTexRefGetMipmapLevelClamp, 5000, "arrays, textures and surfaces") \
-  X(cuTexRefGetMipmappedArray, 5000, "arrays, textures and surfaces") \
-  X(cuTexRefSetAddress, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefSetAddress2D, 2020, "arrays, textures and surfaces") \
-  X(cuTexRefSetAddressMode, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefSetArray, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefSetBorderColor, 8000, "arrays, textures and surfaces") \
-  X(cuTexRefSetFilterMode, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefSetFlags, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefSetFormat, 2000, "arrays, textures and surfaces") \
-  X(cuTexRefSetMaxAnisotropy, 5000, "arrays, textures and surfaces") \
-  X(cuTexRefSetMipmapFilterMode, 5000, "arrays, textures and surfaces") \
-  X(cuTexRefSetMipmapLevelBias, 5000, "arrays, textures and surfaces") \
-  X(cuTexRefSetMipmapLevelClamp, 5000, "arrays, textures and surfaces") \
-  X(cuTexRefSetMipmappedArray, 5000, "arrays, textures and surfaces") \
-  X(cuTensorMapEncodeIm2col, 12000, "tensor maps") X(cuTensorMapEncodeIm2colWide, 12080, "tensor maps") \
-  X(cuTensorMapEncodeTiled, 12000, "tensor maps") X(cuTensorMapReplaceAddress, 12000, "tensor maps") \
-  X(cuDeviceGetNvSciSyncAttributes, 10020, "graphics") X(cuEGLStreamConsumerAcquireFrame, 7000, "graphics") \
-  X(cuEGLStreamConsumerConnect, 7000, "graphics") X(cuEGLStreamConsumerConnectWithFlags, 8000, "graphics") \
-  X(cuEGLStreamConsumerDisconnect, 7000, "graphics") X(cuEGLStreamConsumerReleaseFrame, 7000, "graphics") \
-  X(cuEGLStreamProducerConnect, 7000, "graphics") X(cuEGLStreamProducerDisconnect, 7000, "graphics") \
-  X(cuEGLStreamProducerPresentFrame, 7000, "graphics") X(cuEGLStreamProducerReturnFrame, 7000, "graphics") \
-  X(cuEventCreateFromEGLSync, 9000, "graphics") X(cuGLCtxCreate, 2000, "graphics") \
-  X(cuGLGetDevices, 4010, "graphics") X(cuGLInit, 2000, "graphics") X(cuGLMapBufferObject, 2000, "graphics") \
-  X(cuGLMapBufferObjectAsync, 2030, "graphics") X(cuGLRegisterBufferObject, 2000, "graphics") \
-  X(cuGLSetBufferObjectMapFlags, 2030, "graphics") X(cuGLUnmapBufferObject, 2000, "graphics") \
-  X(cuGLUnmapBufferObjectAsync, 2030, "graphics") X(cuGLUnregisterBufferObject, 2000, "graphics") \
-  X(cuGraphicsEGLRegisterImage, 7000, "graphics") X(cuGraphicsGLRegisterBuffer, 3000, "graphics") \
-  X(cuGraphicsGLRegisterImage, 3000, "graphics") X(cuGraphicsMapResources, 3000, "graphics") \
-  X(cuGraphicsResourceGetMappedEglFrame, 7000, "graphics") X(cuGraphicsResourceGetMappedPointer, 3000, "graphics") \
-  X(cuGraphicsResourceSetMapFlags, 3000, "graphics") X(cuGraphicsUnmapResources, 3000, "graphics") \
-  X(cuGraphicsUnregisterResource, 3000, "graphics") X(cuVDPAUCtxCreate, 3010, "graphics") \
-  X(cuVDPAUGetDevice, 3010, "graphics") X(cuWGLGetDevice, 2020, "graphics") \
-  X(cuDestroyExternalMemory, 10000, "memory and semaphores of other interfaces") \
-  X(cuDestroyExternalSemaphore, 10000, "memory and semaphores of other interfaces") \
-  X(cuExternalMemoryGetMappedBuffer, 10000, "memory and semaphores of other interfaces") \
-  X(cuGraphAddExternalSemaphoresSignalNode, 11020, "memory and semaphores of other interfaces") \
-  X(cuGraphAddExternalSemaphoresWaitNode, 11020, "memory and semaphores of other interfaces") \
-  X(cuGraphExecExternalSemaphoresSignalNodeSetParams, 11020, "memory and semaphores of other interfaces") \
-  X(cuGraphExecExternalSemaphoresWaitNodeSetParams, 11020, "memory and semaphores of other interfaces") \
-  X(cuGraphExternalSemaphoresSignalNodeGetParams, 11020, "memory and semaphores of other interfaces") \
-  X(cuGraphExternalSemaphoresSignalNodeSetParams, 11020, "memory and semaphores of other interfaces") \
-  X(cuGraphExternalSemaphoresWaitNodeGetParams, 11020, "memory and semaphores of other interfaces") \
-  X(cuGraphExternalSemaphoresWaitNodeSetParams, 11020, "memory and semaphores of other interfaces") \
-  X(cuImportExternalMemory, 10000, "memory and semaphores of other interfaces") \
-  X(cuImportExternalSemaphore, 10000, "memory and semaphores of other interfaces") \
-  X(cuMemBatchDecompressAsync, 12060, "memory and semaphores of other interfaces") \
-  X(cuMemGetHandleForAddressRange, 11070, "memory and semaphores of other interfaces") \
-  X(cuSignalExternalSemaphoresAsync, 10000, "memory and semaphores of other interfaces") \
-  X(cuWaitExternalSemaphoresAsync, 10000, "memory and semaphores of other interfaces") \
-  X(cuIpcCloseMemHandle, 4010, "memory shared between processes") \
-  X(cuIpcGetEventHandle, 4010, "memory shared between processes") \
-  X(cuIpcGetMemHandle, 4010, "memory shared between processes") \
-  X(cuIpcOpenEventHandle, 4010, "memory shared between processes") \
-  X(cuIpcOpenMemHandle, 4010, "memory shared between processes") \
-  X(cuMemExportToShareableHandle, 10020, "memory shared between processes") \
-  X(cuMemImportFromShareableHandle, 10020, "memory shared between processes") \
-  X(cuMemPoolExportPointer, 11020, "memory shared between processes") \
-  X(cuMemPoolExportToShareableHandle, 11020, "memory shared between processes") \
-  X(cuMemPoolImportFromShareableHandle, 11020, "memory shared between processes") \
-  X(cuMemPoolImportPointer, 11020, "memory shared between processes") \
-  X(cuMemAddressFree, 10020, "memory mapped by hand") X(cuMemAddressReserve, 10020, "memory mapped by hand") \
-  X(cuMemCreate, 10020, "memory mapped by hand") X(cuMemGetAccess, 10020, "memory mapped by hand") \
-  X(cuMemGetAllocationGranularity, 10020, "memory mapped by hand") \
-  X(cuMemGetAllocationPropertiesFromHandle, 10020, "memory mapped by hand") \
-  X(cuMemMap, 10020, "memory mapped by hand") X(cuMemRelease, 10020, "memory mapped by hand") \
-  X(cuMemRetainAllocationHandle, 11000, "memory mapped by hand") X(cuMemSetAccess, 10020, "memory mapped by hand") \
-  X(cuMemUnmap, 10020, "memory mapped by hand") X(cuMulticastAddDevice, 12010, "memory mapped by hand") \
-  X(cuMulticastBindAddr, 12010, "memory mapped by hand") X(cuMulticastBindMem, 12010, "memory mapped by hand") \
-  X(cuMulticastCreate, 12010, "memory mapped by hand") \
-  X(cuMulticastGetGranularity, 12010, "memory mapped by hand") \
-  X(cuMulticastUnbind, 12010, "memory mapped by hand") \
-  X(cuCtxFromGreenCtx, 12040, "green contexts") X(cuCtxGetDevResource, 12040, "green contexts") \
-  X(cuCtxGetExecAffinity, 11040, "green contexts") X(cuCtxRecordEvent, 12050, "green contexts") \
-  X(cuCtxWaitEvent, 12050, "green contexts") X(cuDevResourceGenerateDesc, 12040, "green contexts") \
-  X(cuDevSmResourceSplitByCount, 12040, "green contexts") X(cuDeviceGetDevResource, 12040, "green contexts") \
-  X(cuGreenCtxCreate, 12040, "green contexts") X(cuGreenCtxDestroy, 12040, "green contexts") \
-  X(cuGreenCtxGetDevResource, 12040, "green contexts") X(cuGreenCtxGetId, 12090, "green contexts") \
-  X(cuGreenCtxRecordEvent, 12040, "green contexts") X(cuGreenCtxStreamCreate, 12050, "green contexts") \
-  X(cuGreenCtxWaitEvent, 12040, "green contexts") X(cuStreamGetGreenCtx, 12040, "green contexts") \
-  X(cuLaunchCooperativeKernel, 9000, "clusters and cooperative launches") \
-  X(cuLaunchCooperativeKernelMultiDevice, 9000, "clusters and cooperative launches") \
-  X(cuOccupancyMaxActiveClusters, 11070, "clusters and cooperative launches") \
-  X(cuOccupancyMaxPotentialClusterSize, 11070, "clusters and cooperative launches") \
-  X(cuLinkAddData, 5050, "linking: load whole PTX") X(cuLinkAddFile, 5050, "linking: load whole PTX") \
-  X(cuLinkComplete, 5050, "linking: load whole PTX") X(cuLinkCreate, 5050, "linking: load whole PTX") \
-  X(cuLinkDestroy, 5050, "linking: load whole PTX") \
-  X(cuCheckpointProcessCheckpoint, 12080, "checkpoints, core dumps and logs of the driver") \
-  X(cuCheckpointProcessGetRestoreThreadId, 12080, "checkpoints, core dumps and logs of the driver") \
-  X(cuCheckpointProcessGetState, 12080, "checkpoints, core dumps and logs of the driver") \
-  X(cuCheckpointProcessLock, 12080, "checkpoints, core dumps and logs of the driver") \
-  X(cuCheckpointProcessRestore, 12080, "checkpoints, core dumps and logs of the driver") \
-  X(cuCheckpointProcessUnlock, 12080, "checkpoints, core dumps and logs of the driver") \
-  X(cuCoredumpGetAttribute, 12010, "checkpoints, core dumps and logs of the driver") \
-  X(cuCoredumpGetAttributeGlobal, 12010, "checkpoints, core dumps and logs of the driver") \
-  X(cuCoredumpSetAttribute, 12010, "checkpoints, core dumps and logs of the driver") \
-  X(cuCoredumpSetAttributeGlobal, 12010, "checkpoints, core dumps and logs of the driver") \
-  X(cuDeviceRegisterAsyncNotification, 12040, "checkpoints, core dumps and logs of the driver") \
-  X(cuDeviceUnregisterAsyncNotification, 12040, "checkpoints, core dumps and logs of the driver") \
-  X(cuLogsCurrent, 12090, "checkpoints, core dumps and logs of the driver") \
-  X(cuLogsDumpToFile, 12090, "checkpoints, core dumps and logs of the driver") \
-  X(cuLogsDumpToMemory, 12090, "checkpoints, core dumps and logs of the driver") \
-  X(cuLogsRegisterCallback, 12090, "checkpoints, core dumps and logs of the driver") \
-  X(cuLogsUnregisterCallback, 12090, "checkpoints, core dumps and logs of the driver") \
-  X(cuCtxAttach, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuCtxDetach, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuDeviceGetProperties, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuFuncSetBlockShape, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuFuncSetSharedSize, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuLaunch, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuLaunchGrid, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuLaunchGridAsync, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuParamSetSize, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuParamSetf, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuParamSeti, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuParamSetv, 2000, "the first CUDA's launches: use cuLaunchKernel") \
-  X(cuGetExportTable, 3000, "private tables, which the CUDA runtime library wants of NVIDIA's driver: use the driver's calls") \
-  X(cuCtxGetSharedMemConfig, 4020, "calls that few programs make") \
-  X(cuCtxResetPersistingL2Cache, 11000, "calls that few programs make") \
-  X(cuCtxSetSharedMemConfig, 4020, "calls that few programs make") \
-  X(cuDeviceGetGraphMemAttribute, 11040, "calls that few programs make") \
-  X(cuDeviceGetLuid, 10000, "calls that few programs make") \
-  X(cuDeviceGraphMemTrim, 11040, "calls that few programs make") \
-  X(cuDeviceSetGraphMemAttribute, 11040, "calls that few programs make") \
-  X(cuFlushGPUDirectRDMAWrites, 11030, "calls that few programs make") \
-  X(cuFuncSetSharedMemConfig, 4020, "calls that few programs make") \
-  X(cuGraphAddBatchMemOpNode, 11070, "calls that few programs make") \
-  X(cuGraphAddMemAllocNode, 11040, "calls that few programs make") \
-  X(cuGraphAddMemFreeNode, 11040, "calls that few programs make") \
-  X(cuGraphBatchMemOpNodeGetParams, 11070, "calls that few programs make") \
-  X(cuGraphBatchMemOpNodeSetParams, 11070, "calls that few programs make") \
-  X(cuGraphExecBatchMemOpNodeSetParams, 11070, "calls that few programs make") \
-  X(cuGraphExecChildGraphNodeSetParams, 11010, "calls that few programs make") \
-  X(cuGraphInstantiate, 10000, "calls that few programs make") \
-  X(cuGraphKernelNodeCopyAttributes, 11000, "calls that few programs make") \
-  X(cuGraphKernelNodeGetAttribute, 11000, "calls that few programs make") \
-  X(cuGraphKernelNodeSetAttribute, 11000, "calls that few programs make") \
-  X(cuGraphMemAllocNodeGetParams, 11040, "calls that few programs make") \
-  X(cuGraphMemFreeNodeGetParams, 11040, "calls that few programs make") \
-  X(cuLibraryGetManaged, 12000, "calls that few programs make") \
-  X(cuLibraryGetUnifiedFunction, 12000, "calls that few programs make") \
-  X(cuLibraryLoadFromFile, 12000, "calls that few programs make") \
-  X(cuMemAdvise, 8000, "calls that few programs make") \
-  X(cuMemDiscardAndPrefetchBatchAsync, 13000, "calls that few programs make") \
-  X(cuMemDiscardBatchAsync, 13000, "calls that few programs make") \
-  X(cuMemPrefetchAsync, 8000, "calls that few programs make") \
-  X(cuMemPrefetchBatchAsync, 13000, "calls that few programs make") \
-  X(cuMemRangeGetAttribute, 8000, "calls that few programs make") \
-  X(cuMemRangeGetAttributes, 8000, "calls that few programs make") \
-  X(cuMemSetMemPool, 13000, "calls that few programs make") \
-  X(cuMemcpy3DBatchAsync, 12080, "calls that few programs make") \
-  X(cuMemcpy3DPeer, 4000, "calls that few programs make") \
-  X(cuMemcpy3DPeerAsync, 4000, "calls that few programs make") \
-  X(cuMemcpyBatchAsync, 12080, "calls that few programs make") \
-  X(cuMemsetD2D16, 2000, "calls that few programs make") \
-  X(cuMemsetD2D16Async, 3020, "calls that few programs make") \
-  X(cuModuleEnumerateFunctions, 12040, "calls that few programs make") \
-  X(cuModuleLoad, 2000, "calls that few programs make") \
-  X(cuProfilerInitialize, 4000, "calls that few programs make") \
-  X(cuProfilerStart, 4000, "calls that few programs make") X(cuProfilerStop, 4000, "calls that few programs make") \
-  X(cuStreamAddCallback, 5000, "calls that few programs make") \
-  X(cuStreamBatchMemOp, 8000, "calls that few programs make") \
-  X(cuStreamCopyAttributes, 11000, "calls that few programs make") \
-  X(cuStreamGetAttribute, 11000, "calls that few programs make") \
-  X(cuStreamSetAttribute, 11000, "calls that few programs make") \
-  X(cuStreamWaitValue32, 8000, "calls that few programs make") \
-  X(cuStreamWaitValue64, 9000, "calls that few programs make") \
-  X(cuStreamWriteValue32, 8000, "calls that few programs make") \
-  X(cuStreamWriteValue64, 9000, "calls that few programs make")
+  REFUSED_ARRAYS(X, "arrays, textures and surfaces") \
+  REFUSED_TENSOR_MAPS(X, "tensor maps") \
+  REFUSED_GRAPHICS(X, "graphics") \
+  REFUSED_EXTERNAL(X, "memory and semaphores of other interfaces") \
+  REFUSED_SHARED(X, "memory shared between processes") \
+  REFUSED_MAPPED(X, "memory mapped by hand") \
+  REFUSED_GREEN(X, "green contexts") \
+  REFUSED_CLUSTERS(X, "clusters and cooperative launches") \
+  REFUSED_LINKING(X, "linking: load whole PTX") \
+  REFUSED_LOGS(X, "checkpoints, core dumps and logs of the driver") \
+  REFUSED_OLD(X, "the first CUDA's launches: use cuLaunchKernel") \
+  REFUSED_PRIVATE(X, "private tables, which the CUDA runtime library wants of NVIDIA's driver: use the driver's calls") \
+  REFUSED_OTHER(X, "calls that few programs make")
 
 #endif

@@ -46,6 +46,12 @@
   X(cuGraphAddEventRecordNode, 11010, cuGraphAddEventRecordNode) \
   X(cuGraphAddEventWaitNode, 11010, cuGraphAddEventWaitNode) X(cuGraphAddHostNode, 10000, cuGraphAddHostNode) \
   X(cuGraphAddKernelNode, 12000, cuGraphAddKernelNode_v2) X(cuGraphAddMemcpyNode, 10000, cuGraphAddMemcpyNode) \
+  X(cuGraphAddMemAllocNode, 11040, cuGraphAddMemAllocNode) X(cuGraphAddMemFreeNode, 11040, cuGraphAddMemFreeNode) \
+  X(cuGraphMemAllocNodeGetParams, 11040, cuGraphMemAllocNodeGetParams) \
+  X(cuGraphMemFreeNodeGetParams, 11040, cuGraphMemFreeNodeGetParams) \
+  X(cuDeviceGetGraphMemAttribute, 11040, cuDeviceGetGraphMemAttribute) \
+  X(cuDeviceSetGraphMemAttribute, 11040, cuDeviceSetGraphMemAttribute) \
+  X(cuDeviceGraphMemTrim, 11040, cuDeviceGraphMemTrim) \
   X(cuGraphAddMemsetNode, 10000, cuGraphAddMemsetNode) X(cuGraphAddNode, 12030, cuGraphAddNode_v2) \
   X(cuGraphChildGraphNodeGetGraph, 10000, cuGraphChildGraphNodeGetGraph) X(cuGraphClone, 10000, cuGraphClone) \
   X(cuGraphConditionalHandleCreate, 12030, cuGraphConditionalHandleCreate) \
@@ -140,7 +146,39 @@
   X(cuStreamWaitEvent, 3020, cuStreamWaitEvent) \
   X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode) \
   X(cuUserObjectCreate, 11030, cuUserObjectCreate) X(cuUserObjectRelease, 11030, cuUserObjectRelease) \
-  X(cuUserObjectRetain, 11030, cuUserObjectRetain)
+  X(cuGraphExecChildGraphNodeSetParams, 11010, cuGraphExecChildGraphNodeSetParams) \
+  X(cuGraphKernelNodeCopyAttributes, 11000, cuGraphKernelNodeCopyAttributes) \
+  X(cuGraphKernelNodeGetAttribute, 11000, cuGraphKernelNodeGetAttribute) \
+  X(cuGraphKernelNodeSetAttribute, 11000, cuGraphKernelNodeSetAttribute) \
+  X(cuLibraryLoadFromFile, 12000, cuLibraryLoadFromFile) \
+  X(cuMemAdvise, 8000, cuMemAdvise) \
+  X(cuMemAdvise, 12020, cuMemAdvise_v2) \
+  X(cuMemDiscardAndPrefetchBatchAsync, 13000, cuMemDiscardAndPrefetchBatchAsync) \
+  X(cuMemDiscardBatchAsync, 13000, cuMemDiscardBatchAsync) \
+  X(cuMemPrefetchAsync, 8000, cuMemPrefetchAsync) \
+  X(cuMemPrefetchAsync, 12020, cuMemPrefetchAsync_v2) \
+  X(cuMemPrefetchBatchAsync, 13000, cuMemPrefetchBatchAsync) \
+  X(cuMemRangeGetAttribute, 8000, cuMemRangeGetAttribute) \
+  X(cuMemRangeGetAttributes, 8000, cuMemRangeGetAttributes) \
+  X(cuMemcpy3DPeer, 4000, cuMemcpy3DPeer) \
+  X(cuMemcpy3DPeerAsync, 4000, cuMemcpy3DPeerAsync) \
+  X(cuMemcpyBatchAsync, 12080, cuMemcpyBatchAsync) \
+  X(cuMemcpyBatchAsync, 13000, cuMemcpyBatchAsync_v2) \
+  X(cuMemsetD2D16, 3020, cuMemsetD2D16_v2) \
+  X(cuMemsetD2D16Async, 3020, cuMemsetD2D16Async) \
+  X(cuModuleEnumerateFunctions, 12040, cuModuleEnumerateFunctions) \
+  X(cuModuleLoad, 2000, cuModuleLoad) \
+  X(cuStreamAddCallback, 5000, cuStreamAddCallback) \
+  X(cuStreamBatchMemOp, 8000, cuStreamBatchMemOp) \
+  X(cuStreamCopyAttributes, 11000, cuStreamCopyAttributes) \
+  X(cuStreamGetAttribute, 11000, cuStreamGetAttribute) \
+  X(cuStreamSetAttribute, 11000, cuStreamSetAttribute) \
+  X(cuStreamWaitValue32, 8000, cuStreamWaitValue32) \
+  X(cuStreamWaitValue64, 9000, cuStreamWaitValue64) \
+  X(cuStreamWriteValue32, 8000, cuStreamWriteValue32) \
+  X(cuStreamWriteValue64, 9000, cuStreamWriteValue64) \
+  X(cuGraphInstantiate, 10000, cuGraphInstantiate_v2) X(cuProfilerStart, 4000, cuProfilerStart) \
+  X(cuProfilerStop, 4000, cuProfilerStop) X(cuUserObjectRetain, 11030, cuUserObjectRetain)
 
 #define DECLARE(name, version, function) void function(void);
 #define DECLARE_REFUSED(name, version, why) void name(void);

@@ -47,6 +47,8 @@ static CUgraphExecUpdateResult update_step(step *s, CUgraphNode node, bool apply
   if (node_type(&s->op) != node_type(&node->op)) return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
   if (s->op.kind == OP_EXEC) return update(s->op.exec, node->op.child, apply, culprit);
   if (s->op.kind == OP_BRANCH) return update_branch(s->op.branch, node, apply, culprit);
+  if (s->op.kind == OP_GRAPH_ALLOC || s->op.kind == OP_GRAPH_FREE)
+    return s->op.block == node->op.block ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
   if (!apply) return CU_GRAPH_EXEC_UPDATE_SUCCESS;
   if (s->op.kind != OP_KERNEL) {
     s->op = node->op;
@@ -96,6 +98,14 @@ static CUgraphExecUpdateResult update(CUgraphExec exec, CUgraph graph, bool appl
   free(ranks);
   free(by_rank);
   return result;
+}
+
+CUresult exec_take(CUgraphExec exec, CUgraph graph) {
+  CUgraphNode culprit = NULL;
+  bool fits = update(exec, graph, false, &culprit) == CU_GRAPH_EXEC_UPDATE_SUCCESS;
+  REQUIRE(fits && update(exec, graph, true, &culprit) == CU_GRAPH_EXEC_UPDATE_SUCCESS, CUDA_ERROR_INVALID_VALUE,
+          "the graph differs from the embedded one in more than its nodes' parameters");
+  return CUDA_SUCCESS;
 }
 
 CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
