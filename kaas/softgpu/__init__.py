@@ -171,7 +171,7 @@ def last_error() -> str:
 
 
 def refused_calls() -> tuple[str, ...]:
-    """The driver calls that were made and are not supported, by name, since this was last asked. Empty if not loaded."""
+    """The driver calls that were refused since this was last asked, by name. Empty if not loaded."""
     present = _state.get("driver")
     return take_refused(present.library) if present is not None else ()
 

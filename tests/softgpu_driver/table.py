@@ -1,4 +1,4 @@
-"""Which driver calls work and which are refused, and the test that shows it: read from the driver's tables and the tests."""
+"""Which driver calls work and which are refused, and the test that shows it: read from the driver and the tests."""
 
 from __future__ import annotations
 

@@ -301,9 +301,13 @@ typedef union CUstreamBatchMemOpParams_union {
   struct {
     CUstreamBatchMemOpType operation;
     CUdeviceptr address;
-    cuuint64_t value; /* its lower half, for the types of 32 bits */
+    union {
+      cuuint32_t value;
+      cuuint64_t value64;
+    };
     unsigned flags;
-  } word;
+    CUdeviceptr alias;
+  } waitValue, writeValue;
   cuuint64_t pad[6];
 } CUstreamBatchMemOpParams;
 typedef enum CUmemPool_attribute {
@@ -349,6 +353,26 @@ typedef struct CUDA_MEMCPY3D_st {
   size_t dstPitch, dstHeight;
   size_t WidthInBytes, Height, Depth;
 } CUDA_MEMCPY3D;
+
+/* CUDA_MEMCPY3D with the contexts in its two reserved fields. */
+typedef struct CUDA_MEMCPY3D_PEER_st {
+  size_t srcXInBytes, srcY, srcZ, srcLOD;
+  CUmemorytype srcMemoryType;
+  const void *srcHost;
+  CUdeviceptr srcDevice;
+  CUarray srcArray;
+  CUcontext srcContext;
+  size_t srcPitch, srcHeight;
+  size_t dstXInBytes, dstY, dstZ, dstLOD;
+  CUmemorytype dstMemoryType;
+  void *dstHost;
+  CUdeviceptr dstDevice;
+  CUarray dstArray;
+  CUcontext dstContext;
+  size_t dstPitch, dstHeight;
+  size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D_PEER;
+typedef struct CUmemcpyAttributes_st CUmemcpyAttributes; /* hints */
 
 #define CU_LAUNCH_PARAM_END ((void *)0)
 #define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)

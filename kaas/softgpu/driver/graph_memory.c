@@ -170,7 +170,7 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphN
                                 CUDA_MEM_ALLOC_NODE_PARAMS *p) {
   CUgraphNodeParams any = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
   REQUIRE_POINTER(p);
-  any.alloc = *p;
+  memcpy(&any.alloc, p, sizeof *p);
   TRY(cuGraphAddNode_v2(node, graph, needs, NULL, count, &any));
   p->dptr = any.alloc.dptr;
   return CUDA_SUCCESS;

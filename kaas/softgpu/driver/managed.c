@@ -45,15 +45,6 @@ CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, 
   return CUDA_SUCCESS;
 }
 
-static CUmemLocation of_device(CUdevice dev) {
-  bool host = dev == ON_HOST;
-  return (CUmemLocation){host ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE, host ? 0 : dev};
-}
-
-CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUdevice dev) {
-  return cuMemAdvise_v2(address, bytes, advice, of_device(dev));
-}
-
 CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned flags,
                                CUstream stream) {
   CUstream s;
@@ -67,10 +58,6 @@ CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation 
   memory_hints_locked(address)->prefetched = location;
   pthread_mutex_unlock(&memory_lock);
   return CUDA_SUCCESS;
-}
-
-CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice dev, CUstream stream) {
-  return cuMemPrefetchAsync_v2(address, bytes, of_device(dev), 0, stream);
 }
 
 CUresult cuMemPrefetchBatchAsync(CUdeviceptr *addresses, size_t *sizes, size_t count, CUmemLocation *locations,

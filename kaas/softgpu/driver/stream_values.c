@@ -28,20 +28,25 @@ CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t v
   return submit_value(stream, address, 8, value, false, flags);
 }
 
+static CUresult submit_one(CUstream stream, const CUstreamBatchMemOpParams *p) {
+  switch (p->operation) {
+    case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+      return cuStreamWaitValue32(stream, p->waitValue.address, p->waitValue.value, p->waitValue.flags);
+    case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+      return cuStreamWaitValue64(stream, p->waitValue.address, p->waitValue.value64, p->waitValue.flags);
+    case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+      return cuStreamWriteValue32(stream, p->writeValue.address, p->writeValue.value, p->writeValue.flags);
+    case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+      return cuStreamWriteValue64(stream, p->writeValue.address, p->writeValue.value64, p->writeValue.flags);
+    case CU_STREAM_MEM_OP_BARRIER: return CUDA_SUCCESS; /* a stream's work runs in order */
+    default: return fail(CUDA_ERROR_NOT_SUPPORTED, "cuStreamBatchMemOp: operation %d", (int)p->operation);
+  }
+}
+
 CUresult cuStreamBatchMemOp(CUstream stream, unsigned count, CUstreamBatchMemOpParams *list, unsigned flags) {
   REQUIRE(count <= 256 && (count == 0 || list != NULL) && flags == 0, CUDA_ERROR_INVALID_VALUE,
           "%s: %u operations, flags %#x", __func__, count, flags);
-  for (unsigned i = 0; i < count; i++) {
-    const CUstreamBatchMemOpParams *p = &list[i];
-    switch (p->operation) {
-      case CU_STREAM_MEM_OP_WAIT_VALUE_32: TRY(cuStreamWaitValue32(stream, p->word.address, (cuuint32_t)p->word.value, p->word.flags)); break;
-      case CU_STREAM_MEM_OP_WRITE_VALUE_32: TRY(cuStreamWriteValue32(stream, p->word.address, (cuuint32_t)p->word.value, p->word.flags)); break;
-      case CU_STREAM_MEM_OP_WAIT_VALUE_64: TRY(cuStreamWaitValue64(stream, p->word.address, p->word.value, p->word.flags)); break;
-      case CU_STREAM_MEM_OP_WRITE_VALUE_64: TRY(cuStreamWriteValue64(stream, p->word.address, p->word.value, p->word.flags)); break;
-      case CU_STREAM_MEM_OP_BARRIER: break; /* a stream's work runs in order */
-      default: return fail(CUDA_ERROR_NOT_SUPPORTED, "%s: operation %d", __func__, (int)p->operation);
-    }
-  }
+  for (unsigned i = 0; i < count; i++) TRY(submit_one(stream, &list[i]));
   return CUDA_SUCCESS;
 }
 

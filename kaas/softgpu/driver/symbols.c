@@ -151,18 +151,15 @@
   X(cuGraphKernelNodeGetAttribute, 11000, cuGraphKernelNodeGetAttribute) \
   X(cuGraphKernelNodeSetAttribute, 11000, cuGraphKernelNodeSetAttribute) \
   X(cuLibraryLoadFromFile, 12000, cuLibraryLoadFromFile) \
-  X(cuMemAdvise, 8000, cuMemAdvise) \
   X(cuMemAdvise, 12020, cuMemAdvise_v2) \
   X(cuMemDiscardAndPrefetchBatchAsync, 13000, cuMemDiscardAndPrefetchBatchAsync) \
   X(cuMemDiscardBatchAsync, 13000, cuMemDiscardBatchAsync) \
-  X(cuMemPrefetchAsync, 8000, cuMemPrefetchAsync) \
   X(cuMemPrefetchAsync, 12020, cuMemPrefetchAsync_v2) \
   X(cuMemPrefetchBatchAsync, 13000, cuMemPrefetchBatchAsync) \
   X(cuMemRangeGetAttribute, 8000, cuMemRangeGetAttribute) \
   X(cuMemRangeGetAttributes, 8000, cuMemRangeGetAttributes) \
   X(cuMemcpy3DPeer, 4000, cuMemcpy3DPeer) \
   X(cuMemcpy3DPeerAsync, 4000, cuMemcpy3DPeerAsync) \
-  X(cuMemcpyBatchAsync, 12080, cuMemcpyBatchAsync) \
   X(cuMemcpyBatchAsync, 13000, cuMemcpyBatchAsync_v2) \
   X(cuMemsetD2D16, 3020, cuMemsetD2D16_v2) \
   X(cuMemsetD2D16Async, 3020, cuMemsetD2D16Async) \

@@ -59,9 +59,11 @@ def test_three_dimensions(source: Any) -> None:
 
 
 def test_two_dimensions(source: Any) -> None:
-    for call in (driver.cuMemcpy2DUnaligned, lambda p: driver.cuMemcpy2DAsync(p, NO_STREAM)):
+    calls: list[Any] = [driver.cuMemcpy2DUnaligned, lambda p: driver.cuMemcpy2DAsync(p, NO_STREAM)]
+    for call in calls:
         target, seen = device_array(np.zeros(96, np.uint8))
-        ok(call(cube(driver.CUDA_MEMCPY2D(), source, target)))
+        params: Any = cube(driver.CUDA_MEMCPY2D(), source, target)
+        ok(call(params))
         synchronize()
         np.testing.assert_array_equal(seen, expected(1))
 

@@ -116,7 +116,7 @@ def test_an_instance_that_frees_first(graph: Any) -> None:
     launch(instance)
 
 
-def test_captured(graph: Any) -> None:
+def test_captured() -> None:
     stream = ok(driver.cuStreamCreate(1))
     ok(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
     address = ok(driver.cuMemAllocAsync(4 * COUNT, stream))

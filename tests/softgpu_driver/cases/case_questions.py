@@ -161,7 +161,7 @@ def test_callbacks_hear_how_the_work_went(*, trap: bool) -> None:
     heard: list[tuple[int, int]] = []
     stream = ok(driver.cuStreamCreate(1))
     signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
-    callback = signature(lambda given, status, data: heard.append((status, data or 0)))
+    callback = signature(lambda _, status, data: heard.append((status, data or 0)))
     address = driver.CUstreamCallback(ctypes.cast(callback, ctypes.c_void_p).value)
     ok(driver.cuStreamAddCallback(stream, address, 7, 0))
     if trap:
