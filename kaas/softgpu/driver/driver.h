@@ -178,7 +178,7 @@ typedef struct allocation {
   device *dev;
   CUcontext ctx;
   CUmemoryPool pool;
-  hints hints;               /* of managed memory */
+  hints *hints;              /* of managed memory; NULL: none yet */
   struct graph_block *graph; /* NULL unless nodes allocate and free it */
   bool leaving; /* its freeing is queued: for work under way only */
   unsigned long long id;
@@ -204,7 +204,7 @@ bool memory_find(uintptr_t address, allocation *found);
 CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known);
 CUresult memory_add(const allocation *entry);                /* adds a range to the table */
 bool memory_remove(uintptr_t base, allocation *removed);     /* by its first byte */
-hints *memory_hints_locked(uintptr_t address);               /* of the allocation there; NULL: none */
+hints *memory_hints_locked(uintptr_t address);               /* of the allocation there; NULL without memory */
 void memory_disown(uintptr_t base);                          /* no graph's any more */
 bool memory_leave(uintptr_t base, allocation *leaving);      /* no longer found, but there until it is removed */
 CUresult memory_reserve_locked(device *dev, size_t bytes);   /* counts bytes, or CUDA_ERROR_OUT_OF_MEMORY */

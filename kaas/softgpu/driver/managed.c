@@ -22,26 +22,31 @@ static CUresult check_location(CUmemLocation location, int *bit) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation location) {
-  int bit = 0;
-  TRY(require_init());
-  TRY(check(address, bytes));
-  bool places = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || advice == CU_MEM_ADVISE_SET_ACCESSED_BY ||
-                advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-  if (places) TRY(check_location(location, &bit));
-  pthread_mutex_lock(&memory_lock);
-  hints *h = memory_hints_locked(address);
+static void advise(hints *h, CUmem_advise advice, CUmemLocation location, uint32_t accessor) {
   switch (advice) {
     case CU_MEM_ADVISE_SET_READ_MOSTLY: h->read_mostly = true; break;
     case CU_MEM_ADVISE_UNSET_READ_MOSTLY: h->read_mostly = false; break;
     case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: h->preferred = location; break;
     case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: h->preferred = (CUmemLocation){0}; break;
-    case CU_MEM_ADVISE_SET_ACCESSED_BY: h->accessed_by |= 1u << bit; break;
-    case CU_MEM_ADVISE_UNSET_ACCESSED_BY: h->accessed_by &= ~(1u << bit); break;
-    default: bit = -1;
+    case CU_MEM_ADVISE_SET_ACCESSED_BY: h->accessed_by |= accessor; break;
+    case CU_MEM_ADVISE_UNSET_ACCESSED_BY: h->accessed_by &= ~accessor; break;
   }
+}
+
+CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation location) {
+  int bit = 0;
+  TRY(require_init());
+  TRY(check(address, bytes));
+  REQUIRE(advice >= CU_MEM_ADVISE_SET_READ_MOSTLY && advice <= CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+          CUDA_ERROR_INVALID_VALUE, "there is no advice %d", (int)advice);
+  bool places = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || advice == CU_MEM_ADVISE_SET_ACCESSED_BY ||
+                advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+  if (places) TRY(check_location(location, &bit));
+  pthread_mutex_lock(&memory_lock);
+  hints *h = memory_hints_locked(address);
+  if (h != NULL) advise(h, advice, location, 1u << bit);
   pthread_mutex_unlock(&memory_lock);
-  REQUIRE(bit >= 0, CUDA_ERROR_INVALID_VALUE, "there is no advice %d", (int)advice);
+  REQUIRE(h != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a hint");
   return CUDA_SUCCESS;
 }
 
@@ -55,8 +60,10 @@ CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation 
   TRY(check(address, bytes));
   TRY(check_location(location, &bit));
   pthread_mutex_lock(&memory_lock);
-  memory_hints_locked(address)->prefetched = location;
+  hints *h = memory_hints_locked(address);
+  if (h != NULL) h->prefetched = location;
   pthread_mutex_unlock(&memory_lock);
+  REQUIRE(h != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a hint");
   return CUDA_SUCCESS;
 }
 
@@ -122,7 +129,8 @@ CUresult cuMemRangeGetAttribute(void *data, size_t data_bytes, CUmem_range_attri
   REQUIRE(data_bytes >= 4 && data_bytes % 4 == 0, CUDA_ERROR_INVALID_VALUE, "%s: room for %zu bytes", __func__,
           data_bytes);
   pthread_mutex_lock(&memory_lock);
-  hints h = *memory_hints_locked(address);
+  const hints *kept = memory_hints_locked(address);
+  hints h = kept != NULL ? *kept : (hints){0};
   pthread_mutex_unlock(&memory_lock);
   int *out = data;
   switch (attribute) {

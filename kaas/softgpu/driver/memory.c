@@ -114,7 +114,8 @@ bool memory_remove(uintptr_t base, allocation *removed) {
 
 hints *memory_hints_locked(uintptr_t address) {
   allocation *entry = find_locked(address);
-  return entry != NULL ? &entry->hints : NULL;
+  if (entry != NULL && entry->hints == NULL) entry->hints = calloc(1, sizeof *entry->hints);
+  return entry != NULL ? entry->hints : NULL;
 }
 
 void memory_disown(uintptr_t base) {
@@ -146,6 +147,7 @@ CUresult memory_reserve_locked(device *dev, size_t bytes) {
 }
 
 void memory_give_back(const allocation *entry) {
+  free(entry->hints);
   if (entry->kind == MEMORY_REGISTERED || entry->kind == MEMORY_GLOBAL) return; /* somebody else's */
   if (entry->pool != NULL) {
     pool_take_back(entry);

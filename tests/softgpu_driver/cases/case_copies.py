@@ -41,7 +41,7 @@ def source() -> Any:
 
 def test_three_dimensions(source: Any) -> None:
     ctx = ok(driver.cuCtxGetCurrent())
-    calls = [
+    calls: list[tuple[Any, Any]] = [
         (lambda p: driver.cuMemcpy3D(p), driver.CUDA_MEMCPY3D),
         (lambda p: driver.cuMemcpy3DAsync(p, NO_STREAM), driver.CUDA_MEMCPY3D),
         (lambda p: driver.cuMemcpy3DPeer(p), driver.CUDA_MEMCPY3D_PEER),
