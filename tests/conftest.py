@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,3 +23,10 @@ def softgpu() -> tuple[int, ...]:
     """
     software.load(SOFTGPU_BYTES)
     return SOFTGPU_BYTES
+
+
+@pytest.fixture(autouse=True)
+def nothing_refused(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that makes a driver call which the software GPU refuses, unless it is marked `refusals`."""
+    yield
+    assert request.node.get_closest_marker("refusals") or software.refused_calls() == ()

@@ -19,7 +19,7 @@ from typing import Any
 from kaas.errors import DeviceUnavailable
 from kaas.softgpu.faults import FAULTS, Fault, forgive_faults, inject_fault
 from kaas.softgpu.model import Device, Model, Takes, describe_time
-from kaas.softgpu.watch import describe_regions, running_kernels
+from kaas.softgpu.watch import describe_regions, running_kernels, take_refused
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
@@ -41,6 +41,7 @@ __all__ = [
     "load",
     "loaded_devices",
     "real_driver_present",
+    "refused_calls",
     "running",
     "set_model",
     "set_strict",
@@ -167,6 +168,12 @@ def last_error() -> str:
         return ""
     message: bytes = present.library.kaas_softgpu_last_error()
     return message.decode(errors="replace")
+
+
+def refused_calls() -> tuple[str, ...]:
+    """The driver calls that were refused since this was last asked, by name. Empty if not loaded."""
+    present = _state.get("driver")
+    return take_refused(present.library) if present is not None else ()
 
 
 def cancel(device: int = 0) -> None:

@@ -403,6 +403,14 @@ FAMILIES: dict[str, Family] = {
     "call __assertfail": _family(
         "what assert calls", system_calls.assert_fail, "", operands=5, has_result=False, guard_branches=True
     ),
+    "call cudaGraphSetConditional": _family(
+        "sets what a conditional node looks at",
+        system_calls.set_conditional,
+        "",
+        operands=2,
+        has_result=False,
+        guard_branches=True,
+    ),
     "brkpt": _family("a hint", warp.nothing, "", "", 0, has_result=False),
 }
 

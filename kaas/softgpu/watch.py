@@ -1,4 +1,4 @@
-"""What the driver is told of a program's memory, and asked of its running kernels."""
+"""What the driver is told of a program's memory, and asked of its running kernels and of what it refused."""
 
 from __future__ import annotations
 
@@ -27,3 +27,13 @@ def running_kernels(library: ctypes.CDLL, device: int) -> tuple[str, ...]:
     buffer = ctypes.create_string_buffer(NAMES_BYTES)
     count: int = call(device, buffer, NAMES_BYTES)
     return tuple(buffer.raw[:count].decode(errors="replace").split("\n")) if count else ()
+
+
+def take_refused(library: ctypes.CDLL) -> tuple[str, ...]:
+    """`refused_calls` for a driver that was loaded by `open_library`."""
+    call = library.kaas_softgpu_refused
+    call.restype = ctypes.c_size_t
+    call.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    buffer = ctypes.create_string_buffer(NAMES_BYTES)
+    count: int = call(buffer, NAMES_BYTES)
+    return tuple(buffer.raw[:count].decode().split())

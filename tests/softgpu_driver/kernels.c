@@ -25,10 +25,12 @@ static void touch(uint32_t verb, const void *address, size_t bytes) {
     if ((w)->live >> lane & 1)
 
 static _Thread_local uint32_t block_threads;
+static _Thread_local kaas_conditions *conditions;
 
 int kaas_run(const kaas_launch *l, char *error, size_t error_bytes) {
   trap_status = 0;
   touched = l->touched;
+  conditions = l->conditions;
   block_threads = l->block[0] * l->block[1] * l->block[2];
   kaas_warp w = {.nctaid = {l->grid[0], l->grid[1], l->grid[2]}, .dynamic_shared_bytes = l->dynamic_shared_bytes,
                  .shared_bytes = l->static_shared_bytes + l->dynamic_shared_bytes};
@@ -106,6 +108,22 @@ static void blob(const uint8_t *params, kaas_warp *w) { /* (int *out, char flag,
   memcpy(out + 1, params + 12, 20);
 }
 
+static void decide(const uint8_t *params, kaas_warp *w) { /* (handle, int *x, int change): sets the condition to x */
+  uint64_t handle;
+  int *x, change;
+  (void)w;
+  memcpy(&handle, params, 8), memcpy(&x, params + 8, 8), memcpy(&change, params + 16, 4);
+  *x += change;
+  touch(KAAS_READ, x, 4), touch(KAAS_WRITE, x, 4);
+  for (uint32_t i = 0; conditions != NULL && i < conditions->count; i++) {
+    if (conditions->items[i].handle != handle) continue;
+    conditions->items[i].value = (uint32_t)*x;
+    touch(KAAS_WRITE, &conditions->items[i].value, 4);
+    return;
+  }
+  trap_status = 719;
+}
+
 #define U32(...) (const uint32_t[]){__VA_ARGS__}
 static const kaas_kernel_info infos[] = {
   {.name = "empty", .max_threads = 1024},
@@ -117,8 +135,9 @@ static const kaas_kernel_info infos[] = {
   {"touch", 1, U32(0), U32(8), 8, 0, 0, 1024, 8},
   {"shared", 1, U32(0), U32(8), 8, 1024, 16, 256, 8},
   {"blob", 3, U32(0, 8, 12), U32(8, 1, 20), 32, 0, 0, 1024, 8},
+  {"decide", 3, U32(0, 8, 16), U32(8, 8, 4), 20, 0, 0, 1024, 8},
 };
-static const kaas_kernel_fn functions[] = {empty, add, vecadd, append, trap, meet, increment, shared, blob};
+static const kaas_kernel_fn functions[] = {empty, add, vecadd, append, trap, meet, increment, shared, blob, decide};
 enum { KERNELS = sizeof infos / sizeof *infos };
 
 typedef struct module { kaas_global_info global; uint32_t globals; int value[4]; } module;

@@ -191,5 +191,5 @@ def test_prototypes_are_those_of_the_toolkit() -> None:
     flags = ("-fsyntax-only", "-w", "-DKAAS_SOFTGPU_CUDA_ABI_H", "-include", str(header))
     command = [*driver_build._compiler(), *driver_build.INCLUDES, *flags]
     for source in driver_build.driver_sources() if header else []:
-        if source.parent.name == "driver" and source.name != "symbols.c":
+        if source.parent.name == "driver" and source.name not in ("symbols.c", "refused.c"):  # these know no types
             subprocess.run([*command, str(source)], check=True, timeout=LIMIT_S)

@@ -1,4 +1,4 @@
-"""The functions that CUDA provides without code: printf and what a failed assertion calls."""
+"""The functions that CUDA provides without code: printf, what a failed assertion calls, and a graph's conditions."""
 
 from __future__ import annotations
 
@@ -42,3 +42,10 @@ def assert_fail(e: Emitter, step: Step) -> None:
         for index, (operand, kind) in enumerate(zip(step.inst.operands[:4], kinds, strict=True))
     ]
     e.call("kaas_rt_assert", [("ptr", "%w"), *slots, ("i32", e.mask())])
+
+
+def set_conditional(e: Emitter, step: Step) -> None:
+    """void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned value)."""
+    handle, value = step.inst.operands
+    slots = [_spill(e, "%in0", handle, "i64"), _spill(e, "%in1", value, "i32")]
+    e.call("kaas_rt_set_condition", [("ptr", "%w"), *slots, ("i32", e.mask())])

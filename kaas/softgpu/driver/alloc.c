@@ -47,6 +47,7 @@ static CUresult release(uintptr_t base, bool host, CUstream stream) {
   bool right = known && (host ? entry.kind == MEMORY_HOST
                               : entry.kind == MEMORY_DEVICE || entry.kind == MEMORY_MANAGED ||
                                     (entry.kind == MEMORY_HOST && entry.pool != NULL));
+  if (right && entry.graph != NULL) return graph_block_release(entry.graph, stream);
   bool later = stream != NULL && (atomic_load(&strict) || !stream_settled(stream));
   REQUIRE(right && (later ? memory_leave(base, &entry) : memory_remove(base, &entry)), CUDA_ERROR_INVALID_VALUE,
           "0x%zx is not the start of %s allocation", (size_t)base, host ? "a host" : "a device");
@@ -77,7 +78,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   CUstream s;
   TRY(stream_get(stream, &s));
-  TRY(capture_forbids(s));
+  if (atomic_load_explicit(&s->capture, memory_order_acquire) != NULL) return capture_free(s, address);
   return release(address, false, s);
 }
 

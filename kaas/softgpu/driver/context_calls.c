@@ -96,6 +96,10 @@ CUresult cuCtxSetCacheConfig(CUfunc_cache config) { /* a hint */
   return current_context(&ctx);
 }
 
+/* Profilers: there is nothing to profile with. */
+CUresult cuProfilerStart(void) { return require_init(); }
+CUresult cuProfilerStop(void) { return require_init(); }
+
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
   CUcontext ctx;
   TRY(current_context(&ctx));

@@ -189,3 +189,12 @@ CUresult cuMemsetD2D32Async(CUdeviceptr dst, size_t pitch, unsigned value, size_
                             CUstream stream) {
   return set(stream, dst, pitch, value, 4, width, height, false);
 }
+
+CUresult cuMemsetD2D16_v2(CUdeviceptr dst, size_t pitch, unsigned short value, size_t width, size_t height) {
+  return set(NULL, dst, pitch, value, 2, width, height, true);
+}
+
+CUresult cuMemsetD2D16Async(CUdeviceptr dst, size_t pitch, unsigned short value, size_t width, size_t height,
+                            CUstream stream) {
+  return set(stream, dst, pitch, value, 2, width, height, false);
+}

@@ -74,6 +74,8 @@ typedef enum CUresult {
   CUDA_ERROR_UNKNOWN = 999,
 } CUresult;
 
+typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *user_data);
+
 typedef enum CUdriverProcAddressQueryResult {
   CU_GET_PROC_ADDRESS_SUCCESS = 0,
   CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1,
@@ -116,6 +118,7 @@ typedef enum CUdevice_attribute {
   CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR = 82,
   CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY = 83,
   CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO = 87,
+  CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS = 89,
   CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED = 90,
   CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91,
   CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
@@ -124,6 +127,8 @@ typedef enum CUdevice_attribute {
   CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK = 111,
   CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED = 113,
   CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
+  CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS = 122,
+  CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR = 123,
   CU_DEVICE_ATTRIBUTE_NUMA_ID = 131,
   CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED = 144,
   CU_DEVICE_ATTRIBUTE_MAX = 148, /* one past the last known */
@@ -260,6 +265,51 @@ typedef struct CUmemPoolProps_st {
   unsigned short usage;
   unsigned char reserved[54];
 } CUmemPoolProps;
+typedef enum CUmem_advise {
+  CU_MEM_ADVISE_SET_READ_MOSTLY = 1,
+  CU_MEM_ADVISE_UNSET_READ_MOSTLY = 2,
+  CU_MEM_ADVISE_SET_PREFERRED_LOCATION = 3,
+  CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION = 4,
+  CU_MEM_ADVISE_SET_ACCESSED_BY = 5,
+  CU_MEM_ADVISE_UNSET_ACCESSED_BY = 6,
+} CUmem_advise;
+typedef enum CUmem_range_attribute {
+  CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY = 1,
+  CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION = 2,
+  CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY = 3,
+  CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION = 4,
+  CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE = 5,
+  CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID = 6,
+  CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE = 7,
+  CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID = 8,
+} CUmem_range_attribute;
+typedef enum CUstreamWaitValue_flags {
+  CU_STREAM_WAIT_VALUE_GEQ = 0,
+  CU_STREAM_WAIT_VALUE_EQ = 1,
+  CU_STREAM_WAIT_VALUE_AND = 2,
+  CU_STREAM_WAIT_VALUE_NOR = 3,
+} CUstreamWaitValue_flags;
+typedef enum CUstreamBatchMemOpType {
+  CU_STREAM_MEM_OP_WAIT_VALUE_32 = 1,
+  CU_STREAM_MEM_OP_WRITE_VALUE_32 = 2,
+  CU_STREAM_MEM_OP_WAIT_VALUE_64 = 4,
+  CU_STREAM_MEM_OP_WRITE_VALUE_64 = 5,
+  CU_STREAM_MEM_OP_BARRIER = 6,
+} CUstreamBatchMemOpType;
+typedef union CUstreamBatchMemOpParams_union {
+  CUstreamBatchMemOpType operation;
+  struct {
+    CUstreamBatchMemOpType operation;
+    CUdeviceptr address;
+    union {
+      cuuint32_t value;
+      cuuint64_t value64;
+    };
+    unsigned flags;
+    CUdeviceptr alias;
+  } waitValue, writeValue;
+  cuuint64_t pad[6];
+} CUstreamBatchMemOpParams;
 typedef enum CUmemPool_attribute {
   CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES = 1,
   CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC = 2,
@@ -304,6 +354,26 @@ typedef struct CUDA_MEMCPY3D_st {
   size_t WidthInBytes, Height, Depth;
 } CUDA_MEMCPY3D;
 
+/* CUDA_MEMCPY3D with the contexts in its two reserved fields. */
+typedef struct CUDA_MEMCPY3D_PEER_st {
+  size_t srcXInBytes, srcY, srcZ, srcLOD;
+  CUmemorytype srcMemoryType;
+  const void *srcHost;
+  CUdeviceptr srcDevice;
+  CUarray srcArray;
+  CUcontext srcContext;
+  size_t srcPitch, srcHeight;
+  size_t dstXInBytes, dstY, dstZ, dstLOD;
+  CUmemorytype dstMemoryType;
+  void *dstHost;
+  CUdeviceptr dstDevice;
+  CUarray dstArray;
+  CUcontext dstContext;
+  size_t dstPitch, dstHeight;
+  size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D_PEER;
+typedef struct CUmemcpyAttributes_st CUmemcpyAttributes; /* hints */
+
 #define CU_LAUNCH_PARAM_END ((void *)0)
 #define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
 #define CU_LAUNCH_PARAM_BUFFER_SIZE ((void *)2)
@@ -313,6 +383,7 @@ typedef enum CUlaunchAttributeID {
   CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
   CU_LAUNCH_ATTRIBUTE_PRIORITY = 8,
   CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE = 13,
+  CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING = 16, /* the last */
 } CUlaunchAttributeID;
 typedef union CUlaunchAttributeValue {
   char pad[64];
@@ -343,6 +414,9 @@ typedef enum CUgraphNodeType {
   CU_GRAPH_NODE_TYPE_EMPTY = 5,
   CU_GRAPH_NODE_TYPE_WAIT_EVENT = 6,
   CU_GRAPH_NODE_TYPE_EVENT_RECORD = 7,
+  CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
+  CU_GRAPH_NODE_TYPE_MEM_FREE = 11,
+  CU_GRAPH_NODE_TYPE_CONDITIONAL = 13,
 } CUgraphNodeType;
 typedef struct CUgraphEdgeData_st {
   unsigned char from_port, to_port, type, reserved[5];
@@ -391,6 +465,29 @@ typedef struct CUDA_EVENT_WAIT_NODE_PARAMS_st {
 typedef struct CUDA_EVENT_RECORD_NODE_PARAMS_st {
   CUevent event;
 } CUDA_EVENT_RECORD_NODE_PARAMS;
+typedef cuuint64_t CUgraphConditionalHandle;
+#define CU_GRAPH_COND_ASSIGN_DEFAULT 0x1
+typedef enum CUgraphConditionalNodeType {
+  CU_GRAPH_COND_TYPE_IF = 0,
+  CU_GRAPH_COND_TYPE_WHILE = 1,
+  CU_GRAPH_COND_TYPE_SWITCH = 2,
+} CUgraphConditionalNodeType;
+typedef struct CUDA_CONDITIONAL_NODE_PARAMS {
+  CUgraphConditionalHandle handle;
+  CUgraphConditionalNodeType type;
+  unsigned size;
+  CUgraph *phGraph_out;
+  CUcontext ctx;
+} CUDA_CONDITIONAL_NODE_PARAMS;
+typedef struct CUDA_MEM_ALLOC_NODE_PARAMS_st {
+  CUmemPoolProps poolProps;
+  const CUmemAccessDesc *accessDescs;
+  size_t accessDescCount, bytesize;
+  CUdeviceptr dptr;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+typedef struct CUDA_MEM_FREE_NODE_PARAMS_st {
+  CUdeviceptr dptr;
+} CUDA_MEM_FREE_NODE_PARAMS;
 typedef struct CUgraphNodeParams_st {
   CUgraphNodeType type;
   int reserved0[3];
@@ -403,6 +500,9 @@ typedef struct CUgraphNodeParams_st {
     CUDA_CHILD_GRAPH_NODE_PARAMS graph;
     CUDA_EVENT_WAIT_NODE_PARAMS eventWait;
     CUDA_EVENT_RECORD_NODE_PARAMS eventRecord;
+    CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+    CUDA_MEM_FREE_NODE_PARAMS free;
+    CUDA_CONDITIONAL_NODE_PARAMS conditional;
   };
   long long reserved2;
 } CUgraphNodeParams;
@@ -410,8 +510,12 @@ typedef enum CUgraphInstantiateResult {
   CUDA_GRAPH_INSTANTIATE_SUCCESS = 0,
   CUDA_GRAPH_INSTANTIATE_ERROR = 1,
   CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE = 2,
+  CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED = 5,
 } CUgraphInstantiateResult;
-typedef enum CUgraphInstantiate_flags { CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH = 4 } CUgraphInstantiate_flags;
+typedef enum CUgraphInstantiate_flags {
+  CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1,
+  CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH = 4,
+} CUgraphInstantiate_flags;
 typedef struct CUDA_GRAPH_INSTANTIATE_PARAMS_st {
   cuuint64_t flags;
   CUstream hUploadStream;
@@ -424,6 +528,7 @@ typedef enum CUgraphExecUpdateResult {
   CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED = 2,
   CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED = 3,
   CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED = 5,
+  CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED = 6,
 } CUgraphExecUpdateResult;
 typedef struct CUgraphExecUpdateResultInfo_st {
   CUgraphExecUpdateResult result;
@@ -431,6 +536,8 @@ typedef struct CUgraphExecUpdateResultInfo_st {
 } CUgraphExecUpdateResultInfo;
 typedef enum CUgraphMem_attribute {
   CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
+  CU_GRAPH_MEM_ATTR_USED_MEM_HIGH = 1,
+  CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2,
   CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH = 3
 } CUgraphMem_attribute;
 typedef enum CUuserObjectRetain_flags { CU_GRAPH_USER_OBJECT_MOVE = 1 } CUuserObjectRetain_flags;

@@ -51,7 +51,9 @@ static CUresult init_device(device *dev) {
 
 static CUresult init_host(void) {
   CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
-  return pool_new(&props, NULL, &host_pool);
+  TRY(pool_new(&props, NULL, &host_pool));
+  props = (CUmemPoolProps){.allocType = CU_MEM_ALLOCATION_TYPE_MANAGED};
+  return pool_new(&props, NULL, &managed_pool);
 }
 
 static CUresult init_locked(void) {

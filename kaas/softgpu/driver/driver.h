@@ -160,11 +160,15 @@ CUresult context_status(CUcontext ctx);   /* the error that sticks to it */
 CUresult context_fail(CUcontext ctx, CUresult status); /* sticks to it, with this thread's latest explanation */
 CUresult context_new(device *dev, unsigned flags, bool primary, CUcontext *ctx);
 void context_delete(CUcontext ctx);
-CUresult primary_context(device *dev, CUcontext *ctx); /* retained once and kept */
 
 /* --- memory (memory.c, pool.c) */
 
 enum memory_kind { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED, MEMORY_GLOBAL };
+typedef struct hints { /* managed.c */
+  bool read_mostly;
+  CUmemLocation preferred, prefetched;
+  uint32_t accessed_by; /* a bit for each device, and one for the host */
+} hints;
 typedef struct allocation {
   uintptr_t base;
   size_t bytes;    /* asked for */
@@ -174,6 +178,8 @@ typedef struct allocation {
   device *dev;
   CUcontext ctx;
   CUmemoryPool pool;
+  hints *hints;              /* of managed memory; NULL: none yet */
+  struct graph_block *graph; /* NULL unless nodes allocate and free it */
   bool leaving; /* its freeing is queued: for work under way only */
   unsigned long long id;
 } allocation;
@@ -198,6 +204,8 @@ bool memory_find(uintptr_t address, allocation *found);
 CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known);
 CUresult memory_add(const allocation *entry);                /* adds a range to the table */
 bool memory_remove(uintptr_t base, allocation *removed);     /* by its first byte */
+hints *memory_hints_locked(uintptr_t address);               /* of the allocation there; NULL without memory */
+void memory_disown(uintptr_t base);                          /* no graph's any more */
 bool memory_leave(uintptr_t base, allocation *leaving);      /* no longer found, but there until it is removed */
 CUresult memory_reserve_locked(device *dev, size_t bytes);   /* counts bytes, or CUDA_ERROR_OUT_OF_MEMORY */
 CUresult memory_allocate(allocation entry, uintptr_t *base); /* entry says bytes, kind, device, context */
@@ -207,7 +215,7 @@ void memory_free_context(CUcontext ctx);
 void memory_changed(void); /* what was found so far may be gone */
 void regions_narrow_locked(uint64_t address, kaas_range *range); /* to where checked code may go from the address */
 void regions_forget_locked(uint64_t address, uint64_t bytes);
-extern CUmemoryPool host_pool;
+extern CUmemoryPool host_pool, managed_pool;
 CUresult pool_location(CUmemLocation location, device **dev); /* NULL: the host */
 CUresult pool_new(const CUmemPoolProps *props, device *dev, CUmemoryPool *pool);
 CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr *address);
@@ -265,6 +273,7 @@ size_t param_storage_bytes(const kernel *kern); /* of the parameter buffer, at l
 CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
                         kernel_call *call); /* checks and compiles; the parameters are left to kernel_pack */
 CUresult kernel_checked(kernel *kern, device *dev, const uint32_t block[3], kaas_kernel_fn *fn); /* for strict mode */
+CUresult launch_attributes_check(const CUlaunchAttribute *attributes, unsigned count);
 CUresult kernel_pack(const kernel *kern, kernel_args args, uint8_t *buffer);
 /* Memory for packed parameters (copied from params unless NULL), followed by a pointer to each of them. */
 CUresult kernel_storage(const kernel *kern, const uint8_t *params, void **storage);
@@ -277,7 +286,11 @@ void running_settle(void);
 
 /* --- operations (op.c) */
 
-enum op_kind { OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_EMPTY, OP_RECORD, OP_WAIT, OP_CHILD, OP_EXEC, OP_AWAIT, OP_FREE };
+enum op_kind {
+  OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_EMPTY, OP_RECORD, OP_WAIT, OP_CHILD, OP_EXEC, OP_AWAIT, OP_FREE,
+  OP_CONDITIONAL, OP_BRANCH, OP_GRAPH_ALLOC, OP_GRAPH_FREE, OP_WAIT_WORD,
+  OP_WRITE_WORD
+};
 typedef struct copy {
   uint8_t *dst;
   const uint8_t *src;
@@ -290,6 +303,11 @@ typedef struct fill {
   uint32_t value, element_bytes;
   size_t width, height, pitch; /* width in elements */
 } fill;
+typedef struct word { /* stream_values.c */
+  void *at;
+  uint64_t value;
+  unsigned bytes, how; /* 4 or 8; CUstreamWaitValue_flags */
+} word;
 typedef struct op {
   enum op_kind kind;
   union {
@@ -304,10 +322,16 @@ typedef struct op {
     CUgraph child;    /* OP_CHILD: a node that embeds a graph */
     CUgraphExec exec; /* OP_EXEC: an instance, launched or embedded */
     allocation freed; /* OP_FREE */
+    word word;        /* OP_WAIT_WORD, OP_WRITE_WORD */
+    struct graph_block *block;       /* OP_GRAPH_ALLOC, OP_GRAPH_FREE */
+    struct conditional *conditional; /* OP_CONDITIONAL: a node, which owns it */
+    struct branch *branch;           /* OP_BRANCH: its step in an instance, which owns it */
   };
 } op;
 
 CUresult op_run(const op *o, CUcontext ctx);
+CUresult word_wait(const word *w, CUcontext ctx);
+CUresult word_write(const word *w);
 /* Queues it, or captures it. Parameters, and the source of a staged copy, are copied. wait: until it is done. */
 CUresult submit(CUstream s, const op *o, bool wait);
 CUresult copy_check(const copy *c, bool src_known, bool dst_known);
@@ -410,6 +434,8 @@ CUresult stream_get(CUstream handle, CUstream *s); /* maps the default streams t
 void stream_init(CUstream s, CUcontext ctx, unsigned flags, int priority);
 void stream_forget(CUstream s);
 CUresult capture_op(CUstream s, const op *o); /* adds o to the stream's capture */
+CUresult capture_alloc(CUstream s, CUmemoryPool pool, size_t bytes, CUdeviceptr *address); /* nodes of a graph */
+CUresult capture_free(CUstream s, CUdeviceptr address);
 CUresult capture_gate(void);          /* refuses a call that may not happen while this thread or process captures */
 CUresult capture_forbids(CUstream s); /* refuses a call on a capturing stream */
 CUresult capture_legacy_gate(CUstream s);
@@ -430,7 +456,39 @@ struct CUgraphNode_st {
   op op;
   void *storage; /* a kernel's packed parameters, then the table of pointers to them */
   struct nodes needs, needed_by;
+  int priority; /* of a kernel: kept and told */
 };
+
+/* Conditional nodes (conditions.c). */
+typedef struct condition_handle { /* as a graph declares it */
+  CUgraphConditionalHandle handle;
+  unsigned initial;
+  bool has_initial, used; /* used: by a node */
+} condition_handle;
+typedef struct conditional { /* what a node does */
+  CUgraphConditionalHandle handle;
+  CUgraphConditionalNodeType type;
+  unsigned size;
+  CUgraph graphs[];
+} conditional;
+typedef struct branch { /* and the same in an instance */
+  CUgraphConditionalNodeType type;
+  unsigned size;
+  kaas_condition *condition; /* in the outermost instance's table */
+  CUgraphExec execs[];
+} branch;
+
+/* Memory of graphs (graph_memory.c). */
+typedef struct graph_block {
+  uintptr_t base;
+  size_t bytes, reserved;
+  device *dev; /* whose graphs it counts for */
+  CUmemPoolProps props;
+  CUmemAccessDesc access[MAX_DEVICES];
+  size_t access_count;
+  unsigned references; /* of nodes and steps; under memory_lock, as the next */
+  bool live;           /* allocated by a launch, and not freed since */
+} graph_block;
 
 typedef struct user_object_ref {
   CUuserObject object;
@@ -448,6 +506,10 @@ struct CUgraph_st {
   struct nodes nodes; /* by index, in order of creation; NULL where one was destroyed */
   size_t live;
   user_objects objects;
+  struct condition_handles {
+    condition_handle *items;
+    size_t count;
+  } conditions;
   CUgraph cloned_from;
 };
 
@@ -471,6 +533,9 @@ struct CUgraphExec_st {
   _Atomic unsigned references; /* its handle's, and one of each launch under way */
   fence *last;                 /* under work_lock: its latest launch; NULL: none */
   bool records;                /* an event, in itself or in an embedded instance */
+  bool allocates;              /* or frees memory */
+  bool outermost;              /* it owns the conditions */
+  kaas_conditions *conditions; /* of the outermost instance, shared with those inside; NULL: there are none */
 };
 
 bool nodes_add(struct nodes *set, CUgraphNode node); /* once each; false without memory */
@@ -502,6 +567,27 @@ void exec_delete(CUgraphExec exec); /* drops a reference */
 void exec_launched_locked(CUgraphExec exec, fence *launch);
 void exec_follow_locked(CUgraphExec exec, moment *order); /* joins the events that it waits for */
 CUresult exec_run(CUgraphExec exec, CUcontext ctx);
+CUresult exec_take(CUgraphExec exec, CUgraph graph); /* an embedded instance: all parameters of graph, or none */
+CUresult exec_inside(CUgraph graph, CUgraphExec outer, CUgraphExec *exec); /* an instance that is part of another */
+CUresult conditional_new(const CUDA_CONDITIONAL_NODE_PARAMS *p, CUgraph graph, conditional **made);
+CUresult conditional_clone(const conditional *from, conditional **made);
+void conditional_own(const conditional *c, CUgraphNode node); /* node is where its graphs lie */
+void conditional_delete(conditional *c);
+CUresult conditions_copy(CUgraph to, const struct CUgraph_st *from);
+CUresult conditions_gather(CUgraph graph, kaas_conditions **made); /* a table for an instance; NULL: it needs none */
+void conditions_begin(kaas_conditions *table);                     /* a launch */
+void conditions_delete(kaas_conditions *table);
+CUresult branch_new(const conditional *from, CUgraphExec outer, branch **made);
+void branch_delete(branch *b);
+CUresult branch_run(const branch *b, CUcontext ctx);
+CUgraphExecUpdateResult branch_takes(branch *b, CUgraphNode node, bool apply); /* all of node but its graphs */
+CUresult graph_block_new(const CUDA_MEM_ALLOC_NODE_PARAMS *p, CUcontext ctx, graph_block **made);
+void graph_block_keep(graph_block *b);
+void graph_block_drop(graph_block *b);
+CUresult graph_block_at(CUdeviceptr address, graph_block **found);
+CUresult graph_block_release(graph_block *b, CUstream stream); /* by the program; NULL: at once */
+CUresult graph_memory_launch(const struct CUgraphExec_st *exec);
+CUresult set_graph_free(op *o, CUgraph graph, CUdeviceptr address); /* keeps the block */
 CUresult objects_copy(user_objects *to, const user_objects *from);
 void objects_release(user_objects *list);
 

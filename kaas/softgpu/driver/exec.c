@@ -13,14 +13,27 @@ static CUresult fill_step(step *made, const struct CUgraphNode_st *node, CUgraph
   if (made->op.kind == OP_CHILD) {
     made->op.kind = OP_EMPTY; /* until there is an instance to delete */
     CUgraphExec inner;
-    TRY(exec_new(node->op.child, 0, &inner));
+    TRY(exec_inside(node->op.child, exec, &inner));
     made->op = (op){.kind = OP_EXEC, .exec = inner};
     exec->records |= inner->records;
+  }
+  if (made->op.kind == OP_CONDITIONAL) {
+    branch *b = NULL;
+    made->op.kind = OP_EMPTY; /* likewise */
+    CUresult status = branch_new(node->op.conditional, exec, &b);
+    if (b != NULL) made->op = (op){.kind = OP_BRANCH, .branch = b};
+    TRY(status);
+  }
+  if (made->op.kind == OP_GRAPH_ALLOC || made->op.kind == OP_GRAPH_FREE) {
+    graph_block_keep(made->op.block);
+    REQUIRE(exec->outermost, CUDA_ERROR_NOT_SUPPORTED, "an embedded graph allocates no memory");
+    exec->allocates = true;
   }
   exec->records |= made->op.kind == OP_RECORD;
   if (made->op.kind == OP_KERNEL) {
     TRY(kernel_storage(made->op.kernel.kern, made->op.kernel.launch.params, &made->storage));
     made->op.kernel.launch.params = made->storage;
+    made->op.kernel.launch.conditions = exec->conditions;
   }
   return CUDA_SUCCESS;
 }
@@ -46,14 +59,20 @@ static CUresult fill_exec(CUgraphExec exec, CUgraph graph, CUgraphNode *order) {
   return objects_copy(&exec->objects, &graph->objects);
 }
 
-CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec) {
+/* outer: NULL, or the instance that the new one will be part of. */
+static CUresult make(CUgraph graph, unsigned long long flags, const struct CUgraphExec_st *outer, CUgraphExec *exec) {
   CUgraphExec made = handle_new(HANDLE_EXEC, sizeof *made);
   REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a graph instance");
   atomic_init(&made->references, 1);
   made->graph_id = graph->id;
   made->flags = flags;
+  made->outermost = outer == NULL;
+  CUresult status = CUDA_SUCCESS;
+  if (outer != NULL) made->conditions = outer->conditions;
+  else status = conditions_gather(graph, &made->conditions);
   CUgraphNode *order = malloc((graph->live + 1) * sizeof *order);
-  CUresult status = order != NULL ? fill_exec(made, graph, order) : fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory");
+  if (order == NULL) status = fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory");
+  if (status == CUDA_SUCCESS) status = fill_exec(made, graph, order);
   free(order);
   if (status != CUDA_SUCCESS) {
     exec_delete(made);
@@ -63,6 +82,10 @@ CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec) {
   return CUDA_SUCCESS;
 }
 
+CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec) { return make(graph, flags, NULL, exec); }
+
+CUresult exec_inside(CUgraph graph, CUgraphExec outer, CUgraphExec *exec) { return make(graph, 0, outer, exec); }
+
 void exec_delete(CUgraphExec exec) {
   if (atomic_fetch_sub(&exec->references, 1) > 1) return; /* launches under way keep it */
   pthread_mutex_lock(&work_lock);
@@ -70,11 +93,15 @@ void exec_delete(CUgraphExec exec) {
   pthread_mutex_unlock(&work_lock);
   for (size_t i = 0; i < exec->step_count; i++) {
     if (exec->steps[i].op.kind == OP_EXEC) exec_delete(exec->steps[i].op.exec);
+    if (exec->steps[i].op.kind == OP_BRANCH) branch_delete(exec->steps[i].op.branch);
+    if (exec->steps[i].op.kind == OP_GRAPH_ALLOC || exec->steps[i].op.kind == OP_GRAPH_FREE)
+      graph_block_drop(exec->steps[i].op.block);
     free(exec->steps[i].storage);
   }
   free(exec->steps);
   free(exec->position);
   free(exec->needs);
+  if (exec->outermost) conditions_delete(exec->conditions);
   objects_release(&exec->objects);
   handle_kill(exec);
   handle_bury(exec, HANDLE_EXEC);
@@ -95,6 +122,13 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
   REQUIRE(!(flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH), CUDA_ERROR_NOT_SUPPORTED,
           "graphs launched by kernels are not supported");
   return exec_new(graph, flags, exec);
+}
+
+/* The first form: it can name a node that is to blame, and this driver never does. */
+CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *culprit, char *log, size_t log_bytes) {
+  if (culprit != NULL) *culprit = NULL;
+  if (log != NULL && log_bytes > 0) *log = 0;
+  return cuGraphInstantiateWithFlags(exec, graph, 0);
 }
 
 CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p) {
@@ -133,10 +167,19 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
   TRY(stream_get(stream, &s));
   TRY(exec_get(exec));
   TRY(capture_forbids(s));
+  TRY(graph_memory_launch(exec));
   return submit(s, &(op){.kind = OP_EXEC, .exec = exec}, false);
 }
 
 /* --- changes. They wait for the launches under way and show in later ones. */
+
+static step *find_step(CUgraphExec exec, CUgraphNode node);
+
+static step *find_in_branch(const branch *b, CUgraphNode node) {
+  step *found = NULL;
+  for (unsigned i = 0; i < b->size && found == NULL; i++) found = find_step(b->execs[i], node);
+  return found;
+}
 
 /* The step of a node of the graph that exec, or a graph embedded in it, was made from; NULL if there is none. */
 static step *find_step(CUgraphExec exec, CUgraphNode node) {
@@ -147,6 +190,7 @@ static step *find_step(CUgraphExec exec, CUgraphNode node) {
   step *found = NULL;
   for (size_t i = 0; i < exec->step_count && found == NULL; i++)
     if (exec->steps[i].op.kind == OP_EXEC) found = find_step(exec->steps[i].op.exec, node);
+    else if (exec->steps[i].op.kind == OP_BRANCH) found = find_in_branch(exec->steps[i].op.branch, node);
   return found;
 }
 
@@ -211,6 +255,13 @@ CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec, CUgraphNode node, CU
   step *s;
   TRY(step_get_kind(exec, node, OP_WAIT, &s));
   CHANGE(exec, set_event(&s->op, event));
+}
+
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+  step *s;
+  CUgraphNodeParams p = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph = {.graph = child}};
+  TRY(step_get_kind(exec, node, OP_EXEC, &s));
+  CHANGE(exec, set_any(&s->op, &s->storage, &p));
 }
 
 CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *p) {

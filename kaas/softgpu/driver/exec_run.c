@@ -86,6 +86,7 @@ static CUresult run_carefully(CUgraphExec exec, CUcontext ctx) {
 }
 
 CUresult exec_run(CUgraphExec exec, CUcontext ctx) {
+  if (__builtin_expect(exec->conditions != NULL, 0) && exec->outermost) conditions_begin(exec->conditions);
   bool careful = ctx->dev->model != NULL || atomic_load_explicit(&strict, memory_order_relaxed);
   if (__builtin_expect(careful, 0)) return run_carefully(exec, ctx);
   CUresult status = CUDA_SUCCESS;

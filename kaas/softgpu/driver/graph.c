@@ -18,6 +18,8 @@ void node_delete(CUgraphNode node) {
   nodes_clear(&node->needs);
   nodes_clear(&node->needed_by);
   if (node->op.kind == OP_CHILD) graph_delete(node->op.child);
+  if (node->op.kind == OP_CONDITIONAL) conditional_delete(node->op.conditional);
+  if (node->op.kind == OP_GRAPH_ALLOC || node->op.kind == OP_GRAPH_FREE) graph_block_drop(node->op.block);
   free(node->storage);
   node->graph->nodes.items[node->index] = NULL;
   node->graph->live--;
@@ -28,6 +30,7 @@ void graph_delete(CUgraph graph) {
   for (size_t i = graph->nodes.count; i-- > 0;) /* backwards: edges lead there, so that lists empty from their ends */
     if (graph->nodes.items[i] != NULL) node_delete(graph->nodes.items[i]);
   nodes_clear(&graph->nodes);
+  free(graph->conditions.items);
   objects_release(&graph->objects);
   handle_delete(graph);
 }
@@ -67,11 +70,13 @@ CUresult graph_add_node(CUgraph graph, const CUgraphNode *needs, size_t count, c
   graph->live++;
   CUresult status = fill_node(made, needs, count);
   if (status != CUDA_SUCCESS) {
-    made->op.kind = made->op.kind == OP_CHILD ? OP_EMPTY : made->op.kind; /* the child stays the caller's */
+    bool owns = o->kind == OP_CHILD || o->kind == OP_CONDITIONAL || o->kind == OP_GRAPH_ALLOC || o->kind == OP_GRAPH_FREE;
+    made->op.kind = owns ? OP_EMPTY : made->op.kind; /* what it would own stays the caller's */
     node_delete(made);
     return status;
   }
   if (o->kind == OP_CHILD) o->child->parent = made;
+  if (o->kind == OP_CONDITIONAL) conditional_own(o->conditional, made);
   *node = made;
   return CUDA_SUCCESS;
 }
@@ -80,7 +85,10 @@ static CUresult clone_node(CUgraph clone, const struct CUgraphNode_st *from) {
   CUgraphNode made;
   op o = from->op;
   struct nodes needs = {0};
+  REQUIRE(o.kind != OP_GRAPH_ALLOC && o.kind != OP_GRAPH_FREE, CUDA_ERROR_NOT_SUPPORTED,
+          "a graph that allocates or frees memory cannot be copied");
   if (o.kind == OP_CHILD) TRY(graph_clone(from->op.child, &o.child));
+  if (o.kind == OP_CONDITIONAL) TRY(conditional_clone(from->op.conditional, &o.conditional));
   CUresult status = CUDA_SUCCESS;
   for (size_t i = 0; i < from->needs.count && status == CUDA_SUCCESS; i++) {
     CUgraphNode need = clone->nodes.items[from->needs.items[i]->index];
@@ -89,6 +97,7 @@ static CUresult clone_node(CUgraph clone, const struct CUgraphNode_st *from) {
   }
   if (status == CUDA_SUCCESS) status = graph_add_node(clone, needs.items, needs.count, &o, &made);
   if (status != CUDA_SUCCESS && o.kind == OP_CHILD) graph_delete(o.child);
+  if (status != CUDA_SUCCESS && o.kind == OP_CONDITIONAL) conditional_delete(o.conditional);
   nodes_clear(&needs);
   return status;
 }
@@ -97,7 +106,8 @@ static CUresult clone_node(CUgraph clone, const struct CUgraphNode_st *from) {
 static CUresult clone_into(CUgraph clone, CUgraph graph) {
   CUgraphNode *order = malloc((graph->live + 1) * sizeof *order);
   REQUIRE(order != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a graph");
-  CUresult status = graph_order(graph, order);
+  CUresult status = conditions_copy(clone, graph);
+  if (status == CUDA_SUCCESS) status = graph_order(graph, order);
   for (size_t i = 0; i < graph->nodes.count && status == CUDA_SUCCESS; i++)
     if (!nodes_append(&clone->nodes, NULL)) status = fail(CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a graph");
   for (size_t i = 0; i < graph->live && status == CUDA_SUCCESS; i++) {

@@ -49,6 +49,8 @@ CUresult cuGraphNodeFindInClone(CUgraphNode *node, CUgraphNode original, CUgraph
 
 CUresult cuGraphDestroyNode(CUgraphNode node) {
   TRY(node_get(node));
+  REQUIRE(node->op.kind != OP_GRAPH_ALLOC && node->op.kind != OP_GRAPH_FREE, CUDA_ERROR_NOT_SUPPORTED,
+          "a node that allocates or frees memory cannot be destroyed");
   node_delete(node);
   return CUDA_SUCCESS;
 }
@@ -157,7 +159,17 @@ CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *out, CUg
 }
 
 CUresult cuGraphDebugDotPrint(CUgraph graph, const char *path, unsigned flags) {
-  static const char *const kinds[] = {"kernel", "memcpy", "memset", "host", "graph", "empty", "wait", "record"};
+  static const char *const kinds[] = {[CU_GRAPH_NODE_TYPE_KERNEL] = "kernel",
+                                      [CU_GRAPH_NODE_TYPE_MEMCPY] = "memcpy",
+                                      [CU_GRAPH_NODE_TYPE_MEMSET] = "memset",
+                                      [CU_GRAPH_NODE_TYPE_HOST] = "host",
+                                      [CU_GRAPH_NODE_TYPE_GRAPH] = "graph",
+                                      [CU_GRAPH_NODE_TYPE_EMPTY] = "empty",
+                                      [CU_GRAPH_NODE_TYPE_WAIT_EVENT] = "wait",
+                                      [CU_GRAPH_NODE_TYPE_EVENT_RECORD] = "record",
+                                      [CU_GRAPH_NODE_TYPE_MEM_ALLOC] = "alloc",
+                                      [CU_GRAPH_NODE_TYPE_MEM_FREE] = "free",
+                                      [CU_GRAPH_NODE_TYPE_CONDITIONAL] = "conditional"};
   (void)flags;
   REQUIRE_POINTER(path);
   TRY(graph_get(graph));

@@ -147,9 +147,9 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
                 (kernel_args){params, extra});
 }
 
-static CUresult check_attributes(const CUlaunchConfig *config) {
-  for (unsigned i = 0; i < config->numAttrs; i++) {
-    const CUlaunchAttribute *a = &config->attrs[i];
+CUresult launch_attributes_check(const CUlaunchAttribute *attributes, unsigned count) {
+  for (unsigned i = 0; i < count; i++) {
+    const CUlaunchAttribute *a = &attributes[i];
     bool cooperative = a->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && a->value.cooperative != 0;
     bool cluster = a->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
                    (uint64_t)a->value.clusterDim.x * a->value.clusterDim.y * a->value.clusterDim.z > 1;
@@ -162,7 +162,7 @@ static CUresult check_attributes(const CUlaunchConfig *config) {
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra) {
   REQUIRE_POINTER(config);
   REQUIRE(config->numAttrs == 0 || config->attrs != NULL, CUDA_ERROR_INVALID_VALUE, "%s: attrs is NULL", __func__);
-  TRY(check_attributes(config));
+  TRY(launch_attributes_check(config->attrs, config->numAttrs));
   return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
                         config->blockDimY, config->blockDimZ, config->sharedMemBytes, config->hStream, params, extra);
 }

@@ -112,6 +112,19 @@ bool memory_remove(uintptr_t base, allocation *removed) {
   return found;
 }
 
+hints *memory_hints_locked(uintptr_t address) {
+  allocation *entry = find_locked(address);
+  if (entry != NULL && entry->hints == NULL) entry->hints = calloc(1, sizeof *entry->hints);
+  return entry != NULL ? entry->hints : NULL;
+}
+
+void memory_disown(uintptr_t base) {
+  pthread_mutex_lock(&memory_lock);
+  allocation *entry = find_locked(base);
+  if (entry != NULL && entry->base == base) entry->graph = NULL;
+  pthread_mutex_unlock(&memory_lock);
+}
+
 bool memory_leave(uintptr_t base, allocation *leaving) {
   pthread_mutex_lock(&memory_lock);
   allocation *entry = find_locked(base);
@@ -134,6 +147,7 @@ CUresult memory_reserve_locked(device *dev, size_t bytes) {
 }
 
 void memory_give_back(const allocation *entry) {
+  free(entry->hints);
   if (entry->kind == MEMORY_REGISTERED || entry->kind == MEMORY_GLOBAL) return; /* somebody else's */
   if (entry->pool != NULL) {
     pool_take_back(entry);

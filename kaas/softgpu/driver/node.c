@@ -16,8 +16,11 @@ static CUresult kind_of(CUgraphNodeType type, enum op_kind *kind) {
       [CU_GRAPH_NODE_TYPE_KERNEL] = OP_KERNEL,   [CU_GRAPH_NODE_TYPE_MEMCPY] = OP_COPY,
       [CU_GRAPH_NODE_TYPE_MEMSET] = OP_FILL,     [CU_GRAPH_NODE_TYPE_HOST] = OP_HOST,
       [CU_GRAPH_NODE_TYPE_GRAPH] = OP_CHILD,     [CU_GRAPH_NODE_TYPE_EMPTY] = OP_EMPTY,
-      [CU_GRAPH_NODE_TYPE_WAIT_EVENT] = OP_WAIT, [CU_GRAPH_NODE_TYPE_EVENT_RECORD] = OP_RECORD};
-  REQUIRE((unsigned)type < sizeof kinds / sizeof *kinds, CUDA_ERROR_NOT_SUPPORTED, "nodes of type %d are not supported",
+      [CU_GRAPH_NODE_TYPE_WAIT_EVENT] = OP_WAIT, [CU_GRAPH_NODE_TYPE_EVENT_RECORD] = OP_RECORD,
+      [CU_GRAPH_NODE_TYPE_MEM_ALLOC] = OP_GRAPH_ALLOC, [CU_GRAPH_NODE_TYPE_MEM_FREE] = OP_GRAPH_FREE,
+      [CU_GRAPH_NODE_TYPE_CONDITIONAL] = OP_CONDITIONAL};
+  bool known = (unsigned)type < sizeof kinds / sizeof *kinds && (type == CU_GRAPH_NODE_TYPE_KERNEL || kinds[type] != 0);
+  REQUIRE(known, CUDA_ERROR_NOT_SUPPORTED, "nodes of type %d are not supported",
           (int)type);
   *kind = kinds[type];
   return CUDA_SUCCESS;
@@ -31,6 +34,31 @@ static CUresult set_child(op *o, const CUDA_CHILD_GRAPH_NODE_PARAMS *p) {
   return move ? CUDA_SUCCESS : graph_clone(p->graph, &o->child);
 }
 
+/* What a new node does, and what it will own. */
+static CUresult fill_op(op *o, void **storage, CUgraph graph, CUgraphNodeParams *p) {
+  CUcontext ctx;
+  switch (o->kind) {
+    case OP_CHILD: return set_child(o, &p->graph);
+    case OP_CONDITIONAL: return conditional_new(&p->conditional, graph, &o->conditional);
+    case OP_GRAPH_ALLOC: TRY(current_context(&ctx)); return graph_block_new(&p->alloc, ctx, &o->block);
+    case OP_GRAPH_FREE: return set_graph_free(o, graph, p->free.dptr);
+    default: return set_any(o, storage, p);
+  }
+}
+
+/* CUDA tells of some nodes what they have become. */
+static void tell(const op *o, CUgraphNodeParams *p) {
+  if (o->kind == OP_CHILD) p->graph.graph = o->child; /* the node's own */
+  if (o->kind == OP_CONDITIONAL) p->conditional.phGraph_out = o->conditional->graphs;
+  if (o->kind == OP_GRAPH_ALLOC) p->alloc.dptr = o->block->base;
+}
+
+static void undo(const op *o, const CUgraphNodeParams *p) {
+  if (o->kind == OP_CHILD && p->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE) graph_delete(o->child);
+  if (o->kind == OP_CONDITIONAL) conditional_delete(o->conditional);
+  if (o->kind == OP_GRAPH_ALLOC || o->kind == OP_GRAPH_FREE) graph_block_drop(o->block);
+}
+
 CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs, const CUgraphEdgeData *edges,
                            size_t count, CUgraphNodeParams *p) {
   op o = {0};
@@ -41,12 +69,11 @@ CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *
   REQUIRE_POINTER(p);
   REQUIRE(handle_is(graph, HANDLE_GRAPH), CUDA_ERROR_INVALID_VALUE, "%p is not a live graph", (void *)graph);
   TRY(kind_of(p->type, &o.kind));
-  TRY(o.kind == OP_CHILD ? set_child(&o, &p->graph) : set_any(&o, &storage, p));
+  TRY(fill_op(&o, &storage, graph, p));
   CUresult status = graph_add_node(graph, needs, count, &o, node); /* which copies the storage */
   free(storage);
-  if (status == CUDA_SUCCESS && o.kind == OP_CHILD) p->graph.graph = o.child; /* the node's own, says CUDA */
-  if (status != CUDA_SUCCESS && o.kind == OP_CHILD && p->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE)
-    graph_delete(o.child);
+  if (status == CUDA_SUCCESS) tell(&o, p);
+  else undo(&o, p);
   return status;
 }
 
@@ -153,11 +180,13 @@ CUresult cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D *p) {
   const copy *c = &node->op.copy;
   *p = (CUDA_MEMCPY3D){.WidthInBytes = c->width,
                        .Height = c->height,
-                       .Depth = c->depth,
-                       .srcPitch = c->src_pitch,
-                       .srcHeight = c->src_pitch ? c->src_slice / c->src_pitch : 0,
-                       .dstPitch = c->dst_pitch,
-                       .dstHeight = c->dst_pitch ? c->dst_slice / c->dst_pitch : 0};
+                       .Depth = c->depth};
+  if (c->height > 1 || c->depth > 1) { /* a single row has no pitch */
+    p->srcPitch = c->src_pitch;
+    p->srcHeight = c->src_pitch ? c->src_slice / c->src_pitch : 0;
+    p->dstPitch = c->dst_pitch;
+    p->dstHeight = c->dst_pitch ? c->dst_slice / c->dst_pitch : 0;
+  }
   if (memory_find((uintptr_t)c->src, &entry)) {
     p->srcMemoryType = CU_MEMORYTYPE_DEVICE;
     p->srcDevice = (CUdeviceptr)(uintptr_t)c->src;

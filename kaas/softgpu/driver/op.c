@@ -103,18 +103,24 @@ static CUresult run(const op *o, CUcontext ctx) {
     case OP_HOST: run_host(o); return CUDA_SUCCESS;
     case OP_RECORD: event_record_now(o->event); return CUDA_SUCCESS;
     case OP_EXEC: return exec_run(o->exec, ctx);
+    case OP_BRANCH: return branch_run(o->branch, ctx);
     case OP_WAIT: event_wait_now(o->event); return CUDA_SUCCESS;
     case OP_FREE: return run_free(o);
+    case OP_GRAPH_ALLOC:
+    case OP_GRAPH_FREE: strict_poison(o->block->base, o->block->reserved); return CUDA_SUCCESS;
+    case OP_WAIT_WORD: return word_wait(&o->word, ctx);
+    case OP_WRITE_WORD: return word_write(&o->word);
     case OP_AWAIT:
     case OP_EMPTY: return CUDA_SUCCESS;
-    case OP_CHILD: break; /* only in graphs; an instance holds OP_EXEC in its place */
+    case OP_CHILD:
+    case OP_CONDITIONAL: break; /* only in graphs; an instance holds OP_EXEC or OP_BRANCH in its place */
   }
   return fail(CUDA_ERROR_INVALID_VALUE, "operation %d cannot run", (int)o->kind);
 }
 
 CUresult op_run(const op *o, CUcontext ctx) {
   struct model *m = ctx->dev->model;
-  if (__builtin_expect(m == NULL || o->kind == OP_EXEC, 1)) return run(o, ctx);
+  if (__builtin_expect(m == NULL || o->kind == OP_EXEC || o->kind == OP_BRANCH, 1)) return run(o, ctx);
   int64_t began = now_ns();
   CUresult status = run(o, ctx);
   model_account(m, o, began);

@@ -6,6 +6,7 @@
 
 static CUmemoryPool pools; /* under memory_lock */
 CUmemoryPool host_pool;    /* of page-locked host memory */
+CUmemoryPool managed_pool;
 
 CUresult pool_new(const CUmemPoolProps *props, device *dev, CUmemoryPool *pool) {
   CUmemoryPool made = handle_new(HANDLE_POOL, sizeof *made);
@@ -106,7 +107,9 @@ CUresult pool_alloc(CUmemoryPool pool, size_t bytes, CUcontext ctx, CUdeviceptr 
                       .dev = pool->dev,
                       .ctx = ctx,
                       .pool = pool,
-                      .kind = pool->dev == NULL ? MEMORY_HOST : MEMORY_DEVICE};
+                      .kind = pool->props.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED ? MEMORY_MANAGED
+                              : pool->dev == NULL                                     ? MEMORY_HOST
+                                                                                      : MEMORY_DEVICE};
   if (pool->dev != NULL && pool->dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, pool->dev, NULL, ""));
   bool recycled;
   CUresult status = take(pool, &entry, &recycled);
@@ -140,7 +143,7 @@ void pool_take_back(const allocation *entry) {
 
 static CUresult alloc_on(CUmemoryPool pool, CUdeviceptr *address, size_t bytes, CUstream s) {
   REQUIRE_POINTER(address);
-  TRY(capture_forbids(s));
+  if (atomic_load_explicit(&s->capture, memory_order_acquire) != NULL) return capture_alloc(s, pool, bytes, address);
   TRY(pool_alloc(pool, bytes, s->ctx, address));
   return race_allocated(s, *address, memory_round(bytes));
 }
@@ -163,11 +166,13 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
   TRY(require_init());
   REQUIRE_POINTER(pool);
   REQUIRE_POINTER(props);
-  REQUIRE(props->allocType == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_NOT_SUPPORTED,
-          "pools of type %d are not supported", (int)props->allocType);
+  bool managed = props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+  REQUIRE(managed || props->allocType == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE,
+          "there is no allocation type %d", (int)props->allocType);
   REQUIRE(props->handleTypes == CU_MEM_HANDLE_TYPE_NONE, CUDA_ERROR_NOT_SUPPORTED,
           "pools shared between processes are not supported");
-  TRY(pool_location(props->location, &dev));
+  if (managed && props->location.type == CU_MEM_LOCATION_TYPE_INVALID) dev = NULL; /* it may lie anywhere */
+  else TRY(pool_location(props->location, &dev));
   return pool_new(props, dev, pool);
 }
 
@@ -175,7 +180,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   TRY(require_init());
   REQUIRE_HANDLE(pool, HANDLE_POOL);
-  REQUIRE(pool != host_pool && (pool->dev == NULL || pool != pool->dev->default_pool), CUDA_ERROR_INVALID_VALUE,
+  REQUIRE(pool != host_pool && pool != managed_pool && (pool->dev == NULL || pool != pool->dev->default_pool), CUDA_ERROR_INVALID_VALUE,
           "a default pool cannot be destroyed");
   pthread_mutex_lock(&memory_lock);
   if (pool->dev != NULL && pool->dev->pool == pool) pool->dev->pool = pool->dev->default_pool;

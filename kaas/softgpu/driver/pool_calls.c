@@ -19,8 +19,12 @@ static CUresult pool_at(CUmemoryPool *pool, const CUmemLocation *location, CUmem
   TRY(require_init());
   REQUIRE_POINTER(pool);
   REQUIRE_POINTER(location);
-  REQUIRE(type == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_NOT_SUPPORTED, "pools of type %d are not supported",
-          (int)type);
+  REQUIRE(type == CU_MEM_ALLOCATION_TYPE_PINNED || type == CU_MEM_ALLOCATION_TYPE_MANAGED, CUDA_ERROR_INVALID_VALUE,
+          "there is no allocation type %d", (int)type);
+  if (type == CU_MEM_ALLOCATION_TYPE_MANAGED) {
+    *pool = managed_pool;
+    return CUDA_SUCCESS;
+  }
   TRY(pool_location(*location, &dev));
   *pool = dev == NULL ? host_pool : by_default ? dev->default_pool : dev->pool;
   return CUDA_SUCCESS;

@@ -89,6 +89,20 @@ void race_note(const op *o) {
       touching->by = "the freeing";
       kaas_touched_add(touching, KAAS_WRITE, o->freed.base, o->freed.reserved);
       break;
+    case OP_GRAPH_ALLOC:
+    case OP_GRAPH_FREE:
+      touching->by = o->kind == OP_GRAPH_ALLOC ? "the allocation" : "the freeing";
+      kaas_touched_add(touching, KAAS_WRITE, o->block->base, o->block->reserved);
+      break;
+    case OP_WAIT_WORD:
+    case OP_WRITE_WORD:
+      touching->by = o->kind == OP_WAIT_WORD ? "a wait for a value" : "a stream's write of a value";
+      kaas_touched_add(touching, KAAS_UPDATE, (uintptr_t)o->word.at, o->word.bytes);
+      break;
+    case OP_BRANCH:
+      touching->by = "a conditional node";
+      kaas_touched_add(touching, KAAS_READ, (uintptr_t)&o->branch->condition->value, sizeof o->branch->condition->value);
+      break;
     default: break;
   }
 }

@@ -34,6 +34,7 @@ CUresult set_kernel(op *o, void **storage, const CUDA_KERNEL_NODE_PARAMS *p) {
     *storage = fresh;
   }
   call.launch.params = *storage;
+  call.launch.conditions = o->kernel.launch.conditions; /* NULL unless it is an instance's */
   o->kernel = call;
   return CUDA_SUCCESS;
 }
@@ -70,6 +71,18 @@ CUresult set_event(op *o, CUevent event) {
   return CUDA_SUCCESS;
 }
 
+/* Another graph in the place of an embedded one: in an instance its nodes' parameters, of the same topology. */
+static CUresult set_graph(op *o, CUgraph graph) {
+  REQUIRE(handle_is(graph, HANDLE_GRAPH), CUDA_ERROR_INVALID_VALUE, "the child is not a live graph");
+  if (o->kind == OP_EXEC) return exec_take(o->exec, graph);
+  CUgraph old = o->child, clone;
+  TRY(graph_clone(graph, &clone));
+  clone->parent = old->parent;
+  o->child = clone;
+  graph_delete(old);
+  return CUDA_SUCCESS;
+}
+
 CUresult set_any(op *o, void **storage, const CUgraphNodeParams *p) {
   REQUIRE(node_type(o) == p->type, CUDA_ERROR_INVALID_VALUE, "parameters of type %d for a node of type %d",
           (int)p->type, (int)node_type(o));
@@ -80,6 +93,7 @@ CUresult set_any(op *o, void **storage, const CUgraphNodeParams *p) {
     case CU_GRAPH_NODE_TYPE_HOST: return set_host(o, (const void *)&p->host);
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return set_event(o, p->eventWait.event);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return set_event(o, p->eventRecord.event);
+    case CU_GRAPH_NODE_TYPE_GRAPH: return set_graph(o, p->graph.graph);
     case CU_GRAPH_NODE_TYPE_EMPTY: return CUDA_SUCCESS;
     default: return fail(CUDA_ERROR_NOT_SUPPORTED, "parameters of a node of type %d cannot be set", (int)p->type);
   }
@@ -95,9 +109,15 @@ CUgraphNodeType node_type(const op *o) {
     case OP_WAIT: return CU_GRAPH_NODE_TYPE_WAIT_EVENT;
     case OP_CHILD:
     case OP_EXEC: return CU_GRAPH_NODE_TYPE_GRAPH;
+    case OP_CONDITIONAL:
+    case OP_BRANCH: return CU_GRAPH_NODE_TYPE_CONDITIONAL;
+    case OP_GRAPH_ALLOC: return CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+    case OP_GRAPH_FREE: return CU_GRAPH_NODE_TYPE_MEM_FREE;
     case OP_EMPTY:
     case OP_AWAIT:
-    case OP_FREE: break; /* the last two are never in graphs */
+    case OP_FREE:
+    case OP_WAIT_WORD:
+    case OP_WRITE_WORD: break; /* all but the first are never in graphs */
   }
   return CU_GRAPH_NODE_TYPE_EMPTY;
 }

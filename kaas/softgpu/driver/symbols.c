@@ -1,10 +1,11 @@
 /* cuGetProcAddress: a function by its name and the CUDA version whose binary interface the caller was built for.
  *
- * A name that is missing here is NOT FOUND: cuda.bindings then raises an error that tells the name when it is called.
+ * What is refused (refused.h) is found all the same, and says its name when it is called.
  */
 #include <string.h>
 
 #include "driver.h"
+#include "refused.h"
 
 /* name, first CUDA version of that interface, the function. Of several interfaces of one name, the oldest is first. */
 #define FUNCTIONS(X) \
@@ -25,14 +26,14 @@
   X(cuDeviceGetExecAffinitySupport, 11040, cuDeviceGetExecAffinitySupport) \
   X(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool) X(cuDeviceGetName, 2000, cuDeviceGetName) \
   X(cuDeviceGetP2PAttribute, 8000, cuDeviceGetP2PAttribute) X(cuDeviceGetPCIBusId, 4010, cuDeviceGetPCIBusId) \
-  X(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2) X(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState) \
-  X(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2) \
-  X(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2) \
+  X(cuDeviceGetUuid, 9020, cuDeviceGetUuid_v2) X(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState) \
+  X(cuDevicePrimaryCtxRelease, 7000, cuDevicePrimaryCtxRelease_v2) \
+  X(cuDevicePrimaryCtxReset, 7000, cuDevicePrimaryCtxReset_v2) \
   X(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain) \
   X(cuDevicePrimaryCtxSetFlags, 11000, cuDevicePrimaryCtxSetFlags_v2) \
   X(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool) X(cuDeviceTotalMem, 3020, cuDeviceTotalMem_v2) \
   X(cuDriverGetVersion, 2020, cuDriverGetVersion) X(cuEventCreate, 2000, cuEventCreate) \
-  X(cuEventDestroy, 4000, cuEventDestroy_v2) X(cuEventElapsedTime, 12080, cuEventElapsedTime_v2) \
+  X(cuEventDestroy, 4000, cuEventDestroy_v2) X(cuEventElapsedTime, 2000, cuEventElapsedTime_v2) \
   X(cuEventQuery, 2000, cuEventQuery) X(cuEventRecord, 2000, cuEventRecord) \
   X(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags) X(cuEventSynchronize, 2000, cuEventSynchronize) \
   X(cuFuncGetAttribute, 2020, cuFuncGetAttribute) X(cuFuncGetModule, 11000, cuFuncGetModule) \
@@ -45,8 +46,15 @@
   X(cuGraphAddEventRecordNode, 11010, cuGraphAddEventRecordNode) \
   X(cuGraphAddEventWaitNode, 11010, cuGraphAddEventWaitNode) X(cuGraphAddHostNode, 10000, cuGraphAddHostNode) \
   X(cuGraphAddKernelNode, 12000, cuGraphAddKernelNode_v2) X(cuGraphAddMemcpyNode, 10000, cuGraphAddMemcpyNode) \
+  X(cuGraphAddMemAllocNode, 11040, cuGraphAddMemAllocNode) X(cuGraphAddMemFreeNode, 11040, cuGraphAddMemFreeNode) \
+  X(cuGraphMemAllocNodeGetParams, 11040, cuGraphMemAllocNodeGetParams) \
+  X(cuGraphMemFreeNodeGetParams, 11040, cuGraphMemFreeNodeGetParams) \
+  X(cuDeviceGetGraphMemAttribute, 11040, cuDeviceGetGraphMemAttribute) \
+  X(cuDeviceSetGraphMemAttribute, 11040, cuDeviceSetGraphMemAttribute) \
+  X(cuDeviceGraphMemTrim, 11040, cuDeviceGraphMemTrim) \
   X(cuGraphAddMemsetNode, 10000, cuGraphAddMemsetNode) X(cuGraphAddNode, 12030, cuGraphAddNode_v2) \
   X(cuGraphChildGraphNodeGetGraph, 10000, cuGraphChildGraphNodeGetGraph) X(cuGraphClone, 10000, cuGraphClone) \
+  X(cuGraphConditionalHandleCreate, 12030, cuGraphConditionalHandleCreate) \
   X(cuGraphCreate, 10000, cuGraphCreate) X(cuGraphDebugDotPrint, 11030, cuGraphDebugDotPrint) \
   X(cuGraphDestroy, 10000, cuGraphDestroy) X(cuGraphDestroyNode, 10000, cuGraphDestroyNode) \
   X(cuGraphEventRecordNodeGetEvent, 11010, cuGraphEventRecordNodeGetEvent) \
@@ -138,10 +146,41 @@
   X(cuStreamWaitEvent, 3020, cuStreamWaitEvent) \
   X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode) \
   X(cuUserObjectCreate, 11030, cuUserObjectCreate) X(cuUserObjectRelease, 11030, cuUserObjectRelease) \
-  X(cuUserObjectRetain, 11030, cuUserObjectRetain)
+  X(cuGraphExecChildGraphNodeSetParams, 11010, cuGraphExecChildGraphNodeSetParams) \
+  X(cuGraphKernelNodeCopyAttributes, 11000, cuGraphKernelNodeCopyAttributes) \
+  X(cuGraphKernelNodeGetAttribute, 11000, cuGraphKernelNodeGetAttribute) \
+  X(cuGraphKernelNodeSetAttribute, 11000, cuGraphKernelNodeSetAttribute) \
+  X(cuLibraryLoadFromFile, 12000, cuLibraryLoadFromFile) \
+  X(cuMemAdvise, 12020, cuMemAdvise_v2) \
+  X(cuMemDiscardAndPrefetchBatchAsync, 13000, cuMemDiscardAndPrefetchBatchAsync) \
+  X(cuMemDiscardBatchAsync, 13000, cuMemDiscardBatchAsync) \
+  X(cuMemPrefetchAsync, 12020, cuMemPrefetchAsync_v2) \
+  X(cuMemPrefetchBatchAsync, 13000, cuMemPrefetchBatchAsync) \
+  X(cuMemRangeGetAttribute, 8000, cuMemRangeGetAttribute) \
+  X(cuMemRangeGetAttributes, 8000, cuMemRangeGetAttributes) \
+  X(cuMemcpy3DPeer, 4000, cuMemcpy3DPeer) \
+  X(cuMemcpy3DPeerAsync, 4000, cuMemcpy3DPeerAsync) \
+  X(cuMemcpyBatchAsync, 13000, cuMemcpyBatchAsync_v2) \
+  X(cuMemsetD2D16, 3020, cuMemsetD2D16_v2) \
+  X(cuMemsetD2D16Async, 3020, cuMemsetD2D16Async) \
+  X(cuModuleEnumerateFunctions, 12040, cuModuleEnumerateFunctions) \
+  X(cuModuleLoad, 2000, cuModuleLoad) \
+  X(cuStreamAddCallback, 5000, cuStreamAddCallback) \
+  X(cuStreamBatchMemOp, 8000, cuStreamBatchMemOp) \
+  X(cuStreamCopyAttributes, 11000, cuStreamCopyAttributes) \
+  X(cuStreamGetAttribute, 11000, cuStreamGetAttribute) \
+  X(cuStreamSetAttribute, 11000, cuStreamSetAttribute) \
+  X(cuStreamWaitValue32, 8000, cuStreamWaitValue32) \
+  X(cuStreamWaitValue64, 9000, cuStreamWaitValue64) \
+  X(cuStreamWriteValue32, 8000, cuStreamWriteValue32) \
+  X(cuStreamWriteValue64, 9000, cuStreamWriteValue64) \
+  X(cuGraphInstantiate, 10000, cuGraphInstantiate_v2) X(cuProfilerStart, 4000, cuProfilerStart) \
+  X(cuProfilerStop, 4000, cuProfilerStop) X(cuUserObjectRetain, 11030, cuUserObjectRetain)
 
 #define DECLARE(name, version, function) void function(void);
+#define DECLARE_REFUSED(name, version, why) void name(void);
 FUNCTIONS(DECLARE)
+REFUSED(DECLARE_REFUSED)
 CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *result);
 CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags);
@@ -149,7 +188,8 @@ CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint
 typedef void (*any_function)(void);
 static const struct { const char *name; int version; any_function function; } functions[] = {
 #define ROW(name, version, function) {#name, version, function},
-  FUNCTIONS(ROW)
+#define ROW_REFUSED(name, version, why) {#name, version, name},
+  FUNCTIONS(ROW) REFUSED(ROW_REFUSED)
   {"cuGetProcAddress", 11030, (any_function)cuGetProcAddress},
   {"cuGetProcAddress", 12000, (any_function)cuGetProcAddress_v2},
 };

@@ -34,11 +34,21 @@ static bool same_needs(CUgraphExec exec, const step *s, const uint32_t *exec_ran
 
 static CUgraphExecUpdateResult update(CUgraphExec exec, CUgraph graph, bool apply, CUgraphNode *culprit);
 
+static CUgraphExecUpdateResult update_branch(branch *b, CUgraphNode node, bool apply, CUgraphNode *culprit) {
+  CUgraphExecUpdateResult result = branch_takes(b, node, apply);
+  for (unsigned i = 0; i < b->size && result == CU_GRAPH_EXEC_UPDATE_SUCCESS; i++)
+    result = update(b->execs[i], node->op.conditional->graphs[i], apply, culprit);
+  return result;
+}
+
 /* One node: compared (apply false), then copied over. */
 static CUgraphExecUpdateResult update_step(step *s, CUgraphNode node, bool apply, CUgraphNode *culprit) {
   *culprit = node;
   if (node_type(&s->op) != node_type(&node->op)) return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
   if (s->op.kind == OP_EXEC) return update(s->op.exec, node->op.child, apply, culprit);
+  if (s->op.kind == OP_BRANCH) return update_branch(s->op.branch, node, apply, culprit);
+  if (s->op.kind == OP_GRAPH_ALLOC || s->op.kind == OP_GRAPH_FREE)
+    return s->op.block == node->op.block ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
   if (!apply) return CU_GRAPH_EXEC_UPDATE_SUCCESS;
   if (s->op.kind != OP_KERNEL) {
     s->op = node->op;
@@ -53,8 +63,10 @@ static CUgraphExecUpdateResult update_step(step *s, CUgraphNode node, bool apply
   } else {
     memcpy(storage, node->storage, kern->info->param_bytes);
   }
+  kaas_conditions *conditions = s->op.kernel.launch.conditions;
   s->op.kernel = node->op.kernel;
   s->op.kernel.launch.params = storage;
+  s->op.kernel.launch.conditions = conditions;
   return CU_GRAPH_EXEC_UPDATE_SUCCESS;
 }
 
@@ -86,6 +98,14 @@ static CUgraphExecUpdateResult update(CUgraphExec exec, CUgraph graph, bool appl
   free(ranks);
   free(by_rank);
   return result;
+}
+
+CUresult exec_take(CUgraphExec exec, CUgraph graph) {
+  CUgraphNode culprit = NULL;
+  bool fits = update(exec, graph, false, &culprit) == CU_GRAPH_EXEC_UPDATE_SUCCESS;
+  REQUIRE(fits && update(exec, graph, true, &culprit) == CU_GRAPH_EXEC_UPDATE_SUCCESS, CUDA_ERROR_INVALID_VALUE,
+          "the graph differs from the embedded one in more than its nodes' parameters");
+  return CUDA_SUCCESS;
 }
 
 CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {

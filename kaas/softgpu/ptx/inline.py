@@ -31,7 +31,7 @@ from kaas.softgpu.ptx.renaming import renamed, renamer
 from kaas.softgpu.ptx.types import SCALARS
 from kaas.softgpu.refused import MISSING_FUNCTIONS
 
-SYSTEM_CALLS = {"vprintf": 2, "__assertfail": 5}
+SYSTEM_CALLS = {"vprintf": 2, "__assertfail": 5, "cudaGraphSetConditional": 2}
 """Functions of CUDA that have no body, with the number of their arguments."""
 
 SHARED_ALIGN = 16  # dynamic shared memory starts at a multiple of this many bytes, or more if it asks for more

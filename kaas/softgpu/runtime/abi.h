@@ -60,6 +60,17 @@ typedef struct kaas_compiler {
 
 /* --- runner.c: blocks, warps, barriers, and the helpers that compiled code calls (kaas_rt_*) */
 
+/* What the conditional nodes of a graph launch look at, and its kernels set (cudaGraphSetConditional). */
+typedef struct kaas_condition {
+  uint64_t handle;
+  uint32_t value; /* atomic */
+  uint32_t initial, has_initial; /* at the beginning of a launch */
+} kaas_condition;
+typedef struct kaas_conditions {
+  uint32_t count;
+  kaas_condition items[];
+} kaas_conditions;
+
 typedef struct kaas_launch {
   kaas_kernel_fn fn;
   const uint8_t *params;
@@ -68,6 +79,7 @@ typedef struct kaas_launch {
   uint32_t device; /* whose output this is */
   const volatile uint32_t *stop; /* as in kaas_warp; NULL: it cannot be stopped */
   struct kaas_touched *touched;  /* where checked code notes the device memory that it touches; NULL: nowhere */
+  kaas_conditions *conditions;   /* of the graph launch that it belongs to; NULL: it has none */
 } kaas_launch;
 
 /* Runs every block; returns 0, or the CUresult of a trap, a bad access or a stop. error (may be NULL) receives a sentence. */
@@ -136,6 +148,8 @@ int kaas_softgpu_regions(uint64_t address, uint64_t bytes, uint32_t regions, con
 /* The time that copies and kernels of a device are to take; see kaas.softgpu.Model. A rate of 0: as it comes. */
 int kaas_softgpu_model(uint32_t device, double copy_bytes_per_s, double copy_latency_s, double launch_latency_s,
                        uint32_t kernels, const char *const *names, const double *seconds, const double *shares);
+/* The names of the calls that were made and are not supported, a line each, since this was last asked; how many bytes. */
+size_t kaas_softgpu_refused(char *text, size_t bytes);
 void kaas_softgpu_set_last_error(const char *message);
 
 #endif

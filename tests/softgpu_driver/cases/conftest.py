@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kaas.softgpu import strict_mode
+from kaas.softgpu.watch import take_refused
 from tests.softgpu_driver.fake import load_fake
 
 
@@ -19,6 +20,13 @@ def library() -> ctypes.CDLL:
 
     assert driver.cuInit(0)[0] == 0
     return loaded
+
+
+@pytest.fixture(autouse=True)
+def nothing_refused(library: ctypes.CDLL, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that makes a call which is not supported, unless it is marked `refusals`."""
+    yield
+    assert request.node.get_closest_marker("refusals") or take_refused(library) == ()
 
 
 @pytest.fixture
