@@ -45,6 +45,8 @@ static CUgraphExecUpdateResult update_step(step *s, CUgraphNode node, bool apply
     return CU_GRAPH_EXEC_UPDATE_SUCCESS;
   }
   const kernel *kern = node->op.kernel.kern;
+  kernel_call call = node->op.kernel;
+  if (kernel_compile(&call) != CUDA_SUCCESS) return CU_GRAPH_EXEC_UPDATE_ERROR;
   void *storage = s->storage;
   if (kern != s->op.kernel.kern) {
     if (kernel_storage(kern, node->storage, &storage) != CUDA_SUCCESS) return CU_GRAPH_EXEC_UPDATE_ERROR;
@@ -53,7 +55,7 @@ static CUgraphExecUpdateResult update_step(step *s, CUgraphNode node, bool apply
   } else {
     memcpy(storage, node->storage, kern->info->param_bytes);
   }
-  s->op.kernel = node->op.kernel;
+  s->op.kernel = call;
   s->op.kernel.launch.params = storage;
   return CU_GRAPH_EXEC_UPDATE_SUCCESS;
 }
