@@ -1,21 +1,31 @@
-"""How fast the software GPU runs kernels, over NumPy and an empty C function; both sides of a ratio run in turn."""
+"""How fast the software GPU runs and compiles kernels: over NumPy, an empty C function, nvcc and PyTorch on the CPU.
+
+Both sides of a ratio run in turn. What needs nvcc or PyTorch is left out, and said, where they are missing.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from cuda.bindings import driver
 from numpy.typing import NDArray
 
-from benchmarks.report import arguments, report
+from benchmarks.models import resnet50
+from benchmarks.report import Bar, arguments, report
+from benchmarks.softgpu_compile import Block, Source, measure
 from kaas import softgpu
 from kaas.executor.device import call
+from kaas.executor.local import run_local
 
 PTX = Path(__file__).parent / "kernels" / "softgpu.ptx"
 COUNT = 1 << 24
@@ -46,9 +56,7 @@ class Gpu:
     def kernel(self, name: str) -> Any:
         return call(driver.cuKernelGetFunction, call(driver.cuLibraryGetKernel, self.library, name.encode()))
 
-    def runner(
-        self, name: str, grid: tuple[int, ...], block: tuple[int, ...], *values: Any
-    ) -> Callable[[], None]:
+    def runner(self, name: str, grid: tuple[int, ...], block: tuple[int, ...], *values: Any) -> Callable[[], None]:
         """A launch of the kernel with these pointers and unsigned integers, and a wait for its end."""
         function = self.kernel(name)
         (gx, gy, gz), (bx, by, bz) = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
@@ -77,9 +85,7 @@ def vector_add(gpu: Gpu) -> list[float]:
     a, b = (np.random.default_rng(seed).random(COUNT, np.float32) for seed in (1, 2))
     c = np.empty_like(a)
     x, y, z = gpu.put(a), gpu.put(b), gpu.put(c)
-    times = in_turn(
-        gpu.runner("vector_add", (COUNT // 256,), (256,), x, y, z, COUNT), lambda: np.add(a, b, out=c)
-    )
+    times = in_turn(gpu.runner("vector_add", (COUNT // 256,), (256,), x, y, z, COUNT), lambda: np.add(a, b, out=c))
     np.testing.assert_array_equal(gpu.get(z, c), c)
     return times
 
@@ -113,7 +119,11 @@ def graph_kernel(gpu: Gpu) -> list[float]:
         node.gridDimX = node.gridDimY = node.gridDimZ = node.blockDimX = node.blockDimY = node.blockDimZ = 1
         before = [call(driver.cuGraphAddKernelNode, graph, before, len(before), node)]
     instance = call(driver.cuGraphInstantiate, graph, 0)
-    nothing = ctypes.CDLL(None).getppid  # no argument to convert, next to nothing to do
+    engine = llvm.create_mcjit_compiler(
+        llvm.parse_assembly("define void @nothing() { ret void }"),
+        llvm.Target.from_default_triple().create_target_machine(),
+    )
+    nothing = ctypes.CFUNCTYPE(None)(engine.get_function_address("nothing"))
 
     def replay() -> None:
         call(driver.cuGraphLaunch, instance, gpu.stream)
@@ -124,6 +134,49 @@ def graph_kernel(gpu: Gpu) -> list[float]:
             nothing()
 
     return [seconds / GRAPH_KERNELS for seconds in in_turn(replay, calls)]
+
+
+def network() -> list[float]:
+    """Seconds of ResNet-50 for one picture, weights at hand, here and in PyTorch; its 105 launches are one graph."""
+    import torch
+
+    from benchmarks.models.resnet50_torch import network as in_torch
+
+    task, inputs, model = resnet50.ktask(), resnet50.inputs(), in_torch()
+    picture = torch.from_numpy(inputs["x"])
+    with torch.inference_mode():
+        expected = model(picture).numpy()
+        np.testing.assert_allclose(run_local(task, inputs)["logits"], expected, rtol=1e-4, atol=1e-4)
+        return in_turn(lambda: run_local(task, inputs), lambda: model(picture))
+
+
+def network_kernels() -> Source:
+    """All kernels of ResNet-50's PTX, with the blocks that they are launched with."""
+    blocks: dict[str, Block] = {kernel.symbol: kernel.block for kernel in resnet50.ktask().kernels}
+    return Source(resnet50.PTX, blocks | {"reshape_kernel": (1024, 1, 1)})  # folded away: no launch is left
+
+
+def with_nvcc() -> tuple[dict[str, Bar], dict[str, float]]:
+    """Bars and details of compiling; none, and a word on stderr, without nvcc."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        print("no nvcc here: compile and cached_load are left out; the CUDA toolkit has it", file=sys.stderr)
+        return {}, {}
+    (times,) = measure(nvcc, [network_kernels()]).values()
+    bars: dict[str, Bar] = {
+        "compile": (times["cold_s"] / times["nvcc_s"], "<=", 6.0),
+        "cached_load": (times["cached_s"] / times["nvcc_s"], "<=", 0.3),
+    }
+    return bars, {f"compile_{way}": seconds for way, seconds in times.items()}
+
+
+def with_torch() -> tuple[dict[str, Bar], dict[str, float]]:
+    """Likewise for the network's speed."""
+    if importlib.util.find_spec("torch") is None:
+        print("no PyTorch here: resnet50 is left out; `pip install torch` brings it", file=sys.stderr)
+        return {}, {}
+    here, torch = network()
+    return {"resnet50": (here / torch, "<=", 60.0)}, {"resnet50_s": here, "resnet50_torch_s": torch}
 
 
 def main() -> None:
@@ -137,12 +190,16 @@ def main() -> None:
     register, register_numpy = sgemm(gpu, "sgemm_register", 1024, 128, (256,))
     small, _ = sgemm(gpu, "sgemm_register_small", 1024, 64, (256,))
     replay, c_call = graph_kernel(gpu)
-    bars = {
+    compile_bars, compile_detail = with_nvcc()
+    network_bars, network_detail = with_torch()
+    bars: dict[str, Bar] = {
         "vector_add": (add / add_numpy, "<=", 1.3),
         "reduction": (total / total_numpy, "<=", 2.0),
         "sgemm_tiled": (tiled_numpy / tiled, ">=", 0.04),
         "sgemm_register": (register_numpy / register, ">=", 0.07),
         "graph_kernel": (replay / c_call, "<=", 2.0),
+        **compile_bars,
+        **network_bars,
     }
     detail = {
         "vector_add_s": add, "vector_add_numpy_s": add_numpy, "reduction_s": total, "reduction_numpy_s": total_numpy,
@@ -150,7 +207,7 @@ def main() -> None:
         "sgemm_register_gflops": 2 * 1024**3 / register / 1e9,
         "sgemm_register_small_gflops": 2 * 1024**3 / small / 1e9,
         "numpy_1024_gflops": 2 * 1024**3 / register_numpy / 1e9,
-        "graph_kernel_ns": replay * 1e9, "c_call_ns": c_call * 1e9,
+        "graph_kernel_ns": replay * 1e9, "c_call_ns": c_call * 1e9, **compile_detail, **network_detail,
     }  # fmt: skip
     report("softgpu", bars, detail, options.json)
 

@@ -52,6 +52,7 @@ _DESCRIBE = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.POINTER(GlobalRecord)),
     ctypes.POINTER(_U32),
 )
+_ANNOUNCE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, _U32, ctypes.POINTER(_U32), _U32)
 _COMPILE = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_uint64, _U32, ctypes.POINTER(_U32), _U32, ctypes.POINTER(ctypes.c_void_p)
 )
@@ -59,7 +60,13 @@ _UNLOAD = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
 
 
 class CompilerTable(ctypes.Structure):
-    _fields_ = [("load", _LOAD), ("describe", _DESCRIBE), ("compile", _COMPILE), ("unload", _UNLOAD)]
+    _fields_ = [
+        ("load", _LOAD),
+        ("describe", _DESCRIBE),
+        ("announce", _ANNOUNCE),
+        ("compile", _COMPILE),
+        ("unload", _UNLOAD),
+    ]
 
 
 class CInterface:
@@ -69,7 +76,11 @@ class CInterface:
         self._compiler, self._library = compiler, library
         self._described: dict[int, tuple[Any, Any, list[Any]]] = {}
         self.table = CompilerTable(
-            _LOAD(self._load), _DESCRIBE(self._describe), _COMPILE(self._compile), _UNLOAD(self._unload)
+            _LOAD(self._load),
+            _DESCRIBE(self._describe),
+            _ANNOUNCE(self._announce),
+            _COMPILE(self._compile),
+            _UNLOAD(self._unload),
         )
 
     def _guarded(self, action: Callable[[], None]) -> int:
@@ -103,6 +114,13 @@ class CInterface:
             kernel_count[0] = len(kernel_array)
             variables[0] = ctypes.cast(variable_array, ctypes.POINTER(GlobalRecord))
             variable_count[0] = len(variable_array)
+
+        return self._guarded(action)
+
+    def _announce(self, module: int, kernel: int, block: Any, checked: int) -> int:
+        def action() -> None:
+            shape = (block[0], block[1], block[2])
+            self._compiler.announce(module, kernel, shape, checked=checked != 0)
 
         return self._guarded(action)
 

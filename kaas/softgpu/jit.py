@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -73,6 +75,10 @@ class _Entry(msgspec.Struct, frozen=True):
     needs_globals: bool
 
 
+_Variant = tuple[int, tuple[int, int, int], bool]
+"""A kernel by its place, a block shape, whether accesses are checked."""
+
+
 @dataclass(slots=True)
 class LoadedModule:
     """One load of an image: its own variables, its own copies of the code."""
@@ -83,7 +89,8 @@ class LoadedModule:
     memory: ctypes.Array[ctypes.c_char]
     base: int
     kernels: dict[str, inline.Kernel] = field(default_factory=dict)
-    code: dict[tuple[int, tuple[int, int, int], bool], machine_code.Loaded] = field(default_factory=dict)
+    examining: threading.Lock = field(default_factory=threading.Lock)
+    code: dict[_Variant, Future[machine_code.Loaded]] = field(default_factory=dict)
 
 
 class Compiler:
@@ -91,7 +98,8 @@ class Compiler:
 
     library: the runner, which has the kaas_rt_* functions. cache_directory: None for "softgpu" below `cache_root`.
     memcheck: the code checks every access of memory.
-    All methods may be called from any thread; they raise CompileError."""
+    All methods may be called from any thread; they raise CompileError. Threads wait for each other only where they want
+    the same code."""
 
     def __init__(
         self,
@@ -107,7 +115,8 @@ class Compiler:
         self._target = target.host()
         self._modules: dict[int, LoadedModule] = {}
         self._next = 1
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of what this object and its modules hold; nothing is made under it
+        self._ahead = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "kaas-compiler")
         self._interface = CInterface(self, library)
 
     @property
@@ -117,22 +126,20 @@ class Compiler:
 
     def load(self, content: bytes) -> int:
         """A handle for PTX or a fatbin with PTX. Everything in it is checked now; nothing is compiled yet."""
+        key = hashlib.blake2b(b"\0".join((_sources(), self._target.key.encode(), content)), digest_size=20).hexdigest()
+        text = _text(content)
+        cached = self._cache.get(f"{key}.module")
+        kernels: dict[str, inline.Kernel] = {}
+        if cached is None:
+            info, kernels = _translating(lambda: examine(text))
+            self._cache.put(f"{key}.module", msgspec.msgpack.encode(info))
+        else:
+            info = msgspec.msgpack.decode(cached, type=ModuleInfo)
+        module = LoadedModule(key, text, info, *_variables(info), kernels)
         with self._lock:
-            key = hashlib.blake2b(
-                b"\0".join((_sources(), self._target.key.encode(), content)), digest_size=20
-            ).hexdigest()
-            text = _text(content)
-            cached = self._cache.get(f"{key}.module")
-            kernels: dict[str, inline.Kernel] = {}
-            if cached is None:
-                info, kernels = _translating(lambda: examine(text))
-                self._cache.put(f"{key}.module", msgspec.msgpack.encode(info))
-            else:
-                info = msgspec.msgpack.decode(cached, type=ModuleInfo)
-            memory, base = _variables(info)
             handle = self._next
             self._next += 1
-            self._modules[handle] = LoadedModule(key, text, info, memory, base, kernels)
+            self._modules[handle] = module
             return handle
 
     def describe(self, handle: int) -> tuple[ModuleInfo, int]:
@@ -140,37 +147,60 @@ class Compiler:
         module = self._module(handle)
         return module.info, module.base
 
+    def announce(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> None:
+        """Says that `compile` will be asked for this: other threads may begin. Waits for nothing."""
+        module = self._module(handle)
+        variant = self._variant(module, kernel, block, checked=checked)
+        with self._lock:
+            if variant not in module.code:
+                module.code[variant] = self._ahead.submit(self._made, module, variant)
+
     def compile(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> int:
         """The address of the kaas_kernel_fn of a kernel (by its place in describe) for blocks of this shape.
 
         checked: the code checks every access, as with memcheck, and tells strict mode of it."""
-        checked = checked or self._memcheck
+        module = self._module(handle)
+        variant = self._variant(module, kernel, block, checked=checked)
         with self._lock:
-            module = self._module(handle)
-            if not 0 <= kernel < len(module.info.kernels):
-                raise CompileError(INVALID_VALUE, f"no kernel {kernel} in this module")
-            if min(block) < 1 or block[0] * block[1] * block[2] > 1024:
-                raise CompileError(INVALID_VALUE, f"no block can be {block[0]} x {block[1]} x {block[2]}")
-            loaded = module.code.get((kernel, block, checked))
-            if loaded is None:
-                entry = self._entry(module, module.info.kernels[kernel].name, block, checked=checked)
-                base = module.base if entry.needs_globals else None
-                loaded = machine_code.place(entry.code, self._target, self._addresses(entry.imports), base)
-                module.code[kernel, block, checked] = loaded
-            return loaded.entry
+            code = module.code.get(variant)
+            begun = code is not None and not code.cancel()  # announced, but nobody came to it: then it is done here
+            if code is None or not begun:
+                code = module.code[variant] = Future()
+                code.set_running_or_notify_cancel()
+        if not begun:
+            try:
+                code.set_result(self._made(module, variant))
+            except BaseException as error:  # noqa: BLE001 - raised below, here and in the threads that wait for it
+                code.set_exception(error)
+        return code.result().entry
 
     def unload(self, handle: int) -> None:
         """Frees the module's code and variables."""
+        module = self._module(handle)
         with self._lock:
-            module = self._module(handle)
             del self._modules[handle]
-            for loaded in module.code.values():
-                loaded.close()
+        for code in module.code.values():
+            if not code.cancel() and code.exception() is None:
+                code.result().close()
 
     def _module(self, handle: int) -> LoadedModule:
-        if handle not in self._modules:
-            raise CompileError(INVALID_HANDLE, f"no module {handle}")
-        return self._modules[handle]
+        with self._lock:
+            if handle not in self._modules:
+                raise CompileError(INVALID_HANDLE, f"no module {handle}")
+            return self._modules[handle]
+
+    def _variant(self, module: LoadedModule, kernel: int, block: tuple[int, int, int], *, checked: bool) -> _Variant:
+        if not 0 <= kernel < len(module.info.kernels):
+            raise CompileError(INVALID_VALUE, f"no kernel {kernel} in this module")
+        if min(block) < 1 or block[0] * block[1] * block[2] > 1024:
+            raise CompileError(INVALID_VALUE, f"no block can be {block[0]} x {block[1]} x {block[2]}")
+        return kernel, block, checked or self._memcheck
+
+    def _made(self, module: LoadedModule, variant: _Variant) -> machine_code.Loaded:
+        kernel, block, checked = variant
+        entry = self._entry(module, module.info.kernels[kernel].name, block, checked=checked)
+        base = module.base if entry.needs_globals else None
+        return machine_code.place(entry.code, self._target, self._addresses(entry.imports), base)
 
     def _entry(self, module: LoadedModule, name: str, block: tuple[int, int, int], *, checked: bool) -> _Entry:
         variant = f"{name}\0{block}" + ("\0memcheck" if checked else "")
@@ -179,8 +209,9 @@ class Compiler:
         cached = self._cache.get(key)
         if cached is not None:
             return msgspec.msgpack.decode(cached, type=_Entry)
-        if not module.kernels:
-            _, module.kernels = _translating(lambda: examine(module.text))
+        with module.examining:
+            if not module.kernels:
+                _, module.kernels = _translating(lambda: examine(module.text))
         entry = _translating(lambda: self._compiled(module.kernels[name], block, checked=checked))
         self._cache.put(key, msgspec.msgpack.encode(entry))
         return entry

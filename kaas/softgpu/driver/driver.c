@@ -11,7 +11,7 @@ pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool configured;
 
 int kaas_softgpu_configure(uint32_t count, const uint64_t *memory_bytes, const kaas_compiler *with) {
-  REQUIRE(with != NULL && with->load && with->describe && with->compile && with->unload, CUDA_ERROR_INVALID_VALUE,
+  REQUIRE(with != NULL && with->load && with->describe && with->announce && with->compile && with->unload, CUDA_ERROR_INVALID_VALUE,
           "the compiler's functions are missing");
   REQUIRE(count >= 1 && count <= MAX_DEVICES && memory_bytes != NULL, CUDA_ERROR_INVALID_VALUE,
           "%u devices asked for; 1 to %d are possible", count, MAX_DEVICES);

@@ -260,7 +260,7 @@ typedef struct kernel { /* what both CUkernel and CUfunction point to */
 CUresult library_module(library *lib, device *dev, uint64_t *module);
 
 typedef struct kernel_call {
-  kaas_launch launch;
+  kaas_launch launch; /* fn is NULL until kernel_compile */
   kernel *kern;
 } kernel_call;
 
@@ -271,7 +271,9 @@ typedef struct kernel_args {
 CUresult kernel_get(const void *function, kernel **kern);
 size_t param_storage_bytes(const kernel *kern); /* of the parameter buffer, at least 16 */
 CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
-                        kernel_call *call); /* checks and compiles; the parameters are left to kernel_pack */
+                        kernel_call *call); /* checks; the parameters are left to kernel_pack */
+CUresult kernel_announce(const kernel_call *call); /* its code will be wanted: the compiler may begin */
+CUresult kernel_compile(kernel_call *call);        /* fills in launch.fn if it is still missing */
 CUresult kernel_checked(kernel *kern, device *dev, const uint32_t block[3], kaas_kernel_fn *fn); /* for strict mode */
 CUresult launch_attributes_check(const CUlaunchAttribute *attributes, unsigned count);
 CUresult kernel_pack(const kernel *kern, kernel_args args, uint8_t *buffer);

@@ -31,6 +31,7 @@ static CUresult fill_step(step *made, const struct CUgraphNode_st *node, CUgraph
   }
   exec->records |= made->op.kind == OP_RECORD;
   if (made->op.kind == OP_KERNEL) {
+    TRY(kernel_compile(&made->op.kernel));
     TRY(kernel_storage(made->op.kernel.kern, made->op.kernel.launch.params, &made->storage));
     made->op.kernel.launch.params = made->storage;
     made->op.kernel.launch.conditions = exec->conditions;

@@ -4,12 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-static CUresult find_variant(kernel *kern, uint64_t module, const uint32_t block[3], bool checked, kaas_kernel_fn *fn) {
+/* NULL: not compiled yet. */
+static kaas_kernel_fn find_variant(const kernel *kern, uint64_t module, const uint32_t block[3], bool checked) {
   for (variant *v = atomic_load_explicit(&kern->variants, memory_order_acquire); v != NULL; v = v->next)
-    if (v->module == module && v->checked == checked && memcmp(v->block, block, sizeof v->block) == 0) {
-      *fn = v->fn;
-      return CUDA_SUCCESS;
-    }
+    if (v->module == module && v->checked == checked && memcmp(v->block, block, sizeof v->block) == 0) return v->fn;
+  return NULL;
+}
+
+static CUresult get_variant(kernel *kern, uint64_t module, const uint32_t block[3], bool checked, kaas_kernel_fn *fn) {
+  *fn = find_variant(kern, module, block, checked);
+  if (*fn != NULL) return CUDA_SUCCESS;
   /* Compiled without a lock: two threads may do it twice, which costs time and nothing else. */
   TRY((CUresult)compiler.compile(module, kern->index, block, checked, fn));
   variant *made = malloc(sizeof *made);
@@ -55,14 +59,28 @@ CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], con
   memcpy(call->launch.grid, grid, sizeof call->launch.grid);
   memcpy(call->launch.block, block, sizeof call->launch.block);
   TRY(library_module(kern->lib, ctx->dev, &module));
-  bool checked = atomic_load_explicit(&strict, memory_order_relaxed);
-  return find_variant(kern, module, block, checked, &call->launch.fn);
+  call->launch.fn = find_variant(kern, module, block, atomic_load_explicit(&strict, memory_order_relaxed));
+  return CUDA_SUCCESS;
+}
+
+CUresult kernel_announce(const kernel_call *call) {
+  uint64_t module;
+  if (call->launch.fn != NULL) return CUDA_SUCCESS;
+  TRY(library_module(call->kern->lib, &devices[call->launch.device], &module));
+  return (CUresult)compiler.announce(module, call->kern->index, call->launch.block, atomic_load(&strict));
+}
+
+CUresult kernel_compile(kernel_call *call) {
+  uint64_t module;
+  if (call->launch.fn != NULL) return CUDA_SUCCESS;
+  TRY(library_module(call->kern->lib, &devices[call->launch.device], &module));
+  return get_variant(call->kern, module, call->launch.block, atomic_load(&strict), &call->launch.fn);
 }
 
 CUresult kernel_checked(kernel *kern, device *dev, const uint32_t block[3], kaas_kernel_fn *fn) {
   uint64_t module;
   TRY(library_module(kern->lib, dev, &module));
-  return find_variant(kern, module, block, true, fn);
+  return get_variant(kern, module, block, true, fn);
 }
 
 size_t param_storage_bytes(const kernel *kern) { return kern->info->param_bytes < 16 ? 16 : kern->info->param_bytes; }
@@ -133,6 +151,7 @@ static CUresult launch(CUfunction function, const uint32_t grid[3], const uint32
   REQUIRE(s->ctx == ctx, CUDA_ERROR_INVALID_HANDLE,
           "kernel %s: the stream belongs to another context than the current one", kern->info->name);
   TRY(kernel_prepare(kern, ctx, grid, block, shared, &o.kernel));
+  TRY(kernel_compile(&o.kernel));
   uint8_t raw[param_storage_bytes(kern) + PARAM_ALIGNMENT];
   uint8_t *params = (uint8_t *)(((uintptr_t)raw + PARAM_ALIGNMENT - 1) & ~(uintptr_t)(PARAM_ALIGNMENT - 1));
   TRY(kernel_pack(kern, args, params));

@@ -55,6 +55,8 @@ static CUgraphExecUpdateResult update_step(step *s, CUgraphNode node, bool apply
     return CU_GRAPH_EXEC_UPDATE_SUCCESS;
   }
   const kernel *kern = node->op.kernel.kern;
+  kernel_call call = node->op.kernel;
+  if (kernel_compile(&call) != CUDA_SUCCESS) return CU_GRAPH_EXEC_UPDATE_ERROR;
   void *storage = s->storage;
   if (kern != s->op.kernel.kern) {
     if (kernel_storage(kern, node->storage, &storage) != CUDA_SUCCESS) return CU_GRAPH_EXEC_UPDATE_ERROR;
@@ -64,7 +66,7 @@ static CUgraphExecUpdateResult update_step(step *s, CUgraphNode node, bool apply
     memcpy(storage, node->storage, kern->info->param_bytes);
   }
   kaas_conditions *conditions = s->op.kernel.launch.conditions;
-  s->op.kernel = node->op.kernel;
+  s->op.kernel = call;
   s->op.kernel.launch.params = storage;
   s->op.kernel.launch.conditions = conditions;
   return CU_GRAPH_EXEC_UPDATE_SUCCESS;

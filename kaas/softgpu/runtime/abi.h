@@ -53,6 +53,8 @@ typedef struct kaas_compiler {
   int (*load)(const void *image, size_t bytes, uint64_t *module);
   int (*describe)(uint64_t module, const kaas_kernel_info **kernels, uint32_t *kernel_count,
                   const kaas_global_info **globals, uint32_t *global_count);
+  /* Says that compile will be called with this, so that it may begin on other threads; waits for nothing. */
+  int (*announce)(uint64_t module, uint32_t kernel, const uint32_t block[3], uint32_t checked);
   /* checked: as for memcheck, so that the code also tells what it touches. */
   int (*compile)(uint64_t module, uint32_t kernel, const uint32_t block[3], uint32_t checked, kaas_kernel_fn *fn);
   void (*unload)(uint64_t module);
