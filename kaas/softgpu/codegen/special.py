@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kaas.softgpu.analysis.plan import special_shape
-from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Varying
+from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Varying, ramp
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.values import SCALAR, VECTOR, Value, Width, integer
 
@@ -100,7 +100,7 @@ def _thread_index(e: Emitter, name: str, shape: object) -> Value:
         return linear
 
     if isinstance(shape, Varying):
-        linear = e.new(f"add {VECTOR.of('i32')} {e.splat('i32', [first])}, {e.ramp('i32', WARP, 1)}")
+        linear = e.new(f"add {VECTOR.of('i32')} {e.splat('i32', [first])}, {e.lane_offsets('i32', ramp(WARP, 1))}")
         return Value(VARYING, "i32", [index_of(linear, VECTOR)])
     assert isinstance(shape, Affine)
     parts = []
