@@ -11,7 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kaas.softgpu.analysis.shapes import VARYING, Affine, add, bit_and, constant, shift_right, thread_index
+from kaas.softgpu.analysis.shapes import (
+    VARYING,
+    Affine,
+    add,
+    bit_and,
+    constant,
+    is_uniform,
+    ramp,
+    shift_right,
+    thread_index,
+)
 from tests.softgpu.harness import HEADER
 
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
@@ -146,31 +156,31 @@ def test_random_arithmetic(gpu: Any, program: tuple[Op, ...], block: tuple[int, 
 
 
 @pytest.mark.parametrize(
-    ("axis", "block", "segment", "step"),
+    ("axis", "block", "offsets"),
     [
-        (0, (256, 1, 1), 32, 1),
-        (0, (20, 1, 1), 32, 1),
-        (0, (16, 16, 1), 16, 1),
-        (1, (16, 16, 1), 16, 0),
-        (1, (32, 8, 1), 32, 0),
-        (2, (4, 4, 4), 16, 0),
-        (0, (8, 8, 8), 8, 1),
-        (0, (48, 2, 1), 16, 1),
-        (1, (1, 64, 1), 32, 1),
+        (0, (256, 1, 1), ramp(32, 1)),
+        (0, (20, 1, 1), ramp(32, 1)),
+        (0, (16, 16, 1), ramp(16, 1) * 2),
+        (1, (16, 16, 1), (0,) * 16 + (1,) * 16),
+        (1, (32, 8, 1), (0,) * 32),
+        (2, (4, 4, 4), (0,) * 16 + (1,) * 16),
+        (0, (8, 8, 8), ramp(8, 1) * 4),
+        (0, (48, 2, 1), ramp(16, 1)),
+        (1, (24, 3, 1), (0,) * 8),
+        (1, (1, 64, 1), ramp(32, 1)),
     ],
 )
-def test_thread_indices(axis: int, block: tuple[int, int, int], segment: int, step: int) -> None:
+def test_thread_indices(axis: int, block: tuple[int, int, int], offsets: tuple[int, ...]) -> None:
     shape = thread_index(axis, block)
     assert isinstance(shape, Affine)
-    assert (shape.segment, shape.step) == (segment, step)
+    assert shape.offsets == offsets
 
 
 def test_lane_and_warp_numbers_are_found_in_a_thread_index() -> None:
     tid = thread_index(0, (256, 1, 1))
     lane, warp = bit_and(tid, constant(31)), shift_right(tid, constant(5))
     assert isinstance(lane, Affine)
-    assert isinstance(warp, Affine)
-    assert (lane.segment, lane.step) == (32, 1)
-    assert (warp.segment, warp.step) == (32, 0)
+    assert lane.offsets == ramp(32, 1)
+    assert is_uniform(warp)
     assert shift_right(tid, constant(31)) == constant(0)
     assert bit_and(add(tid, constant(1)), constant(31)) == VARYING

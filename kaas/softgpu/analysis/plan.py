@@ -16,8 +16,10 @@ from kaas.softgpu.analysis.shapes import (
     Varying,
     add,
     constant,
+    is_flat,
     is_uniform,
     join,
+    ramp,
     thread_index,
 )
 from kaas.softgpu.ptx.inline import Kernel
@@ -48,7 +50,7 @@ def special_shape(name: str, block: tuple[int, int, int]) -> Shape:
     if name.startswith("%ntid."):
         return constant(block["xyz".index(name[-1])])
     if name == "%laneid":
-        return Affine(WARP, 1, WARP, None, WARP)
+        return Affine(ramp(WARP, 1), WARP, None, WARP)
     return VARYING if name.startswith("%lanemask_") else UNIFORM
 
 
@@ -56,7 +58,7 @@ def symbol_shape(symbol: Symbol, kernel: Kernel) -> Shape:
     if symbol.name in kernel.shared:
         return constant(kernel.shared[symbol.name] + symbol.offset)
     if symbol.name in kernel.local:
-        return Affine(WARP, kernel.local_bytes, 16)
+        return Affine(ramp(WARP, kernel.local_bytes), 16)
     return UNIFORM
 
 
@@ -121,7 +123,7 @@ class _Inference:
         changed = False
         for name in step.writes:
             fitting = shape
-            if isinstance(shape, Affine) and shape.step and SCALARS[self.kernel.registers[name]].kind in "fp":
+            if isinstance(shape, Affine) and not is_flat(shape) and SCALARS[self.kernel.registers[name]].kind in "fp":
                 fitting = VARYING
             old = self.shapes[name]
             new = join(old, fitting)

@@ -6,6 +6,7 @@ register is held as one or a few scalars: it costs less to compute, and an acces
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 WARP = 32
@@ -14,15 +15,18 @@ _SMALL = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """In each aligned group of `segment` lanes (32, 16 or 8), lane i has base[group] + step * (i % segment), exactly,
-    modulo the width of the register. align: a power of two that divides every base. value: the constant, if it is one.
-    limit: all values are known to be in [0, limit); 0: unknown."""
+    """In each aligned group of `segment` lanes (32, 16 or 8), lane i has base[group] + offsets[i % segment], exactly,
+    modulo the width of the register; offsets[0] is 0. align: a power of two that divides every base. value: the
+    constant, if it is one. limit: all values are known to be in [0, limit); 0: unknown."""
 
-    segment: int
-    step: int
+    offsets: tuple[int, ...]
     align: int = 1
     value: int | None = None
     limit: int = 0
+
+    @property
+    def segment(self) -> int:
+        return len(self.offsets)
 
     @property
     def groups(self) -> int:
@@ -31,13 +35,16 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """A 64-bit value made from a 32-bit Affine: lane i has extend32(base[group] + step * (i % segment)) * scale +
+    """A 64-bit value made from a 32-bit Affine: lane i has extend32(base[group] + offsets[i % segment]) * scale +
     offset[group]. The 32-bit sum may wrap between two lanes, so this is not Affine in 64 bits."""
 
-    segment: int
-    step: int
+    offsets: tuple[int, ...]
     signed: bool
     scale: int
+
+    @property
+    def segment(self) -> int:
+        return len(self.offsets)
 
     @property
     def groups(self) -> int:
@@ -51,21 +58,33 @@ class Varying:
 
 Shape = Affine | Wide | Varying
 VARYING = Varying()
-UNIFORM = Affine(WARP, 0)
+SEGMENTS = (32, 16, 8)
+
+
+def ramp(segment: int, step: int) -> tuple[int, ...]:
+    return tuple(step * lane for lane in range(segment))
+
+
+def level(segment: int) -> Affine:
+    """One unknown value for each group."""
+    return Affine((0,) * segment)
+
+
+UNIFORM = level(WARP)
 
 
 def constant(value: int) -> Affine:
-    return Affine(WARP, 0, _power(value), value, value + 1 if 0 <= value < _SMALL else 0)
+    return Affine(UNIFORM.offsets, _power(value), value, value + 1 if 0 <= value < _SMALL else 0)
 
 
 def is_uniform(shape: Shape) -> bool:
     """One value for the whole warp."""
-    return isinstance(shape, Affine) and shape.segment == WARP and shape.step == 0
+    return isinstance(shape, Affine) and shape.segment == WARP and is_flat(shape)
 
 
 def is_flat(shape: Shape) -> bool:
     """One value for each group."""
-    return isinstance(shape, Affine) and shape.step == 0
+    return isinstance(shape, Affine) and not any(shape.offsets)
 
 
 def _power(value: int) -> int:
@@ -73,12 +92,49 @@ def _power(value: int) -> int:
     return min(value & -value, _SMALL) if value else _SMALL
 
 
-def narrow(shape: Affine, segment: int) -> Affine:
-    """The same value in smaller groups."""
+def _narrow_offsets(offsets: tuple[int, ...], segment: int) -> tuple[int, ...] | None:
+    """Those of smaller groups; None if they differ between groups."""
+    if len(offsets) <= segment:
+        return offsets if len(offsets) == segment else None
+    first = offsets[:segment]
+    for start in range(segment, len(offsets), segment):
+        if any(offsets[start + lane] - offsets[start] != first[lane] for lane in range(segment)):
+            return None
+    return first
+
+
+def narrow(shape: Affine, segment: int) -> Affine | None:
+    """The same value in smaller groups, if they can hold it."""
     if segment == shape.segment:
         return shape
-    align = min(shape.align, _power(shape.step * segment))
-    return replace(shape, segment=segment, align=align)
+    offsets = _narrow_offsets(shape.offsets, segment)
+    if offsets is None:
+        return None
+    align = min(shape.align, *(_power(start) for start in shape.offsets[::segment]))
+    return replace(shape, offsets=offsets, align=align)
+
+
+def _narrow_wide(shape: Wide, segment: int) -> Wide | None:
+    offsets = _narrow_offsets(shape.offsets, segment)
+    return None if offsets is None else replace(shape, offsets=offsets)
+
+
+def flattened(shape: Shape) -> Affine | None:
+    """The value in the largest groups that have one each."""
+    if isinstance(shape, Affine):
+        for segment in SEGMENTS:
+            fitting = narrow(shape, segment)
+            if fitting is not None and is_flat(fitting):
+                return fitting
+    return None
+
+
+def _in_common(a: Affine, b: Affine) -> Iterator[tuple[Affine, Affine]]:
+    """Both in groups of the same size, largest first."""
+    for segment in SEGMENTS:
+        x, y = narrow(a, segment), narrow(b, segment)
+        if x is not None and y is not None:
+            yield x, y
 
 
 def join(a: Shape | None, b: Shape | None) -> Shape | None:
@@ -88,13 +144,16 @@ def join(a: Shape | None, b: Shape | None) -> Shape | None:
     if b is None:
         return a
     match a, b:
-        case Affine(), Affine() if a.step == b.step:
-            segment = min(a.segment, b.segment)
-            a, b = narrow(a, segment), narrow(b, segment)
+        case Affine(), Affine():
             value = a.value if a.value == b.value else None
-            return Affine(segment, a.step, min(a.align, b.align), value)
-        case Wide(), Wide() if (a.step, a.signed, a.scale) == (b.step, b.signed, b.scale):
-            return replace(a, segment=min(a.segment, b.segment))
+            for x, y in _in_common(a, b):
+                if x.offsets == y.offsets:
+                    return Affine(x.offsets, min(x.align, y.align), value)
+        case Wide(), Wide() if (a.signed, a.scale) == (b.signed, b.scale):
+            for segment in SEGMENTS:
+                one, other = _narrow_wide(a, segment), _narrow_wide(b, segment)
+                if one is not None and one == other:
+                    return one
     return VARYING
 
 
@@ -102,27 +161,30 @@ def flat(shapes: list[Shape]) -> Shape:
     """The result of any operation that is the same in lanes with the same inputs."""
     segment = WARP
     for shape in shapes:
-        if not isinstance(shape, Affine) or shape.step:
+        fitting = flattened(shape)
+        if fitting is None:
             return VARYING
-        segment = min(segment, shape.segment)
-    return Affine(segment, 0)
+        segment = min(segment, fitting.segment)
+    return level(segment)
 
 
 def add(a: Shape, b: Shape, sign: int = 1) -> Shape:
     """a + sign * b."""
-    if isinstance(a, Wide) and is_flat(b):
-        assert isinstance(b, Affine)
-        return replace(a, segment=min(a.segment, b.segment))
-    if isinstance(b, Wide) and is_flat(a) and sign == 1:
-        return add(b, a)
+    if isinstance(a, Wide):
+        fitting = flattened(b)
+        segment = min(a.segment, fitting.segment) if fitting else 0
+        return _narrow_wide(a, segment) or VARYING if segment else VARYING
+    if isinstance(b, Wide):
+        return add(b, a) if sign == 1 else VARYING
     if not isinstance(a, Affine) or not isinstance(b, Affine):
         return VARYING
-    segment = min(a.segment, b.segment)
-    a, b = narrow(a, segment), narrow(b, segment)
     if a.value is not None and b.value is not None:
         return constant(a.value + sign * b.value)
     limit = a.limit + b.limit - 1 if a.limit and b.limit and sign == 1 else 0
-    return _checked(Affine(segment, a.step + sign * b.step, min(a.align, b.align), None, limit))
+    for x, y in _in_common(a, b):
+        offsets = tuple(i + sign * j for i, j in zip(x.offsets, y.offsets, strict=True))
+        return _checked(Affine(offsets, min(x.align, y.align), None, limit))
+    return VARYING
 
 
 def multiply(a: Shape, b: Shape) -> Shape:
@@ -135,77 +197,89 @@ def multiply(a: Shape, b: Shape) -> Shape:
                 return constant(a.value * factor)
             limit = (a.limit - 1) * factor + 1 if a.limit and factor > 0 else 0
             align = min(a.align * _power(factor), _SMALL)
-            return _checked(Affine(a.segment, a.step * factor, align, None, limit))
+            return _checked(Affine(tuple(offset * factor for offset in a.offsets), align, None, limit))
         return VARYING
     if isinstance(a, Affine) and a.value is not None:
         return multiply(b, a)
-    shape = flat([a, b])
-    if isinstance(shape, Affine) and isinstance(a, Affine) and isinstance(b, Affine):
-        return replace(shape, align=min(a.align * b.align, _SMALL))
-    return shape
+    x, y = flattened(a), flattened(b)
+    if x is None or y is None:
+        return VARYING
+    x, y = next(_in_common(x, y))
+    return Affine(x.offsets, min(x.align * y.align, _SMALL))
 
 
 def _checked(shape: Affine) -> Shape:
-    if abs(shape.step) >= _SMALL:
+    if max(shape.offsets) - min(shape.offsets) >= _SMALL:
         return VARYING
     return shape if shape.limit < _SMALL else replace(shape, limit=0)
 
 
+def _apart(a: Affine) -> Affine | None:
+    """The value in the largest groups whose offsets lie in the bits that are 0 in the base: nothing carries."""
+    for segment in SEGMENTS:
+        fitting = narrow(a, segment)
+        if fitting is not None and min(fitting.offsets) >= 0 and max(fitting.offsets) < fitting.align:
+            return fitting
+    return None
+
+
 def shift_right(a: Shape, b: Shape) -> Shape:
-    """Both kinds: a base aligned to the group has its lane numbers in its low bits, without carries."""
+    """Both kinds."""
     if not isinstance(a, Affine) or not isinstance(b, Affine) or b.value is None:
         return flat([a, b])
-    size = 1 << max(0, min(b.value, 64))
-    if a.limit and a.limit <= size:
+    by = min(b.value & 0xFFFFFFFF, 64)
+    if a.limit and a.limit <= 1 << by:
         return constant(0)
-    limit = (a.limit - 1) // size + 1 if a.limit else 0
-    if a.step == 0:
-        return Affine(a.segment, 0, max(1, a.align // size), None, limit)
-    segment = min(a.segment, size)
-    if a.step == 1 and segment >= 8 and a.align >= segment:
-        return Affine(segment, 0, 1, None, limit)
-    return VARYING
+    fitting = _apart(a)
+    if fitting is None:
+        return flat([a, b])
+    limit = (a.limit - 1 >> by) + 1 if a.limit else 0
+    return Affine(tuple(offset >> by for offset in fitting.offsets), max(1, fitting.align >> by), None, limit)
 
 
 def bit_and(a: Shape, b: Shape) -> Shape:
     if isinstance(a, Affine) and a.value is not None and not (isinstance(b, Affine) and b.value is not None):
         a, b = b, a
-    if not isinstance(a, Affine) or not isinstance(b, Affine) or b.value is None or a.step == 0:
+    if not isinstance(a, Affine) or not isinstance(b, Affine) or b.value is None:
         return flat([a, b])
     mask = b.value
-    low = mask > 0 and mask & (mask + 1) == 0
-    size = mask + 1 if low else _power(mask)
-    high = not low and ((mask < 0 and -mask == size) or (mask + size) in (1 << 32, 1 << 64))
-    segment = min(a.segment, size)
-    if a.step != 1 or segment < 8 or a.align < segment or not (low or high):
-        return VARYING
-    if low:
-        return Affine(segment, 1, segment, None, size if size < _SMALL else 0)
-    return Affine(segment, 0, size, None, a.limit)
+    fitting = _apart(a)
+    if fitting is None:
+        return flat([a, b])
+    limit = min(mask + 1, a.limit or mask + 1) if 0 <= mask < _SMALL else a.limit
+    offsets = tuple(offset & mask for offset in fitting.offsets)
+    return _checked(Affine(offsets, max(fitting.align, _power(mask)), None, limit))
 
 
 def bit_or(a: Shape, b: Shape) -> Shape:
     """An addition where no bit is set on both sides."""
     if isinstance(a, Affine) and isinstance(b, Affine):
-        apart = (a.limit and a.limit <= b.align and not b.step) or (b.limit and b.limit <= a.align and not a.step)
+        apart = (a.limit and a.limit <= _divisor(b)) or (b.limit and b.limit <= _divisor(a))
         return add(a, b) if apart else flat([a, b])
     return flat([a, b])
 
 
+def _divisor(shape: Affine) -> int:
+    """A power of two that divides all values."""
+    return min(shape.align, *(_power(offset) for offset in shape.offsets))
+
+
 def widen(a: Shape, signed: bool) -> Shape:
     """A 32-bit integer as 64 bits."""
-    if isinstance(a, Affine) and a.step:
-        return a if a.limit else Wide(a.segment, a.step, signed, 1)
-    if isinstance(a, Affine) and a.value is not None:
+    if not isinstance(a, Affine):
+        return VARYING
+    if a.value is not None:
         value = a.value & 0xFFFFFFFF
         return constant(value - (1 << 32) if signed and value >> 31 else value)
-    return a if is_flat(a) else VARYING
+    if a.limit:
+        return a
+    return flattened(a) or Wide(a.offsets, signed, 1)
 
 
 def truncate(a: Shape) -> Shape:
     """A 64-bit integer as 32 bits."""
     if isinstance(a, Wide):
-        return _checked(Affine(a.segment, a.step * a.scale))
+        return _checked(Affine(tuple(offset * a.scale for offset in a.offsets)))
     if isinstance(a, Affine):
         return a
     return VARYING
@@ -220,13 +294,17 @@ def thread_index(axis: int, block: tuple[int, int, int]) -> Shape:
     for size in block[:axis]:
         below *= size
     total = block[0] * block[1] * block[2]
-    for segment in (32, 16, 8):
-        if below % segment == 0:
-            return Affine(segment, 0, 1, None, extent)
-    if below == 1:
-        if extent == total:  # nothing wraps inside the block
-            return Affine(32, 1, 32, None, (extent + 31) // 32 * 32)
-        for segment in (32, 16, 8):
-            if extent % segment == 0:
-                return Affine(segment, 1, segment, None, extent)
+    is_outermost = below * extent == total
+    lanes = (total + WARP - 1) // WARP * WARP
+    limit = (lanes + below - 1) // below if is_outermost else extent
+    for segment in SEGMENTS:
+        if below % segment == 0:  # a group has one index
+            return Affine((0,) * segment, 1, None, limit)
+        if segment % below:
+            continue
+        indices = segment // below  # of a group, if none of them wraps
+        if is_outermost or extent % indices == 0:
+            return Affine(tuple(lane // below for lane in range(segment)), indices & -indices, None, limit)
+        if indices % extent == 0:
+            return Affine(tuple(lane // below % extent for lane in range(segment)), extent & -extent, None, limit)
     return VARYING

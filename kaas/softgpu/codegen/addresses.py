@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kaas.softgpu.analysis.blocks import Step
-from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Wide
+from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Wide, ramp
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import SCALAR, SIZES, VECTOR, Value, Width, integer
@@ -70,11 +70,11 @@ def _shift(e: Emitter, value: Value, offset: int) -> Value:
         return value
     text = integer("i64", offset)
     match value.shape:
-        case Affine(segment, step):
-            return Value(Affine(segment, step), "i64", [e.new(f"add i64 {part}, {text}") for part in value.parts])
+        case Affine(offsets):
+            return Value(Affine(offsets), "i64", [e.new(f"add i64 {part}, {text}") for part in value.parts])
         case Wide() as shape:
-            offsets = [e.new(f"add i64 {part}, {text}") for part in value.parts[shape.groups :]]
-            return Value(shape, "i64", value.parts[: shape.groups] + offsets)
+            shifted = [e.new(f"add i64 {part}, {text}") for part in value.parts[shape.groups :]]
+            return Value(shape, "i64", value.parts[: shape.groups] + shifted)
     return Value(VARYING, "i64", [e.new(f"add <32 x i64> {e.vector(value)}, splat (i64 {text})")])
 
 
@@ -105,7 +105,7 @@ def _in_shared(e: Emitter, value: Value, offset: int) -> Value:
                 part = e.new(f"sext {value.type} {part} to i64") if part.startswith("%") else part
             pointer = e.new(f"getelementptr i8, ptr %shared, i64 {part}")
             parts.append(e.new(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer)
-        return Value(Affine(value.shape.segment, value.shape.step), "ptr", parts)
+        return Value(Affine(value.shape.offsets), "ptr", parts)
     lanes = e.vector(e.cast(value, "i64", signed=True))
     base = e.once("shared", lambda: e.new("ptrtoint ptr %shared to i64"))
     base = e.new(f"add i64 {base}, {integer('i64', offset)}") if offset else base
@@ -144,6 +144,11 @@ def can_mask(e: Emitter, access: Access) -> bool:
     return not access.lanes or 0 < e.target.masked_bits <= 8 * access.size
 
 
+def is_row(e: Emitter, shape: Affine, access: Access) -> bool:
+    """Whether neighbouring lanes have neighbouring elements."""
+    return access.count == 1 and shape.offsets == ramp(shape.segment, access.size) and can_mask(e, access)
+
+
 def group_mask(e: Emitter, access: Access, segment: int, group: int) -> str:
     if segment == WARP:
         return access.lanes
@@ -156,21 +161,16 @@ def group_mask(e: Emitter, access: Access, segment: int, group: int) -> str:
     return e.once(("group mask", access.mask, segment, group), cut)
 
 
-def pointer_of(e: Emitter, kind: str, part: str) -> str:
-    return part if kind == "ptr" else e.new(f"inttoptr i64 {part} to ptr")
-
-
-def step_arguments(pointer: str, shape: Affine, group: int, access: Access, data: str) -> list[tuple[str, str]]:
-    first = group * shape.segment
-    return [
-        ("ptr", pointer),
-        ("i64", str(shape.step)),
-        ("i32", str(access.count)),
-        ("i32", str(first)),
-        ("i32", str(shape.segment)),
-        ("i32", access.mask),
-        ("ptr", data),
-    ]
+def pointers_of(e: Emitter, value: Value, segment: int) -> list[str]:
+    """Where the groups of this size begin."""
+    assert isinstance(value.shape, Affine)
+    have, out = value.shape.segment, []
+    for start in range(0, WARP, segment):
+        part = value.parts[start // have]
+        pointer = part if value.type == "ptr" else e.new(f"inttoptr i64 {part} to ptr")
+        shift = value.shape.offsets[start % have]
+        out.append(e.new(f"getelementptr i8, ptr {pointer}, i64 {shift}") if shift else pointer)
+    return out
 
 
 def if_no_wrap(
@@ -180,7 +180,8 @@ def if_no_wrap(
     straight: Callable[[Value], list[str]],
     otherwise: Callable[[], list[str]],
 ) -> list[str]:
-    """Runs `straight` with the addresses as an Affine if no lane's 32-bit part wraps, else `otherwise`."""
+    """Runs `straight` with the addresses as an Affine if no lane's 32-bit part wraps, else `otherwise` with all of them
+    in %addresses."""
     shape = value.shape
     assert isinstance(shape, Wide)
     wraps = e.once(("wraps", *value.parts[: shape.groups], shape), lambda: _wraps(e, value, shape))
@@ -193,11 +194,12 @@ def if_no_wrap(
         wide = e.new(f"{'sext' if shape.signed else 'zext'} i32 {base} to i64")
         wide = e.new(f"mul i64 {wide}, {shape.scale}") if shape.scale != 1 else wide
         parts.append(e.new(f"add i64 {wide}, {offset}"))
-    first = straight(Value(Affine(shape.segment, shape.step * shape.scale), "i64", parts))
+    first = straight(Value(Affine(tuple(offset * shape.scale for offset in shape.offsets)), "i64", parts))
     fast_end = e.label
     e.put(f"br label %{done}")
     e.cache = dict(cache)
     e.start(slow)
+    _widen(e, value, shape)
     second = otherwise()
     slow_end = e.label
     e.put(f"br label %{done}")
@@ -210,25 +212,26 @@ def if_no_wrap(
 
 
 def _wraps(e: Emitter, value: Value, shape: Wide) -> str:
-    reach = shape.step * (shape.segment - 1)
-    name = "sadd" if shape.signed else "uadd" if reach > 0 else "usub"
     result = ""
     for base in value.parts[: shape.groups]:
-        amount = integer("i32", reach if shape.signed else abs(reach))
-        pair = e.intrinsic(f"llvm.{name}.with.overflow.i32", "{ i32, i1 }", [("i32", base), ("i32", amount)])
-        one = e.new(f"extractvalue {{ i32, i1 }} {pair}, 1")
-        result = e.new(f"or i1 {result}, {one}") if result else one
+        for reach in (max(shape.offsets), min(shape.offsets)):
+            if not reach:
+                continue
+            name = "sadd" if shape.signed else "uadd" if reach > 0 else "usub"
+            amount = integer("i32", reach if shape.signed else abs(reach))
+            pair = e.intrinsic(f"llvm.{name}.with.overflow.i32", "{ i32, i1 }", [("i32", base), ("i32", amount)])
+            one = e.new(f"extractvalue {{ i32, i1 }} {pair}, 1")
+            result = e.new(f"or i1 {result}, {one}") if result else one
     return result
 
 
-def widened(e: Emitter, value: Value) -> str:
-    """Writes the 32 addresses of a Wide to memory."""
-    shape = value.shape
-    assert isinstance(shape, Wide)
+def _widen(e: Emitter, value: Value, shape: Wide) -> None:
+    """Writes the 32 addresses to memory."""
+    offsets = e.table(shape.offsets)
     for group in range(shape.groups):
         arguments = [
             ("i32", value.parts[group]),
-            ("i32", str(shape.step)),
+            ("ptr", offsets),
             ("i32", str(int(shape.signed))),
             ("i64", str(shape.scale)),
             ("i64", value.parts[shape.groups + group]),
@@ -237,4 +240,3 @@ def widened(e: Emitter, value: Value) -> str:
             ("ptr", "%addresses"),
         ]
         e.call("kaas_rt_widen", arguments)
-    return "%addresses"

@@ -212,7 +212,7 @@ def cvta(e: Emitter, step: Step) -> None:
         form = cvta_shape(op, [value.shape])
         if isinstance(form, Affine):
             parts = [e.new(f"{name} i64 {part}, {base}") for part in value.parts]
-            form = Affine(form.segment, form.step)
+            form = Affine(form.offsets)
         else:
             parts = [e.new(f"{name} <32 x i64> {e.vector(value)}, {e.splat('i64', [base])}")]
         value = Value(form, "i64", parts)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from kaas.softgpu.analysis import shapes
 from kaas.softgpu.analysis.blocks import Step
-from kaas.softgpu.analysis.shapes import Affine, Shape, Wide, add, flat, join, multiply, widen
+from kaas.softgpu.analysis.shapes import Affine, Shape, Wide, add, flat, is_flat, join, multiply, widen
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import Value
@@ -57,10 +58,10 @@ def wide(e: Emitter, op: Operation, form: Wide, values: list[Value]) -> Value:
     if not isinstance(first.shape, Wide) and others and isinstance(others[0].shape, Wide):
         first, others = others[0], [first, *others[1:]]
     if isinstance(first.shape, Wide):
-        source = e.reshape(first, Wide(form.segment, first.shape.step, form.signed, first.shape.scale))
+        source = e.reshape(first, replace(first.shape, offsets=form.offsets))
         bases, offsets = source.parts[: form.groups], source.parts[form.groups :]
     else:
-        narrow = first if isinstance(first.shape, Affine) and first.shape.step else others[0]
+        narrow = others[0] if is_flat(first.shape) else first
         bases, offsets = e.groups(narrow, form.segment), ["0"] * form.groups
     match op.base:
         case "add" | "sub":
@@ -126,7 +127,7 @@ def mul_shape(op: Operation, sources: list[Shape]) -> Shape:
 
 
 def mov_shape(op: Operation, sources: list[Shape]) -> Shape:
-    if len(sources) == 1 and (op.type.kind in "bsu" or shapes.is_flat(sources[0])):
+    if len(sources) == 1 and (op.type.kind in "bsu" or is_flat(sources[0])):
         return sources[0]
     return flat(sources)
 
@@ -136,5 +137,5 @@ def selp_shape(_op: Operation, sources: list[Shape]) -> Shape:
         return flat(sources)
     both = join(sources[0], sources[1])
     if isinstance(both, Affine):
-        return Affine(both.segment, both.step)
+        return Affine(both.offsets)
     return flat(sources)

@@ -8,7 +8,20 @@ from dataclasses import dataclass, field
 
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.plan import Plan
-from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Shape, Varying, Wide, constant, is_uniform
+from kaas.softgpu.analysis.shapes import (
+    UNIFORM,
+    VARYING,
+    WARP,
+    Affine,
+    Shape,
+    Varying,
+    Wide,
+    constant,
+    is_flat,
+    is_uniform,
+    level,
+    ramp,
+)
 from kaas.softgpu.codegen.values import AS_INTEGER, SCALAR, SIZES, VECTOR, Value, Width, integer
 from kaas.softgpu.ptx.inline import Kernel
 from kaas.softgpu.ptx.model import Immediate, Not, Operand, PtxError, Register, Special, Symbol
@@ -31,6 +44,7 @@ class Emitter:
     registers: dict[str, Value] = field(default_factory=dict)  # known in this block
     written: set[str] = field(default_factory=set)
     cache: dict[object, str] = field(default_factory=dict)  # what this block has computed already
+    tables: dict[tuple[int, ...], int] = field(default_factory=dict)  # constants in memory
     label: str = "entry"
     block: int = 0
     count: int = 0
@@ -64,6 +78,13 @@ class Emitter:
         self.declared.add(f"declare void @{name}({', '.join(kind for kind, _ in arguments)})")
         self.put(f"call void @{name}({', '.join(f'{kind} {value}' for kind, value in arguments)})")
 
+    def table(self, numbers: tuple[int, ...]) -> str:
+        """A constant array of 32-bit integers."""
+        name = f"@table{self.tables.setdefault(numbers, len(self.tables))}"
+        items = ", ".join(f"i32 {integer('i32', number)}" for number in numbers)
+        self.declared.add(f"{name} = private unnamed_addr constant [{len(numbers)} x i32] [{items}]")
+        return name
+
     def once(self, key: object, make: Callable[[], str]) -> str:
         if key not in self.cache:
             self.cache[key] = make()
@@ -87,9 +108,10 @@ class Emitter:
         order = ", ".join(f"i32 {lane // segment}" for lane in range(WARP))
         return self.new(f"shufflevector {few} {vector}, {few} poison, <{WARP} x i32> <{order}>")
 
-    def ramp(self, element: str, segment: int, step: int) -> str:
-        """The constant vector step * (lane % segment)."""
-        return "<" + ", ".join(f"{element} {integer(element, step * (lane % segment))}" for lane in range(WARP)) + ">"
+    def lane_offsets(self, element: str, offsets: tuple[int, ...]) -> str:
+        """The constant vector of a shape's offsets."""
+        repeated = offsets * (WARP // len(offsets))
+        return "<" + ", ".join(f"{element} {integer(element, offset)}" for offset in repeated) + ">"
 
     def vector(self, value: Value) -> str:
         if value.vector:
@@ -97,13 +119,14 @@ class Emitter:
         match value.shape:
             case Varying():
                 value.vector = value.parts[0]
-            case Affine(segment, step):
-                base = self.splat(value.type, value.parts)
-                kind = VECTOR.of(value.type)
-                value.vector = self.new(f"add {kind} {base}, {self.ramp(value.type, segment, step)}") if step else base
-            case Wide(segment, step, signed, scale) as wide:
+            case Affine(offsets):
+                value.vector = self.splat(value.type, value.parts)
+                if any(offsets):
+                    added = self.lane_offsets(value.type, offsets)
+                    value.vector = self.new(f"add {VECTOR.of(value.type)} {value.vector}, {added}")
+            case Wide(offsets, signed, scale) as wide:
                 base = self.splat("i32", value.parts[: wide.groups])
-                lanes = self.new(f"add <{WARP} x i32> {base}, {self.ramp('i32', segment, step)}")
+                lanes = self.new(f"add <{WARP} x i32> {base}, {self.lane_offsets('i32', offsets)}")
                 extend = "sext" if signed else "zext"
                 lanes = self.new(f"{extend} <{WARP} x i32> {lanes} to <{WARP} x i64>")
                 if scale != 1:
@@ -115,13 +138,13 @@ class Emitter:
     def groups(self, value: Value, segment: int) -> list[str]:
         """The bases of an Affine at this granularity."""
         assert isinstance(value.shape, Affine)
-        have, step = value.shape.segment, value.shape.step
+        have = value.shape.segment
         if have == segment:
             return value.parts
         out = []
         for index in range(WARP // segment):
             base = value.parts[index * segment // have]
-            shift = step * (index * segment % have)
+            shift = value.shape.offsets[index * segment % have]
             out.append(self.new(f"add {value.type} {base}, {integer(value.type, shift)}") if shift else base)
         return out
 
@@ -130,12 +153,13 @@ class Emitter:
         if value.shape == shape:
             return value
         match shape, value.shape:
-            case Affine(segment), Affine():
-                return Value(shape, value.type, self.groups(value, segment), value.vector)
-            case Wide(segment), Wide(have):
+            case Affine(), Affine():
+                return Value(shape, value.type, self.groups(value, shape.segment), value.vector)
+            case Wide(), Wide():
                 parts: list[str] = []
+                segment, have = shape.segment, value.shape.segment
                 for index in range(shape.groups):
-                    base, shift = value.parts[index * segment // have], value.shape.step * (index * segment % have)
+                    base, shift = value.parts[index * segment // have], value.shape.offsets[index * segment % have]
                     parts.append(self.new(f"add i32 {base}, {integer('i32', shift)}") if shift else base)
                 offsets = value.parts[value.shape.groups :]
                 parts += [offsets[index * segment // have] for index in range(shape.groups)]
@@ -149,7 +173,9 @@ class Emitter:
         if value.type == element:
             return value
         have, want = SIZES[value.type], SIZES[element]
-        if isinstance(value.shape, Wide) or (isinstance(value.shape, Affine) and value.shape.step and have <= want):
+        if isinstance(value.shape, Wide) or (
+            isinstance(value.shape, Affine) and not is_flat(value.shape) and have <= want
+        ):
             value = Value(VARYING, value.type, [self.vector(value)])
         shape, parts, kind = value.shape, value.parts, value.type
         width = VECTOR if isinstance(shape, Varying) else SCALAR
@@ -159,7 +185,7 @@ class Emitter:
             and kind not in AS_INTEGER
             and element not in AS_INTEGER
         ):
-            shape = Affine(shape.segment, 0)
+            shape = level(shape.segment)
         if kind in AS_INTEGER and have != want:
             parts = [self.new(f"bitcast {width.of(kind)} {p} to {width.of(AS_INTEGER[kind])}") for p in parts]
             kind = AS_INTEGER[kind]
@@ -203,7 +229,7 @@ class Emitter:
             return Value(constant(kernel.shared[name] + offset), "i64", [str(kernel.shared[name] + offset)])
         if name in kernel.local:
             start = self.new(f"add i64 %local, {kernel.local[name] + offset}")
-            return Value(Affine(WARP, kernel.local_bytes, 16), "i64", [start])
+            return Value(Affine(ramp(WARP, kernel.local_bytes), 16), "i64", [start])
         if name in kernel.globals:
             self.uses_globals = True
             return Value(UNIFORM, "i64", [self.new(f"add i64 %globals, {kernel.globals[name] + offset}")])

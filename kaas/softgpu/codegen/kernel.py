@@ -10,7 +10,7 @@ from kaas.softgpu.analysis import plan as analysis
 from kaas.softgpu.analysis.blocks import EXIT, Branch, Jump, Step, Switch, bits
 from kaas.softgpu.analysis.shapes import WARP
 from kaas.softgpu.codegen.emitter import Emitter
-from kaas.softgpu.codegen.special import STOP_FIELD, WARP_FIELDS, special, warp_field
+from kaas.softgpu.codegen.special import WARP_FIELDS, special, warp_field
 from kaas.softgpu.codegen.values import VECTOR
 from kaas.softgpu.instructions import operation
 from kaas.softgpu.ptx.inline import Kernel
@@ -19,6 +19,8 @@ from kaas.softgpu.target import Target
 
 ENTRY = "kaas_kernel"
 GLOBALS = "kaas_globals"
+ROUNDS = 1024
+"""After so many rounds of its loops a warp lets others run, in case it waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,6 @@ class _Function:
         for index in range(len(self.blocks)):
             self._block(index)
         self._looks()
-        if self.can_loop:
-            e.start("stopped")
-            e.call("kaas_rt_stop", [("ptr", "%w")])
-            e.put("unreachable")
         body = "\n".join(e.lines)
         head = "\n".join(self._head())
         declares = "\n".join(sorted(e.declared))
@@ -116,8 +114,8 @@ class _Function:
         e.put(f"store i32 {live}, ptr %mask")
         self._load_bases()
         if self.can_loop:
-            pointer = e.new(f"getelementptr i8, ptr %w, i64 {STOP_FIELD}")
-            e.put(f"%stop = load ptr, ptr {pointer}, !invariant.load !0")
+            e.put("%rounds = alloca i32")
+            e.put(f"store i32 {ROUNDS}, ptr %rounds")
         return e.lines
 
     def _load_bases(self) -> None:
@@ -157,20 +155,25 @@ class _Function:
     def _is_back(self, here: int, target: int) -> bool:
         return target != EXIT and target <= here
 
-    def _look_for_stop(self, here: int, targets: Iterable[int]) -> None:
-        """On the way back to the head of a loop: whether the launch is to end."""
+    def _rest(self, here: int, targets: Iterable[int]) -> None:
+        """On the way back to the head of a loop: after many rounds other warps run, unless the launch is to end."""
         if not any(self._is_back(here, target) for target in targets):
             return
         e = self.e
-        on = e.fresh("on")
-        stops = e.new(f"icmp ne i32 {e.new('load volatile i32, ptr %stop')}, 0")
-        e.put(f"br i1 {stops}, label %stopped, label %{on}, !prof !1")
+        on, rest = e.fresh("on"), e.fresh("rest")
+        left = e.new(f"sub i32 {e.new('load i32, ptr %rounds')}, 1")
+        e.put(f"store i32 {left}, ptr %rounds")
+        e.put(f"br i1 {e.new(f'icmp eq i32 {left}, 0')}, label %{rest}, label %{on}, !prof !1")
+        e.start(rest)
+        e.put(f"store i32 {ROUNDS}, ptr %rounds")
+        e.call("kaas_rt_rest", [("ptr", "%w")])
+        e.put(f"br label %{on}")
         e.start(on)
 
     def _go(self, here: int, target: int) -> None:
         """All running lanes go to `target`."""
         e = self.e
-        self._look_for_stop(here, (target,))
+        self._rest(here, (target,))
         if not self.plan.pending.is_direct(here, target):
             if target != EXIT:
                 self._leave(here, target, e.mask())
@@ -212,7 +215,7 @@ class _Function:
     def _part(self, here: int, lanes: dict[int, str]) -> None:
         """Different lanes go to different blocks; the first of these in turn with any lanes runs next."""
         e, pending = self.e, self.plan.pending
-        self._look_for_stop(here, lanes)
+        self._rest(here, lanes)
         targets = [target for target in lanes if target != EXIT]
         if len(targets) == 1 and self._goes_straight(here, targets[0]):
             none = e.fresh("none")
@@ -239,7 +242,7 @@ class _Function:
                 e.start(label)
                 self._go(here, target)
             return
-        self._look_for_stop(here, targets)
+        self._rest(here, targets)
         vector, mask = e.vector(index), e.mask()
         lanes: dict[int, str] = {}
         for number, target in enumerate(end.targets):

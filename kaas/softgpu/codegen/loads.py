@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from kaas.softgpu.analysis.blocks import Step
-from kaas.softgpu.analysis.shapes import VARYING, WARP, Affine, Shape, Wide, is_flat
+from kaas.softgpu.analysis.shapes import VARYING, WARP, Affine, Shape, Wide, flat, flattened, level
 from kaas.softgpu.codegen.addresses import (
     Access,
     Place,
     access_of,
-    can_mask,
+    address_vector,
     group_mask,
     if_no_wrap,
+    is_row,
     place,
-    pointer_of,
+    pointers_of,
     safe_pointer,
-    step_arguments,
-    widened,
 )
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.memcheck import Verb, check
+from kaas.softgpu.codegen.spans import concatenate, load_span
 from kaas.softgpu.codegen.values import SCALAR, Value
 from kaas.softgpu.ptx.model import Register, Vector
 
 
 def load_shape(_op: Operation, sources: list[Shape]) -> Shape:
     address = sources[0]
-    return Affine(address.segment, 0) if isinstance(address, Affine) and is_flat(address) else VARYING
+    return flat([address])
 
 
 def load(e: Emitter, step: Step) -> None:
@@ -53,25 +53,27 @@ def _load(e: Emitter, where: Place, access: Access) -> list[Value]:
             where.value,
             kinds,
             lambda straight: [e.vector(v) for v in _load_affine(e, Place(straight), access)],
-            lambda: _gather(e, widened(e, where.value), access),
+            lambda: _gather(e, access),
         )
         return [Value(VARYING, access.element, [result]) for result in results]
-    e.put(f"store <32 x i64> {e.vector(where.value)}, ptr %addresses")
-    return [Value(VARYING, access.element, [part]) for part in _gather(e, "%addresses", access)]
+    return [Value(VARYING, access.element, [part]) for part in _gather_from(e, e.vector(where.value), access)]
 
 
 def _load_affine(e: Emitter, where: Place, access: Access) -> list[Value]:
-    shape, size = where.value.shape, access.size
+    shape = where.value.shape
     assert isinstance(shape, Affine)
-    pointers = [pointer_of(e, where.value.type, part) for part in where.value.parts]
-    if shape.step == 0:
-        return [_load_flat(e, where, pointers, shape, access, index) for index in range(access.count)]
-    if shape.step == size and access.count == 1 and can_mask(e, access):
+    together = flattened(shape)
+    if together is not None:
+        pointers = pointers_of(e, where.value, together.segment)
+        return [_load_flat(e, where, pointers, together, access, index) for index in range(access.count)]
+    pointers = pointers_of(e, where.value, shape.segment)
+    if is_row(e, shape, access):
         parts = [_load_row(e, pointer, shape.segment, group, access) for group, pointer in enumerate(pointers)]
-        return [Value(VARYING, access.element, [concatenate(e, access.element, parts)])]
-    for group, pointer in enumerate(pointers):
-        e.call(f"kaas_rt_load_step_b{8 * size}", step_arguments(pointer, shape, group, access, "%out"))
-    return [Value(VARYING, access.element, [part]) for part in _results(e, access)]
+        return [Value(VARYING, access.element, [concatenate(e, access.element, parts, shape.segment)])]
+    results = load_span(e, shape, pointers, access)
+    if results is None:
+        results = _gather_from(e, address_vector(e, where.value), access)
+    return [Value(VARYING, access.element, [result]) for result in results]
 
 
 def _load_flat(e: Emitter, where: Place, pointers: list[str], shape: Affine, access: Access, index: int) -> Value:
@@ -83,7 +85,7 @@ def _load_flat(e: Emitter, where: Place, pointers: list[str], shape: Affine, acc
         kind = "load volatile" if access.ordered else "load"
         ending = ", !invariant.load !0" if where.inside else ""
         parts.append(e.new(f"{kind} {access.element}, ptr {pointer}, align {access.size}{ending}"))
-    return Value(Affine(shape.segment, 0), access.element, parts)
+    return Value(level(shape.segment), access.element, parts)
 
 
 def _load_row(e: Emitter, pointer: str, segment: int, group: int, access: Access) -> str:
@@ -97,22 +99,14 @@ def _load_row(e: Emitter, pointer: str, segment: int, group: int, access: Access
     return e.new(f"call {kind} @{name}({', '.join(f'{t} {v}' for t, v in arguments)})")
 
 
-def concatenate(e: Emitter, element: str, parts: list[str]) -> str:
-    """Neighbouring vectors as one."""
-    lanes = WARP // len(parts)
-    while len(parts) > 1:
-        order = ", ".join(f"i32 {lane}" for lane in range(2 * lanes))
-        kind = f"<{lanes} x {element}>"
-        parts = [
-            e.new(f"shufflevector {kind} {a}, {kind} {b}, <{2 * lanes} x i32> <{order}>")
-            for a, b in zip(parts[::2], parts[1::2], strict=False)
-        ]
-        lanes *= 2
-    return parts[0]
+def _gather_from(e: Emitter, addresses: str, access: Access) -> list[str]:
+    e.put(f"store <32 x i64> {addresses}, ptr %addresses")
+    return _gather(e, access)
 
 
-def _gather(e: Emitter, addresses: str, access: Access) -> list[str]:
-    arguments = [("ptr", addresses), ("i32", str(access.count)), ("i32", access.mask), ("ptr", "%out")]
+def _gather(e: Emitter, access: Access) -> list[str]:
+    """From %addresses."""
+    arguments = [("ptr", "%addresses"), ("i32", str(access.count)), ("i32", access.mask), ("ptr", "%out")]
     e.call(f"kaas_rt_gather_b{8 * access.size}", arguments)
     return _results(e, access)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from kaas.softgpu.analysis.plan import special_shape
-from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Varying
+from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Varying, ramp
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.values import SCALAR, VECTOR, Value, Width, integer
 
 # Byte offsets of the fields of kaas_warp (abi.h).
 WARP_FIELDS = {"ctaid": 0, "nctaid": 12, "warp": 24, "live": 28, "shared": 32, "local": 40, "dynamic": 48, "total": 52}
-STOP_FIELD = 64
 
 _FIELDS = {f"%{name}.{axis}": (name, index) for name in ("ctaid", "nctaid") for index, axis in enumerate("xyz")}
 _CONSTANTS = {"%warp_size": 32, "WARP_SZ": 32, "%gridid": 0, "%smid": 0, "%nsmid": 1, "%warpsize": 32}
@@ -102,7 +101,7 @@ def _thread_index(e: Emitter, name: str, shape: object) -> Value:
         return linear
 
     if isinstance(shape, Varying):
-        linear = e.new(f"add {VECTOR.of('i32')} {e.splat('i32', [first])}, {e.ramp('i32', WARP, 1)}")
+        linear = e.new(f"add {VECTOR.of('i32')} {e.splat('i32', [first])}, {e.lane_offsets('i32', ramp(WARP, 1))}")
         return Value(VARYING, "i32", [index_of(linear, VECTOR)])
     assert isinstance(shape, Affine)
     parts = []

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from kaas.softgpu.analysis.blocks import Step
-from kaas.softgpu.analysis.shapes import WARP, Affine, Wide, is_flat
+from kaas.softgpu.analysis.shapes import WARP, Affine, Wide, flattened
 from kaas.softgpu.codegen.addresses import (
     Access,
     access_of,
-    can_mask,
+    address_vector,
     group_mask,
     if_no_wrap,
+    is_row,
     place,
-    pointer_of,
+    pointers_of,
     safe_pointer,
-    step_arguments,
-    widened,
 )
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.memcheck import Verb, check
+from kaas.softgpu.codegen.spans import store_span
 from kaas.softgpu.codegen.values import SCALAR, Value
 from kaas.softgpu.ptx.model import Vector
 
@@ -42,30 +42,31 @@ def store(e: Emitter, step: Step) -> None:
             return []
 
         def wrapped() -> list[str]:
-            _scatter(e, widened(e, where.value), values, access)
+            _scatter(e, values, access)
             return []
 
         if_no_wrap(e, where.value, [], straight, wrapped)
     else:
-        e.put(f"store <32 x i64> {e.vector(where.value)}, ptr %addresses")
-        _scatter(e, "%addresses", values, access)
+        _scatter_to(e, e.vector(where.value), values, access)
 
 
 def _store_affine(e: Emitter, where: Value, values: list[Value], access: Access) -> None:
     shape = where.shape
     assert isinstance(shape, Affine)
-    pointers = [pointer_of(e, where.type, part) for part in where.parts]
-    if shape.step == 0 and all(is_flat(v.shape) and v.shape.segment >= shape.segment for v in values):  # type: ignore[union-attr]
+    together = flattened(shape)
+    levels = [flattened(value.shape) for value in values]
+    if together is not None and all(one is not None and one.segment >= together.segment for one in levels):
+        pointers = pointers_of(e, where, together.segment)
         for index, value in enumerate(values):
-            _store_flat(e, pointers, shape, value, index, access)
-    elif shape.step == access.size and access.count == 1 and can_mask(e, access):
+            _store_flat(e, pointers, together, value, index, access)
+        return
+    pointers = pointers_of(e, where, shape.segment)
+    if is_row(e, shape, access):
         vector = e.vector(values[0])
         for group, pointer in enumerate(pointers):
             _store_row(e, pointer, vector, shape.segment, group, access)
-    else:
-        _spill(e, values, access)
-        for group, pointer in enumerate(pointers):
-            e.call(f"kaas_rt_store_step_b{8 * access.size}", step_arguments(pointer, shape, group, access, "%in0"))
+    elif not store_span(e, shape, pointers, values, access):
+        _scatter_to(e, address_vector(e, where), values, access)
 
 
 def _store_flat(e: Emitter, pointers: list[str], shape: Affine, value: Value, index: int, access: Access) -> None:
@@ -92,13 +93,15 @@ def _store_row(e: Emitter, pointer: str, vector: str, segment: int, group: int, 
     e.put(f"call void @{name}({kind} {vector}, ptr align {access.size} {pointer}, <{segment} x i1> {mask})")
 
 
-def _spill(e: Emitter, values: list[Value], access: Access) -> None:
+def _scatter_to(e: Emitter, addresses: str, values: list[Value], access: Access) -> None:
+    e.put(f"store <32 x i64> {addresses}, ptr %addresses")
+    _scatter(e, values, access)
+
+
+def _scatter(e: Emitter, values: list[Value], access: Access) -> None:
+    """To %addresses."""
     for index, value in enumerate(values):
         pointer = e.new(f"getelementptr i8, ptr %in0, i64 {index * WARP * access.size}") if index else "%in0"
         e.put(f"store <32 x {access.element}> {e.vector(value)}, ptr {pointer}")
-
-
-def _scatter(e: Emitter, addresses: str, values: list[Value], access: Access) -> None:
-    _spill(e, values, access)
-    arguments = [("ptr", addresses), ("i32", str(access.count)), ("i32", access.mask), ("ptr", "%in0")]
+    arguments = [("ptr", "%addresses"), ("i32", str(access.count)), ("i32", access.mask), ("ptr", "%in0")]
     e.call(f"kaas_rt_scatter_b{8 * access.size}", arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kaas.softgpu.analysis.blocks import Step
-from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Shape, is_uniform
+from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Shape, is_uniform, ramp
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import SCALAR, VECTOR, Value, Width
@@ -231,7 +231,7 @@ def elect(e: Emitter, step: Step) -> None:
     each = members if w is VECTOR else e.splat("i32", [members])
     kind = VECTOR.of("i32")
     lane = e.intrinsic(f"llvm.cttz.{VECTOR.name('i32')}", kind, [(kind, each), ("i1", "false")])
-    chosen = e.new(f"icmp eq {kind} {lane}, {e.ramp('i32', WARP, 1)}")
+    chosen = e.new(f"icmp eq {kind} {lane}, {e.lane_offsets('i32', ramp(WARP, 1))}")
     assert isinstance(target, Pair)
     e.write(target.first.name, Value(VARYING, "i32", [lane]), step)
     e.write(target.second.name, Value(VARYING, "i1", [chosen]), step)

@@ -23,7 +23,7 @@ typedef struct kaas_warp {
   uint32_t dynamic_shared_bytes;
   uint32_t shared_bytes;
   struct kaas_block *block; /* the runner's own */
-  const volatile uint32_t *stop; /* looked at by every round of a loop: not 0 once the launch shall end */
+  const volatile uint32_t *stop; /* looked at after many rounds of a loop: not 0 once the launch shall end */
 } kaas_warp;
 
 /* params: the parameter buffer, laid out at the offsets of the kernel's parameters. */

@@ -1,7 +1,9 @@
 /* Runs the warps of one block, each on a stack of its own once a barrier makes that necessary.
  *
- * Warp 0 runs on the stack of its thread. Only when it meets a barrier does a second stack come into play, on which the
- * next warps run until they meet one too; a kernel without barriers never switches.
+ * Warp 0 runs on the stack of its thread. Only when it meets a barrier, or has gone many rounds of a loop, does a second
+ * stack come into play, on which the next warps run until they do too. A warp that waits for another without a barrier
+ * thus gets what it waits for; so does a block that waits for an earlier one, since blocks start in order on threads of
+ * their own. Blocks that wait for later ones may wait for ever.
  */
 #define _GNU_SOURCE
 #include "block.h"
@@ -9,8 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-
-_Static_assert(offsetof(kaas_warp, stop) == 64, "STOP_FIELD of codegen/special.py");
 
 /* --- switching stacks: saves what a C call must keep, the rest is saved by the caller */
 
@@ -218,7 +218,12 @@ uint32_t kaas_rt_barrier_or(kaas_warp *warp, uint32_t id, uint32_t threads, uint
   return arrive_with(warp, id, threads, bits, lanes)->result_any;
 }
 
-void kaas_rt_stop(kaas_warp *warp) {
+void kaas_rt_rest(kaas_warp *warp) {
+  if (__builtin_expect(*warp->stop, 0)) kaas_stop(warp);
+  switch_away(warp->block, &warp->block->stack_pointer[warp->warp]);
+}
+
+void kaas_stop(kaas_warp *warp) {
   char text[160];
   snprintf(text, sizeof text, "cancelled while block (%u, %u, %u), warp %u ran", warp->ctaid[0], warp->ctaid[1],
            warp->ctaid[2], warp->warp);

@@ -49,7 +49,8 @@ typedef struct kaas_block {
 void kaas_run_block(kaas_block *block) __attribute__((visibility("hidden")));
 /* Ends the launch from inside a warp, with this result and message. */
 _Noreturn void kaas_abandon(kaas_block *block, int result, const char *message) __attribute__((visibility("hidden")));
-void kaas_rt_stop(kaas_warp *warp);
+/* Ends a launch that is to stop. */
+_Noreturn void kaas_stop(kaas_warp *warp) __attribute__((visibility("hidden")));
 /* threadIdx of a lane. */
 void kaas_thread_index(const kaas_warp *warp, uint32_t lane, uint32_t at[3]) __attribute__((visibility("hidden")));
 /* The block that this thread works with; its fibers find it here. */

@@ -17,37 +17,17 @@ typedef uint64_t address;
   void kaas_rt_scatter_b##bits(const address *to, uint32_t count, uint32_t mask, const type *data) {                \
     LANES(mask)                                                                                                     \
     for (uint32_t i = 0; i < count; i++) AT(type, to[lane])[i] = data[i * KAAS_WARP + lane];                        \
-  }                                                                                                                 \
-  /* The same for lanes first .. first + lanes - 1 at base + step * (lane - first). */                             \
-  void kaas_rt_load_step_b##bits(const uint8_t *base, int64_t step, uint32_t count, uint32_t first, uint32_t lanes, \
-                                 uint32_t mask, type *out) {                                                        \
-    mask &= (uint32_t)(((UINT64_C(1) << lanes) - 1) << first);                                                      \
-    if (mask == UINT32_MAX && count == 4) {                                                                         \
-      for (uint32_t lane = 0; lane < KAAS_WARP; lane++)                                                             \
-        for (uint32_t i = 0; i < 4; i++) out[i * KAAS_WARP + lane] = AT(const type, base + step * lane)[i];         \
-      return;                                                                                                       \
-    }                                                                                                               \
-    LANES(mask)                                                                                                     \
-    for (uint32_t i = 0; i < count; i++)                                                                            \
-      out[i * KAAS_WARP + lane] = AT(const type, base + step * ((int64_t)lane - first))[i];                         \
-  }                                                                                                                 \
-  void kaas_rt_store_step_b##bits(uint8_t *base, int64_t step, uint32_t count, uint32_t first, uint32_t lanes,      \
-                                  uint32_t mask, const type *data) {                                                \
-    mask &= (uint32_t)(((UINT64_C(1) << lanes) - 1) << first);                                                      \
-    LANES(mask)                                                                                                     \
-    for (uint32_t i = 0; i < count; i++)                                                                            \
-      AT(type, base + step * ((int64_t)lane - first))[i] = data[i * KAAS_WARP + lane];                              \
   }
 GATHER(uint8_t, 8)
 GATHER(uint16_t, 16)
 GATHER(uint32_t, 32)
 GATHER(uint64_t, 64)
 
-/* The addresses extend(base + step * i) * scale + offset of lanes first + i. */
-void kaas_rt_widen(uint32_t base, int32_t step, uint32_t is_signed, int64_t scale, int64_t offset, uint32_t first,
-                   uint32_t lanes, address *out) {
+/* The addresses extend(base + offsets[i]) * scale + offset of lanes first + i. */
+void kaas_rt_widen(uint32_t base, const int32_t *offsets, uint32_t is_signed, int64_t scale, int64_t offset,
+                   uint32_t first, uint32_t lanes, address *out) {
   for (uint32_t i = 0; i < lanes; i++) {
-    uint32_t low = base + (uint32_t)step * i;
+    uint32_t low = base + (uint32_t)offsets[i];
     int64_t wide = is_signed ? (int64_t)(int32_t)low : (int64_t)low;
     out[first + i] = (address)(wide * scale + offset);
   }

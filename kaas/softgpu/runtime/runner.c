@@ -134,7 +134,7 @@ static __attribute__((noinline)) int run_range(kaas_block *block, uint64_t from,
   block->in_kernel = 1;
   for (uint64_t index = from; index < to; index++) {
     place_block(block, at);
-    if (__builtin_expect(*block->warps->stop, 0)) kaas_rt_stop(block->warps);
+    if (__builtin_expect(*block->warps->stop, 0)) kaas_stop(block->warps);
     kaas_run_block(block);
   }
   block->in_kernel = 0;
