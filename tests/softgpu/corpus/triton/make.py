@@ -47,6 +47,7 @@ WANTED: dict[str, tuple[str, dict[str, int], int]] = {
     "atomics": ("*fp32 *fp32 *fp32 *i64 *i32 *i32 i32", {"BLOCK": 128}, 4),
     "shuffles": ("*fp32 *i32 *fp32 *fp32 *fp32 *fp32", {"ROWS": 8, "COLUMNS": 32}, 1),
     "integers": ("*i32 *i32 *i32 *i32 *u32 *i32 *i64 i32", {"BLOCK": 128}, 4),
+    "scalars": ("*fp32 *fp32 *fp32 i32", {}, 1),
     "packed_bytes": ("*u8 *u8 i32", {"BLOCK": 512}, 4),
 }
 

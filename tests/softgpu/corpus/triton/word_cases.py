@@ -148,6 +148,18 @@ def packed_bytes(n: int) -> Case:
     return case("packed_bytes", blocks(n, 512), {"x": x, "out": like(x)}, ["x", "out", *sizes(n)], expected)
 
 
+def scalars(rows: int, n: int) -> Case:
+    """Of multiples of 1/64, whose sums are exact."""
+    x = (np.random.RandomState(n).randint(-200, 200, (rows, n)) / 64).astype(np.float32)
+    terms = np.where(x > 0, 2 * x - np.float32(0.5), -x)
+    sums = terms.cumsum(1, dtype=np.float64)
+    longest = np.float32(20)
+    last = np.where((sums >= longest).any(1), (sums >= longest).argmax(1), n - 1)
+    expected = sums[np.arange(rows), last].astype(np.float32)
+    arrays = {"x": x, "out": like(expected), "longest": np.array([longest])}
+    return case("scalars", rows, arrays, [*arrays, *sizes(n)], {"out": expected})
+
+
 CASES: Cases = {
     "add_aligned": partial(add_aligned, 2000),
     "narrow": partial(narrow, 700),
@@ -157,5 +169,6 @@ CASES: Cases = {
     **{f"atomics_{n}": partial(atomics, n) for n in (100, 777)},
     "shuffles": shuffles,
     "integers": partial(integers, 300),
+    "scalars": partial(scalars, 20, 33),
     "packed_bytes": partial(packed_bytes, 1234),
 }

@@ -118,3 +118,23 @@ def packed_bytes(x, out, n, BLOCK: tl.constexpr):
     )
     v = tl.inline_asm_elementwise(asm, "=r,r", [v], dtype=tl.uint8, is_pure=True, pack=4)
     tl.store(out + i, v, mask=i < n)
+
+
+@triton.jit(noinline=True)
+def _mixed(x, y):
+    return x * 2 - y
+
+
+@triton.jit
+def scalars(x, out, longest, n):
+    """One number at a time: calls of a function of its own, branches and a loop that ends early."""
+    row = tl.program_id(0)
+    total, at, bound = 0.0, 0, tl.load(longest)
+    while at < n and total < bound:
+        v = tl.load(x + row * n + at)
+        if v > 0:
+            total += _mixed(v, 0.5)
+        else:
+            total -= _mixed(v, v)
+        at += 1
+    tl.store(out + row, total)
