@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from kaas import softgpu
 from tests.softgpu.corpus.case import HERE, Arrays, At, Case, Launch, Struct, triple
 
 DEFAULT_SHARED_BYTES = 48 << 10
+LIMIT_S = 60.0
 
 
 def call(result: Any) -> Any:
@@ -35,6 +37,17 @@ def allocated(arrays: Arrays) -> Iterator[dict[str, int]]:
     finally:
         for address in addresses.values():
             call(driver.cuMemFree(address))
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Kernels of the software GPU that do not end are cancelled, so that their case fails."""
+    timer = threading.Timer(LIMIT_S, softgpu.cancel)  # which does nothing on a GPU
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Library:
@@ -71,7 +84,8 @@ def run(case: Case) -> Arrays:
     with allocated({name: np.ascontiguousarray(array) for name, array in case.arrays.items()}) as addresses:
         for one in case.launches:
             library.launch(one, addresses)
-        call(driver.cuCtxSynchronize())
+        with ending():
+            call(driver.cuCtxSynchronize())
         found = {name: np.empty(case.arrays[name].shape, case.arrays[name].dtype) for name in case.expected}
         for name, array in found.items():
             call(driver.cuMemcpyDtoH(array.ctypes.data, addresses[name], array.nbytes))

@@ -73,5 +73,6 @@ CASES: Cases = {
     "last_block": partial(last_block, 1000, 7),
     "orders": partial(orders, 333),
     "ring": partial(ring, 9),
+    "watched": watched,
     "lanes_lock": partial(lanes_lock, 50),
 }

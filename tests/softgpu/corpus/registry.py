@@ -32,6 +32,7 @@ GROUPS: dict[str, Cases] = {
     "messages": messages.CASES,
     "reals": reals.CASES,
     "functions": functions.CASES,
+    "call_tables": functions.CALL_TABLES,
     "grids": grids.CASES,
     "sorting": sorting.CASES,
     "science": science.CASES,
