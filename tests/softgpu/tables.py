@@ -38,7 +38,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def page(text: str) -> str:
     """The page with its tables as they are to be."""
     cells = [(f"`{name}`", types, what, f"`{test}`") for name, types, what, test in instruction_rows()]
-    text = _between(text, "instructions", _table(("instruction", "types", "does", "shown by"), cells))
+    text = _between(text, "instructions", _table(("instruction", "types", "does", "shown by, in tests/softgpu"), cells))
     calls = [(f"`{call}`", state, f"`{test}`" if test else "") for call, state, test in driver_rows()]
     return _between(text, "driver calls", _table(("call", "state", "shown by"), calls)) if calls else text
 

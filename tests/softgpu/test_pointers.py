@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kaas.softgpu.c_interface import CompileError
 from tests.softgpu.harness import HEADER, Case, run
 
 POINTERS = (Path(__file__).parent / "kernels" / "pointers.ptx").read_text()
@@ -136,3 +137,25 @@ def test_managed_memory_is_a_variable(gpu: Any) -> None:
     gpu.run(POINTERS, "shares", 1, 32, out)
     assert sorted(out) == sorted([*range(7, 39, 2), *range(8, 40, 2)])
     assert gpu.read_global(POINTERS, "managed", np.int32, 2).tolist() == [39, 40]
+
+
+def test_an_alias_is_the_function_that_it_stands_for(gpu: Any) -> None:
+    """By name, and with the same address."""
+    text = f"""{HEADER}
+.func (.reg .u32 r) other(.reg .u32 a);
+.func (.reg .u32 r) one(.reg .u32 a) {{ add.u32 r, a, 40; ret; }}
+.alias other, one;
+.visible .entry k(.param .u64 out) {{
+.reg .u64 %p, %x, %y; .reg .u32 %r, %s;
+call (%r), other, (2);
+mov.u64 %x, one; mov.u64 %y, other;
+sub.u64 %x, %x, %y; cvt.u32.u64 %s, %x;
+ld.param.u64 %p, [out];
+st.global.v2.u32 [%p], {{%r, %s}};
+ret;
+}}"""
+    out = np.ones(2, np.uint32)
+    gpu.run(text, "k", 1, 1, out)
+    assert out.tolist() == [42, 0]
+    with pytest.raises(CompileError, match="line 7: other is to stand for two, which has no body here"):
+        gpu.load(text.replace(".alias other, one", ".alias other, two"))
