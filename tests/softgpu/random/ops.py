@@ -148,6 +148,14 @@ def _dot(a: Array, b: Array, c: Array, sign: bool) -> Any:
     return ((left * right).sum(-1) + c.astype(np.int64)).astype(np.uint32)
 
 
+def _dot_halves(a: Array, b: Array, c: Array, sign: bool) -> Any:
+    """The two halves of a times the low two bytes of b."""
+    half, byte = (np.int16, np.int8) if sign else (np.uint16, np.uint8)
+    left = np.ascontiguousarray(a).view(half).astype(np.int64).reshape(*a.shape, 2)
+    right = np.ascontiguousarray(b).view(byte).astype(np.int64).reshape(*b.shape, 4)[..., :2]
+    return ((left * right).sum(-1) + c.astype(np.int64)).astype(np.uint32)
+
+
 # --- integers
 
 for _kind, _bits in (("h", 16), ("r", 32), ("d", 64)):
@@ -237,6 +245,35 @@ _24 = 0xFFFFFF
 _op("mul24.lo.u32", "r", "rr", _exactly(32, False, lambda a, b: (a & _24) * (b & _24)))
 _op("mul24.hi.u32", "r", "rr", _exactly(32, False, lambda a, b: (a & _24) * (b & _24) >> 16))
 _op("mad24.lo.u32", "r", "rrr", _exactly(32, False, lambda a, b, c: (a & _24) * (b & _24) + c))
+
+
+def _low24(a: int) -> int:
+    return ((a & _24) ^ 0x800000) - 0x800000
+
+
+_op("mul24.lo.s32", "r", "rr", _exactly(32, True, np.frompyfunc(lambda a, b: _low24(a) * _low24(b), 2, 1)))
+_op("mul24.hi.s32", "r", "rr", _exactly(32, True, np.frompyfunc(lambda a, b: _low24(a) * _low24(b) >> 16, 2, 1)))
+_op(
+    "mad24.hi.s32",
+    "r",
+    "rrr",
+    _exactly(32, True, np.frompyfunc(lambda a, b, c: (_low24(a) * _low24(b) >> 16) + c, 3, 1)),
+)
+for _name, _count in (("clamp", lambda b: min(b, 32)), ("wrap", lambda b: b & 31)):
+    _op(
+        f"szext.{_name}.u32",
+        "r",
+        "rr",
+        _exactly(32, False, np.frompyfunc(lambda a, b, n=_count: a & ((1 << n(b)) - 1), 2, 1)),
+    )
+for _half, _by in (("lo", 0), ("hi", 16)):
+    for _sign, _t in ((False, "u32"), (True, "s32")):
+        _op(
+            f"dp2a.{_half}.{_t}.{_t}",
+            "r",
+            "rrr",
+            lambda a, b, c, n=_by, s=_sign: _dot_halves(a, b >> np.uint32(n), c, s),
+        )
 _op("add.sat.s32", "r", "rr", _exactly(32, True, lambda a, b: _clip(-(1 << 31), (1 << 31) - 1)(a + b)))
 _op("sub.sat.s32", "r", "rr", _exactly(32, True, lambda a, b: _clip(-(1 << 31), (1 << 31) - 1)(a - b)))
 
@@ -386,7 +423,24 @@ for _mode in ("rz", "rp", "rm"):
         lambda a, b, m=_mode: _directed(a.astype(np.float64) * b, np.zeros(a.shape), m))  # fmt: skip
     _op(f"cvt.{_mode}.f32.f64", "f", "g", lambda a, m=_mode: _directed(a, np.zeros(a.shape), m))
 
+_op("fma.rn.sat.f32", "f", "fff", lambda a, b, c: _saturated(_fused(_libm.fmaf, np.float32)(a, b, c)))
+_op(
+    "min.NaN.f32", "f", "ff", lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.float32(np.nan), _extreme(a, b, True))
+)
+_op(
+    "max.NaN.f32",
+    "f",
+    "ff",
+    lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.float32(np.nan), _extreme(a, b, False)),
+)
+
 # --- conversions
+
+_op("cvt.sat.f32.f32", "f", "f", _saturated)
+_op("cvt.rn.f32.u8", "f", "r", lambda a: (a & np.uint32(255)).astype(np.float32))
+_op("cvt.rn.f64.s16", "g", "h", lambda a: signed(a).astype(np.float64))
+_op("cvt.rzi.u16.f32 {d}, %ff;", "h", "f", lambda a: _to_integer(_number(a), 16, False, np.trunc),
+    "setp.num.f32 %q, {a}, {a};", "selp.f32 %ff, {a}, 0f00000000, %q;")  # fmt: skip
 
 _op("cvt.rn.f32.f64", "f", "g", lambda a: a.astype(np.float32))
 _op("cvt.f64.f32", "g", "f", lambda a: a.astype(np.float64))

@@ -52,7 +52,7 @@ class Place:
     offset: int
     by: str = ""
     scale: int = 0
-    how: str = ""  # "generic", or words such as "volatile"
+    how: str = ""  # generic, volatile, nc, or ordered: relaxed, acquire, release
 
 
 @dataclass(frozen=True)
@@ -259,9 +259,10 @@ def applies(draw: st.DrawFn) -> Apply:
     name = draw(st.sampled_from(sorted(OPS)))
     op = OPS[name]
     targets = draw(st.tuples(*map(registers, op.results)).filter(lambda names: len(set(names)) == len(names)))
-    return Apply(
-        name, targets, tuple(draw(sources(kind)) for kind in op.operands), draw(guards()) if len(targets) == 1 else ""
-    )
+    operands = tuple(draw(sources(kind)) for kind in op.operands)
+    if name.startswith("bfe"):  # PTX takes no larger numbers there, but registers
+        operands = tuple(value & 255 if isinstance(value, int) else value for value in operands)
+    return Apply(name, targets, operands, draw(guards()) if len(targets) == 1 else "")
 
 
 _UNIFORM_OPS = sorted(name for name, op in OPS.items() if op.results == "r" and not op.operands.strip("r"))
@@ -281,7 +282,8 @@ def places(draw: st.DrawFn, spaces: tuple[str, ...], size: int, *, plain: bool =
     """plain: without a register."""
     usable = [space for space in spaces if "column" not in space or size <= 4]
     space = draw(st.sampled_from(usable))
-    how = "" if space in ("in", "table") else draw(st.sampled_from(["", "", "generic", "volatile"]))
+    ways = [""] if space in ("in", "table") else ["", "", "generic"]
+    how = draw(st.sampled_from(ways if space in ("in", "table", "local") else [*ways, "volatile", "ordered"]))
     if "column" in space:
         return Place(space, draw(st.integers(0, COLUMNS - 1)), how=how)
     offset = draw(st.integers(0, 16 // size - 1)) * size

@@ -110,8 +110,8 @@ class Writer:
             self.put(f"and.b32 %t, %{name}, 1;", f"setp.ne.u32 {kept}, %t, 0;")
         return kept
 
-    def place(self, place: Place, size: int) -> tuple[str, str]:
-        """The words for the space, and the address."""
+    def place(self, place: Place, size: int, order: str = "relaxed.gpu") -> tuple[str, str]:
+        """The words for the space, and the address. order: of an access that has one."""
         offset, base = place.offset, ""
         space = {"in": "global", "table": "const", "own": "global", "column": "global"}.get(
             place.space, place.space.removesuffix("_column")
@@ -142,7 +142,9 @@ class Writer:
                 base = "%a"
             words = ""
         else:
-            words = f".volatile.{space}" if place.how == "volatile" else f".{space}.nc" if place.how else f".{space}"
+            words = {"volatile": f".volatile.{space}", "nc": f".{space}.nc", "ordered": f".{order}.{space}"}.get(
+                place.how, f".{space}"
+            )
         return words, f"[{base}+{offset}]" if offset else f"[{base}]"
 
     def shared_input(self, place: Place) -> str:
@@ -205,7 +207,8 @@ class Writer:
                 self.flow(statement)
 
     def move(self, what: Statement, kind: str, names: tuple[str, ...], place: Place, guard: str) -> None:
-        words, address = self.place(place, int(kind[1:]) // 8 * len(names))
+        order = ("acquire.gpu" if isinstance(what, Load) else "release.cta") if place.offset % 8 else "relaxed.sys"
+        words, address = self.place(place, int(kind[1:]) // 8 * len(names), order)
         vector = f".v{len(names)}" if len(names) > 1 else ""
         listed = ", ".join(f"%{name}" for name in names)
         values = f"{{{listed}}}" if vector else listed
