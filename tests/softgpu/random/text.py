@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from tests.softgpu.random.ops import OPS
-from tests.softgpu.random.programs import (
+from tests.softgpu.random.tables import table_words
+from tests.softgpu.random.tree import (
     ACCUMULATORS,
     COLUMNS,
     LOCAL_BYTES,
@@ -36,7 +37,6 @@ from tests.softgpu.random.programs import (
     waits,
     walk,
 )
-from tests.softgpu.random.tables import table_words
 
 POINTERS = ("in", "own", "column", "acc", "out")
 _DECLARED = {"r": "b32", "u": "b32", "d": "b64", "h": "b16", "f": "f32", "g": "f64", "x": "b16", "p": "pred"}
