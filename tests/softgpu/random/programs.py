@@ -7,6 +7,7 @@ from functools import cache
 
 from hypothesis import strategies as st
 
+from tests.softgpu.random import integers, reals  # noqa: F401 - they fill the table
 from tests.softgpu.random.ops import OPS
 from tests.softgpu.random.tree import (
     ACCUMULATORS,
