@@ -9,8 +9,9 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, seed, settings
 
 from tests.softgpu.conftest import Gpu, build_runner
-from tests.softgpu.random.programs import Program, programs
+from tests.softgpu.random.programs import programs
 from tests.softgpu.random.test_random import check
+from tests.softgpu.random.tree import Program
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tests.softgpu.random.ops import BITS, DTYPES, OPS, Array, signed
-from tests.softgpu.random.programs import (
+from tests.softgpu.random.tables import random_bytes, table_words
+from tests.softgpu.random.tree import (
     ACCUMULATORS,
     COLUMNS,
     LOCAL_BYTES,
@@ -39,7 +40,6 @@ from tests.softgpu.random.programs import (
     Vote,
     used,
 )
-from tests.softgpu.random.tables import random_bytes, table_words
 
 COMBINE: dict[str, Any] = {
     "add": lambda a, b: a + b,

@@ -1,202 +1,48 @@
-"""Random programs as trees of statements: what a thread does, without races and without undefined results."""
+"""The strategy that draws random programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from hypothesis import strategies as st
 
+from tests.softgpu.random import integers, reals  # noqa: F401 - they fill the table
 from tests.softgpu.random.ops import OPS
-
-Source = str | int
-"""A register such as r2, or a number: an integer, for f, g and x its bits."""
-
-REGISTERS = {"r": 6, "u": 2, "d": 3, "h": 2, "f": 3, "g": 2, "x": 2, "p": 3}
-"""How many there are of each kind; u is an r that all threads of the block have the same of."""
+from tests.softgpu.random.tree import (
+    ACCUMULATORS,
+    COLUMNS,
+    LOCAL_BYTES,
+    OWN_BYTES,
+    REGISTERS,
+    SHARED_BYTES,
+    TABLE_BYTES,
+    TYPES,
+    Accumulate,
+    Apply,
+    Atomic,
+    BlockVote,
+    Body,
+    Call,
+    Exchange,
+    Function,
+    If,
+    Leave,
+    Load,
+    Loop,
+    Place,
+    Program,
+    Shuffle,
+    Source,
+    Statement,
+    Store,
+    Switch,
+    Tangle,
+    Vote,
+)
 
 SHAPES = [(32,), (1,), (7,), (64,), (33,), (48,), (8, 4), (5, 7, 3), (100,), (16, 16), (3, 1, 50), (1000,), (1024,)]
 GRIDS = [(1,), (2,), (3,), (2, 2), (1, 1, 3)]
-OWN_BYTES, SHARED_BYTES, LOCAL_BYTES, COLUMNS = 64, 32, 64, 2
-TABLE_BYTES = 1024
-ACCUMULATORS = ("add.u32", "min.u32", "max.s32", "and.b32", "or.b32", "xor.b32", "add.u64")
-TYPES = {
-    "u8": "r", "s8": "r", "u16": "r", "s16": "r", "b16": "h", "u32": "r", "b32": "r", "u64": "d", "b64": "d",
-    "f32": "f", "f64": "g",
-}  # fmt: skip
-
-
-class Statement:
-    """One of those below."""
-
-
-Body = tuple[Statement, ...]
-
-
-@dataclass(frozen=True)
-class Apply(Statement):
-    op: str
-    targets: tuple[str, ...]
-    sources: tuple[Source, ...]
-    guard: str = ""  # p0, or !p0
-
-
-@dataclass(frozen=True)
-class Place:
-    """Bytes in memory. space: in (read only) and table: the same bytes for all threads; own, shared, local: bytes of
-    this thread, one thread's behind the other's; column, shared_column: words of this thread, beside its neighbours'.
-    by: adds a register, cut to what fits. scale: bytes from thread to thread in `in`; 0: the same for all."""
-
-    space: str
-    offset: int
-    by: str = ""
-    scale: int = 0
-    how: str = ""  # "generic", or words such as "volatile"
-
-
-@dataclass(frozen=True)
-class Load(Statement):
-    type: str
-    targets: tuple[str, ...]
-    place: Place
-    guard: str = ""
-
-
-@dataclass(frozen=True)
-class Store(Statement):
-    type: str
-    sources: tuple[str, ...]
-    place: Place
-    guard: str = ""
-
-
-@dataclass(frozen=True)
-class Atomic(Statement):
-    """On this thread's own bytes, with the value that was there before."""
-
-    op: str
-    type: str
-    target: str
-    place: Place
-    sources: tuple[Source, ...]
-
-
-@dataclass(frozen=True)
-class Accumulate(Statement):
-    """On a cell that all threads update."""
-
-    cell: int
-    source: Source
-    with_result: bool
-
-
-@dataclass(frozen=True)
-class If(Statement):
-    condition: str  # p0, or u0: whether it is odd
-    then: Body
-    otherwise: Body
-
-
-@dataclass(frozen=True)
-class Loop(Statement):
-    """count & 7 times; at least once if it is tested at the bottom."""
-
-    count: Source
-    bottom: bool
-    body: Body
-
-
-@dataclass(frozen=True)
-class Leave(Statement):
-    """how: break or continue, of the innermost loop; ret or exit."""
-
-    how: str
-    condition: str
-
-
-@dataclass(frozen=True)
-class Switch(Statement):
-    index: str
-    cases: tuple[Body, ...]
-
-
-@dataclass(frozen=True)
-class Tangle(Statement):
-    """A loop with two entries: threads with the condition begin in `second`, the others in `first`; each follows the
-    other, until a counter that starts at count & 7 and falls by 1 and 2 is used up."""
-
-    condition: str
-    count: Source
-    first: Body
-    second: Body
-
-
-@dataclass(frozen=True)
-class Call(Statement):
-    function: int
-    target: str
-    arguments: tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Shuffle(Statement):
-    """Where the lane that is asked for does not take part: 0."""
-
-    mode: str
-    target: str
-    fits: str
-    source: str
-    by: Source
-    width: int
-
-
-@dataclass(frozen=True)
-class Vote(Statement):
-    """mode: all, any, uni, ballot; match.any, match.all, of the low two bits; redux.add.u32 and so on."""
-
-    mode: str
-    targets: tuple[str, ...]
-    source: str
-
-
-@dataclass(frozen=True)
-class Exchange(Statement):
-    """Every thread leaves a word, and takes that of thread (number + shift) or (by) modulo the threads of the block."""
-
-    target: str
-    source: str
-    shift: int
-    by: str = ""
-
-
-@dataclass(frozen=True)
-class BlockVote(Statement):
-    """popc, and, or with bar.red; sum, through shared memory."""
-
-    mode: str
-    target: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Function:
-    """Two words in, a word out, in r0; registers start at 0."""
-
-    body: Body
-    in_registers: bool
-
-
-@dataclass(frozen=True)
-class Program:
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    body: Body
-    functions: tuple[Function, ...]
-    seed: int
-
-
-# --- what may stand where
 
 
 @dataclass(frozen=True)
@@ -259,9 +105,10 @@ def applies(draw: st.DrawFn) -> Apply:
     name = draw(st.sampled_from(sorted(OPS)))
     op = OPS[name]
     targets = draw(st.tuples(*map(registers, op.results)).filter(lambda names: len(set(names)) == len(names)))
-    return Apply(
-        name, targets, tuple(draw(sources(kind)) for kind in op.operands), draw(guards()) if len(targets) == 1 else ""
-    )
+    operands = tuple(draw(sources(kind)) for kind in op.operands)
+    if name.startswith("bfe"):  # PTX takes no larger numbers there, but registers
+        operands = tuple(value & 255 if isinstance(value, int) else value for value in operands)
+    return Apply(name, targets, operands, draw(guards()) if len(targets) == 1 else "")
 
 
 _UNIFORM_OPS = sorted(name for name, op in OPS.items() if op.results == "r" and not op.operands.strip("r"))
@@ -281,7 +128,8 @@ def places(draw: st.DrawFn, spaces: tuple[str, ...], size: int, *, plain: bool =
     """plain: without a register."""
     usable = [space for space in spaces if "column" not in space or size <= 4]
     space = draw(st.sampled_from(usable))
-    how = "" if space in ("in", "table") else draw(st.sampled_from(["", "", "generic", "volatile"]))
+    ways = [""] if space in ("in", "table") else ["", "", "generic"]
+    how = draw(st.sampled_from(ways if space in ("in", "table", "local") else [*ways, "volatile", "ordered"]))
     if "column" in space:
         return Place(space, draw(st.integers(0, COLUMNS - 1)), how=how)
     offset = draw(st.integers(0, 16 // size - 1)) * size
@@ -429,54 +277,3 @@ def programs(draw: st.DrawFn) -> Program:
     body = tuple(draw(st.lists(statements(site), min_size=1, max_size=12)))
     grid, block = draw(st.sampled_from(GRIDS)), draw(st.sampled_from(SHAPES))
     return Program(grid, block, body, tuple(functions), draw(st.integers(0, 7)))
-
-
-# --- what a program has
-
-
-def walk(body: Body) -> Iterator[Statement]:
-    for statement in body:
-        yield statement
-        for inner in _bodies_of(statement):
-            yield from walk(inner)
-
-
-def _bodies_of(statement: Statement) -> tuple[Body, ...]:
-    match statement:
-        case If(_, then, otherwise):
-            return then, otherwise
-        case Loop(_, _, body):
-            return (body,)
-        case Switch(_, cases):
-            return cases
-        case Tangle(_, _, first, second):
-            return first, second
-    return ()
-
-
-_NAMES = frozenset(f"{kind}{number}" for kind, count in REGISTERS.items() for number in range(count))
-
-
-def used(body: Body) -> list[str]:
-    """The registers that it names."""
-    found: set[str] = set()
-
-    def note(value: object) -> None:
-        if isinstance(value, str) and value.lstrip("!") in _NAMES:
-            found.add(value.lstrip("!"))
-        elif isinstance(value, Place):
-            note(value.by)
-        elif isinstance(value, tuple):
-            for item in value:
-                if not isinstance(item, Statement):
-                    note(item)
-
-    for statement in walk(body):
-        for each in fields(statement):  # type: ignore[arg-type]
-            note(getattr(statement, each.name))
-    return sorted(found)
-
-
-def waits(body: Body) -> bool:
-    """Whether lanes of a warp must know who is here."""
-    return any(isinstance(statement, Shuffle | Vote) for statement in walk(body))

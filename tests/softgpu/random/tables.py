@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from tests.softgpu.random.ops import Array
-from tests.softgpu.random.programs import TABLE_BYTES
+from tests.softgpu.random.tree import TABLE_BYTES
 
 _EDGES = np.array(
     [0, 1, 2, 0x80000000, 0x7FFFFFFF, 0xFFFFFFFF, 0x3F800000, 0xBF800000, 0x7F800000, 0x7FC00000, 0x80000001, 255],

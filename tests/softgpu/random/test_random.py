@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, note, settings
 
 from tests.softgpu.random import lanes
-from tests.softgpu.random.programs import Program, programs, used
+from tests.softgpu.random.programs import programs
 from tests.softgpu.random.text import ptx
+from tests.softgpu.random.tree import Program, used
 
 FILL = 0xAB
 

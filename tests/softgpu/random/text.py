@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from tests.softgpu.random.ops import OPS
-from tests.softgpu.random.programs import (
+from tests.softgpu.random.tables import table_words
+from tests.softgpu.random.tree import (
     ACCUMULATORS,
     COLUMNS,
     LOCAL_BYTES,
@@ -36,7 +37,6 @@ from tests.softgpu.random.programs import (
     waits,
     walk,
 )
-from tests.softgpu.random.tables import table_words
 
 POINTERS = ("in", "own", "column", "acc", "out")
 _DECLARED = {"r": "b32", "u": "b32", "d": "b64", "h": "b16", "f": "f32", "g": "f64", "x": "b16", "p": "pred"}
@@ -110,8 +110,8 @@ class Writer:
             self.put(f"and.b32 %t, %{name}, 1;", f"setp.ne.u32 {kept}, %t, 0;")
         return kept
 
-    def place(self, place: Place, size: int) -> tuple[str, str]:
-        """The words for the space, and the address."""
+    def place(self, place: Place, size: int, order: str = "relaxed.gpu") -> tuple[str, str]:
+        """The words for the space, and the address. order: of an access that has one."""
         offset, base = place.offset, ""
         space = {"in": "global", "table": "const", "own": "global", "column": "global"}.get(
             place.space, place.space.removesuffix("_column")
@@ -142,7 +142,9 @@ class Writer:
                 base = "%a"
             words = ""
         else:
-            words = f".volatile.{space}" if place.how == "volatile" else f".{space}.nc" if place.how else f".{space}"
+            words = {"volatile": f".volatile.{space}", "nc": f".{space}.nc", "ordered": f".{order}.{space}"}.get(
+                place.how, f".{space}"
+            )
         return words, f"[{base}+{offset}]" if offset else f"[{base}]"
 
     def shared_input(self, place: Place) -> str:
@@ -205,7 +207,8 @@ class Writer:
                 self.flow(statement)
 
     def move(self, what: Statement, kind: str, names: tuple[str, ...], place: Place, guard: str) -> None:
-        words, address = self.place(place, int(kind[1:]) // 8 * len(names))
+        order = ("acquire.gpu" if isinstance(what, Load) else "release.cta") if place.offset % 8 else "relaxed.sys"
+        words, address = self.place(place, int(kind[1:]) // 8 * len(names), order)
         vector = f".v{len(names)}" if len(names) > 1 else ""
         listed = ", ".join(f"%{name}" for name in names)
         values = f"{{{listed}}}" if vector else listed
