@@ -8,8 +8,8 @@ enum { LOWEST = 0, HIGHEST = -5 };
 static int clamp(int priority) { return priority > LOWEST ? LOWEST : priority < HIGHEST ? HIGHEST : priority; }
 
 static CUresult check(CUlaunchAttributeID id) {
-  REQUIRE((unsigned)id <= CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING, CUDA_ERROR_INVALID_VALUE, "there is no launch attribute %d",
-          (int)id);
+  REQUIRE((unsigned)id <= CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING, CUDA_ERROR_INVALID_VALUE,
+          "there is no launch attribute %d", (int)id);
   return CUDA_SUCCESS;
 }
 

@@ -89,3 +89,25 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *need
   pthread_mutex_unlock(&capture_lock);
   return status;
 }
+
+/* --- memory that is allocated and freed while a stream captures */
+
+CUresult capture_alloc(CUstream s, CUmemoryPool pool, size_t bytes, CUdeviceptr *address) {
+  op o = {.kind = OP_GRAPH_ALLOC};
+  CUDA_MEM_ALLOC_NODE_PARAMS p = {.poolProps = pool->props, .bytesize = bytes};
+  p.poolProps.maxSize = 0;
+  TRY(graph_block_new(&p, s->ctx, &o.block));
+  *address = o.block->base;
+  CUresult status = capture_op(s, &o);
+  if (status != CUDA_SUCCESS) graph_block_drop(o.block);
+  return status;
+}
+
+CUresult capture_free(CUstream s, CUdeviceptr address) {
+  op o = {.kind = OP_GRAPH_FREE};
+  TRY(graph_block_at(address, &o.block));
+  graph_block_keep(o.block);
+  CUresult status = capture_op(s, &o);
+  if (status != CUDA_SUCCESS) graph_block_drop(o.block);
+  return status;
+}

@@ -331,6 +331,10 @@ typedef struct op {
   };
 } op;
 
+/* Whether a node with it owns what it names. */
+static inline bool op_owns(const op *o) {
+  return o->kind == OP_CHILD || o->kind == OP_CONDITIONAL || o->kind == OP_GRAPH_ALLOC || o->kind == OP_GRAPH_FREE;
+}
 CUresult op_run(const op *o, CUcontext ctx);
 CUresult word_wait(const word *w, CUcontext ctx);
 CUresult word_write(const word *w);
@@ -566,6 +570,7 @@ CUresult set_event(op *o, CUevent event);
 CUresult set_any(op *o, void **storage, const CUgraphNodeParams *p); /* all of the above, by o's kind */
 CUresult exec_new(CUgraph graph, unsigned long long flags, CUgraphExec *exec);
 void exec_delete(CUgraphExec exec); /* drops a reference */
+CUresult exec_get(CUgraphExec exec); /* whether it is live */
 void exec_launched_locked(CUgraphExec exec, fence *launch);
 void exec_follow_locked(CUgraphExec exec, moment *order); /* joins the events that it waits for */
 CUresult exec_run(CUgraphExec exec, CUcontext ctx);

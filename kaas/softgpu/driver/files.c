@@ -3,18 +3,20 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 CUresult cuLibraryLoadData(CUlibrary *lib, const void *image, CUjit_option *jit_options, void **jit_values,
                            unsigned jit_count, CUlibraryOption *options, void **values, unsigned count);
 
 /* All bytes of a file and a NUL, to be freed. */
 static CUresult read_file(const char *path, char **content) {
+  struct stat info;
   FILE *file = fopen(path, "rb");
   REQUIRE(file != NULL, CUDA_ERROR_FILE_NOT_FOUND, "%s cannot be read", path);
-  bool good = fseek(file, 0, SEEK_END) == 0;
-  long bytes = good ? ftell(file) : -1;
-  char *made = bytes >= 0 ? malloc((size_t)bytes + 1) : NULL;
-  good = made != NULL && fseek(file, 0, SEEK_SET) == 0 && fread(made, 1, (size_t)bytes, file) == (size_t)bytes;
+  bool regular = fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode);
+  size_t bytes = regular ? (size_t)info.st_size : 0;
+  char *made = regular ? malloc(bytes + 1) : NULL;
+  bool good = made != NULL && fread(made, 1, bytes, file) == bytes;
   fclose(file);
   if (!good) {
     free(made);

@@ -70,8 +70,7 @@ CUresult graph_add_node(CUgraph graph, const CUgraphNode *needs, size_t count, c
   graph->live++;
   CUresult status = fill_node(made, needs, count);
   if (status != CUDA_SUCCESS) {
-    bool owns = o->kind == OP_CHILD || o->kind == OP_CONDITIONAL || o->kind == OP_GRAPH_ALLOC || o->kind == OP_GRAPH_FREE;
-    made->op.kind = owns ? OP_EMPTY : made->op.kind; /* what it would own stays the caller's */
+    made->op.kind = op_owns(o) ? OP_EMPTY : made->op.kind; /* what it would own stays the caller's */
     node_delete(made);
     return status;
   }

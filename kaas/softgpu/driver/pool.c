@@ -180,8 +180,9 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   TRY(require_init());
   REQUIRE_HANDLE(pool, HANDLE_POOL);
-  REQUIRE(pool != host_pool && pool != managed_pool && (pool->dev == NULL || pool != pool->dev->default_pool), CUDA_ERROR_INVALID_VALUE,
-          "a default pool cannot be destroyed");
+  bool by_default =
+      pool == host_pool || pool == managed_pool || (pool->dev != NULL && pool == pool->dev->default_pool);
+  REQUIRE(!by_default, CUDA_ERROR_INVALID_VALUE, "a default pool cannot be destroyed");
   pthread_mutex_lock(&memory_lock);
   if (pool->dev != NULL && pool->dev->pool == pool) pool->dev->pool = pool->dev->default_pool;
   trim_locked(pool, 0);

@@ -101,7 +101,7 @@ void race_note(const op *o) {
       break;
     case OP_BRANCH:
       touching->by = "a conditional node";
-      kaas_touched_add(touching, KAAS_READ, (uintptr_t)&o->branch->condition->value, sizeof o->branch->condition->value);
+      kaas_touched_add(touching, KAAS_READ, (uintptr_t)&o->branch->condition->value, sizeof(uint32_t));
       break;
     default: break;
   }

@@ -150,7 +150,7 @@ int kaas_softgpu_regions(uint64_t address, uint64_t bytes, uint32_t regions, con
 /* The time that copies and kernels of a device are to take; see kaas.softgpu.Model. A rate of 0: as it comes. */
 int kaas_softgpu_model(uint32_t device, double copy_bytes_per_s, double copy_latency_s, double launch_latency_s,
                        uint32_t kernels, const char *const *names, const double *seconds, const double *shares);
-/* The names of the calls that were made and are not supported, a line each, since this was last asked; how many bytes. */
+/* The names of the calls that were refused since this was last asked, a line each; how many bytes. */
 size_t kaas_softgpu_refused(char *text, size_t bytes);
 void kaas_softgpu_set_last_error(const char *message);
 

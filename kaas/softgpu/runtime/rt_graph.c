@@ -20,7 +20,7 @@ void kaas_rt_set_condition(kaas_warp *warp, const uint64_t *handles, const uint3
                (unsigned long long)handles[lane]);
       kaas_abandon(warp->block, LAUNCH_FAILED, said);
     }
-    if (warp->block->pages) kaas_touch(warp->block, (uint64_t)(uintptr_t)&found->value, sizeof found->value, KAAS_WRITE);
+    if (warp->block->pages) kaas_touch(warp->block, (uintptr_t)&found->value, sizeof found->value, KAAS_WRITE);
     __atomic_store_n(&found->value, values[lane], __ATOMIC_RELAXED);
   }
 }
