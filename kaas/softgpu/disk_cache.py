@@ -6,16 +6,21 @@ import hashlib
 import logging
 import os
 import tempfile
+import time
 from pathlib import Path
 
 _MAGIC = b"KAASOBJ1"
 _DIGEST_BYTES = 16
+_UNFINISHED = ".new-"
+_STALE_S = 600  # who wrote for so long was killed
 _log = logging.getLogger(__name__)
 
 
 class DiskCache:
     """Entries are files named by their key. A read refreshes its entry; when the files exceed `limit_bytes` the ones
-    longest unread go. Whatever keeps an entry from being read or written costs time, not correctness: it is logged."""
+    longest unread go. Each process looks after that at its first write and once in an eighth of the limit that it
+    writes, so n of them exceed it by n eighths at most. An entry appears whole or not at all, also if its writer is
+    killed. Whatever keeps an entry from being read or written costs time, not correctness: it is logged."""
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         self.directory, self.limit_bytes = directory, limit_bytes
@@ -45,13 +50,13 @@ class DiskCache:
         content = _MAGIC + _digest(payload) + payload
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(prefix=".new-", dir=self.directory)
+            descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.directory)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(content)
                 os.replace(name, self.directory / key)
             except OSError:
-                os.unlink(name)
+                Path(name).unlink(missing_ok=True)
                 raise
             self._written_bytes += len(content)
             if self._written_bytes > self.limit_bytes // 8:
@@ -67,7 +72,10 @@ class DiskCache:
                 status = path.stat()
             except FileNotFoundError:
                 continue
-            entries.append((status.st_mtime_ns, status.st_size, path))
+            if not path.name.startswith(_UNFINISHED):
+                entries.append((status.st_mtime_ns, status.st_size, path))
+            elif status.st_mtime < time.time() - _STALE_S:
+                path.unlink(missing_ok=True)
         excess = sum(size for _, size, _ in entries) - self.limit_bytes
         for _, size, path in sorted(entries):
             if excess <= 0:

@@ -8,6 +8,7 @@ import platform
 import shutil
 import struct
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from kaas.softgpu.disk_cache import DiskCache
 from kaas.softgpu.target import Target, host
 from tests.softgpu.conftest import Gpu
 
+ROOT = Path(__file__).parents[2]
 MEMORY = (Path(__file__).parent / "kernels" / "memory.ptx").read_text()
 
 
@@ -74,6 +76,65 @@ def test_the_cache_is_bounded_and_keeps_what_was_read_last(tmp_path: Path) -> No
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 10_000 + 2_000
     assert cache.get("e0") is not None
     assert cache.get("e1") is None
+
+
+WRITER = """
+import itertools, sys
+from pathlib import Path
+from kaas.softgpu.disk_cache import DiskCache
+
+cache = DiskCache(Path(sys.argv[1]), int(sys.argv[2]))
+print(flush=True)
+for number in itertools.count():
+    cache.put(f"e{number % 5}", bytes([number % 5]) * 500_000)
+"""
+
+
+def test_writers_that_are_killed_leave_whole_entries_and_a_bounded_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = 1_250_000  # less than the entries that they write
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(limit)], cwd=ROOT, stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        writer.stdout.readline()  # it writes from now on
+    cache = DiskCache(tmp_path, limit)
+    found = [cache.get(f"e{number % 5}") for number in range(50)]
+    for writer in writers:
+        while writer.poll() is None and not list(tmp_path.glob(".new-*")):
+            pass  # one of them is in the middle of a write
+        writer.kill()
+        writer.communicate()
+    for number, entry in enumerate([*found, *(cache.get(f"e{number}") for number in range(5))]):
+        assert entry in (None, bytes([number % 5]) * 500_000)
+    assert not caplog.records  # nothing was damaged
+    (tmp_path / ".new-unfinished").touch()  # if none was killed in the middle
+    for path in tmp_path.glob(".new-*"):
+        os.utime(path, (0, 0))
+    DiskCache(tmp_path, limit).put("last", bytes(1000))
+    assert not list(tmp_path.glob(".new-*"))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= limit
+    assert cache.get("last") == bytes(1000)
+
+
+def test_a_kernel_does_not_wait_for_another(
+    runner: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(runner, tmp_path)
+    module = gpu.load(MEMORY)
+    both = threading.Barrier(2)
+    assemble = machine_code.assemble
+
+    def met(text: str, target: Target) -> bytes:
+        both.wait(60)  # breaks unless two kernels are here at once
+        return assemble(text, target)
+
+    monkeypatch.setattr(machine_code, "assemble", met)
+    gpu.compiler.announce(module, 0, (32, 1, 1))
+    assert gpu.compiler.compile(module, 1, (32, 1, 1)) != gpu.compiler.compile(module, 0, (32, 1, 1))
 
 
 def test_threads_may_compile_at_once(runner: ctypes.CDLL, tmp_path: Path) -> None:

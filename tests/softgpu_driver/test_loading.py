@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -193,3 +194,13 @@ def test_prototypes_are_those_of_the_toolkit() -> None:
     for source in driver_build.driver_sources() if header else []:
         if source.parent.name == "driver" and source.name not in ("symbols.c", "refused.c"):  # these know no types
             subprocess.run([*command, str(source)], check=True, timeout=LIMIT_S)
+
+
+def test_it_takes_little_of_the_thread_local_storage_that_libraries_share() -> None:
+    """With more, PyTorch could not be imported beside it: a few hundred bytes are there for all."""
+    content = driver_build.build().read_bytes()
+    (headers,) = struct.unpack_from("<Q", content, 32)
+    size, count = struct.unpack_from("<HH", content, 54)
+    kinds = {struct.unpack_from("<I", content, headers + size * i)[0]: headers + size * i for i in range(count)}
+    (thread_bytes,) = struct.unpack_from("<Q", content, kinds[7] + 40)  # PT_TLS, p_memsz
+    assert 0 < thread_bytes <= 128

@@ -3,17 +3,12 @@
 
 #include <string.h>
 
-enum { STACK = 64 };
-static _Thread_local struct {
-  CUcontext items[STACK];
-  int depth;
-} stack;
-
 CUcontext peek_context(void) {
-  while (stack.depth > 0 && stack.items[stack.depth - 1] != NULL &&
-         !handle_is(stack.items[stack.depth - 1], HANDLE_CONTEXT))
-    stack.depth--; /* destroyed while current */
-  return stack.depth > 0 ? stack.items[stack.depth - 1] : NULL;
+  thread_state *here = thread_here();
+  while (here->depth > 0 && here->contexts[here->depth - 1] != NULL &&
+         !handle_is(here->contexts[here->depth - 1], HANDLE_CONTEXT))
+    here->depth--; /* destroyed while current */
+  return here->depth > 0 ? here->contexts[here->depth - 1] : NULL;
 }
 
 CUresult current_context(CUcontext *ctx) {
@@ -131,16 +126,19 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, int *acti
 CUresult cuCtxPushCurrent_v2(CUcontext ctx) {
   TRY(require_init());
   REQUIRE(handle_is(ctx, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "%s: not a live context", __func__);
-  REQUIRE(stack.depth < STACK, CUDA_ERROR_INVALID_VALUE, "more than %d contexts on a thread's stack", STACK);
-  stack.items[stack.depth++] = ctx;
+  thread_state *here = thread_here();
+  REQUIRE(here->depth < CONTEXT_STACK, CUDA_ERROR_INVALID_VALUE, "more than %d contexts on a thread's stack",
+          CONTEXT_STACK);
+  here->contexts[here->depth++] = ctx;
   return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext *ctx) {
   TRY(require_init());
   CUcontext top = peek_context();
-  REQUIRE(stack.depth > 0, CUDA_ERROR_INVALID_CONTEXT, "no context is current in this thread");
-  stack.depth--;
+  thread_state *here = thread_here();
+  REQUIRE(here->depth > 0, CUDA_ERROR_INVALID_CONTEXT, "no context is current in this thread");
+  here->depth--;
   if (ctx != NULL) *ctx = top;
   return CUDA_SUCCESS;
 }
@@ -149,8 +147,9 @@ CUresult cuCtxSetCurrent(CUcontext ctx) {
   TRY(require_init());
   REQUIRE(ctx == NULL || handle_is(ctx, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "%s: not a live context",
           __func__);
-  if (stack.depth > 0) stack.depth--;
-  if (ctx != NULL) stack.items[stack.depth++] = ctx;
+  thread_state *here = thread_here();
+  if (here->depth > 0) here->depth--;
+  if (ctx != NULL) here->contexts[here->depth++] = ctx;
   return CUDA_SUCCESS;
 }
 
@@ -181,7 +180,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx) {
   REQUIRE(handle_is(ctx, HANDLE_CONTEXT), CUDA_ERROR_INVALID_CONTEXT, "%s: not a live context", __func__);
   REQUIRE(!ctx->primary, CUDA_ERROR_INVALID_CONTEXT, "a primary context is released, not destroyed");
   TRY(wait_last(ctx)); /* refused inside a host function */
-  if (peek_context() == ctx) stack.depth--;
+  if (peek_context() == ctx) thread_here()->depth--;
   context_delete(ctx);
   return CUDA_SUCCESS;
 }

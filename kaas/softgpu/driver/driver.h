@@ -81,6 +81,16 @@ unsigned long long unique_id(void);
 /* For what the shortest work looks at: a thread's variable without a call. */
 #define INITIAL_EXEC __attribute__((tls_model("initial-exec")))
 
+/* --- threads (thread.c) */
+
+enum { CONTEXT_STACK = 64 };
+typedef struct thread_state {
+  CUcontext contexts[CONTEXT_STACK]; /* the last of `depth` is current */
+  int depth;
+  char last_error[1024];
+} thread_state;
+thread_state *thread_here(void);
+
 /* --- devices and contexts (device.c, context.c) */
 
 typedef struct device {

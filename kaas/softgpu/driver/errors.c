@@ -72,19 +72,19 @@ static const struct {
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
-static _Thread_local char last_error[1024];
-
 void explain(const char *format, ...) {
   va_list args;
   va_start(args, format);
-  vsnprintf(last_error, sizeof last_error, format, args);
+  thread_state *here = thread_here();
+  vsnprintf(here->last_error, sizeof here->last_error, format, args);
   va_end(args);
 }
 
-const char *kaas_softgpu_last_error(void) { return last_error; }
+const char *kaas_softgpu_last_error(void) { return thread_here()->last_error; }
 
 void kaas_softgpu_set_last_error(const char *message) {
-  snprintf(last_error, sizeof last_error, "%s", message ? message : "");
+  thread_state *here = thread_here();
+  snprintf(here->last_error, sizeof here->last_error, "%s", message ? message : "");
 }
 
 CUresult cuGetErrorName(CUresult error, const char **text) {
