@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from kaas.softgpu.analysis import watching
 from kaas.softgpu.analysis.block_order import in_order
 from kaas.softgpu.analysis.blocks import EXIT, Block, Branch, Jump, Step, Switch, Terminator
 from kaas.softgpu.codegen.family import Operation
@@ -36,6 +37,7 @@ class Flow:
 def build(kernel: Kernel, operation: Callable[[Instruction], Operation]) -> Flow:
     """Raises PtxError for a branch to nowhere, Unsupported for an instruction without code."""
     blocks = in_order(_thread_exits(_split(kernel, operation)))
+    watching.stretch(blocks)
     register_bit: dict[str, int] = {}
     for block in blocks:
         for step in block.steps:
@@ -82,6 +84,7 @@ def _split(kernel: Kernel, operation: Callable[[Instruction], Operation]) -> lis
     starts: dict[str, int] = {}
     tables: dict[str, tuple[str, ...]] = {}
     raw: list[tuple[list[Step], Instruction | None]] = [([], None)]
+    watches = any(isinstance(item, Instruction) and watching.is_watch(item) for item in kernel.body)
 
     def cut(end: Instruction | None) -> None:
         raw[-1] = (raw[-1][0], end)
@@ -107,6 +110,8 @@ def _split(kernel: Kernel, operation: Callable[[Instruction], Operation]) -> lis
             cut(None)
             starts[skip] = len(raw) - 1
         else:
+            if watches and raw[-1][0] and watching.is_meeting(item):
+                cut(None)
             raw[-1][0].append(_step(item, operation(item)))
 
     def find(name: str, line: int) -> int:
