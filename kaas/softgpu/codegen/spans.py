@@ -105,6 +105,8 @@ def store_span(e: Emitter, shape: Affine, pointers: list[str], values: list[Valu
     for group, pointer in enumerate(pointers):
         first = group * shape.segment
         for start in span.starts:
+            if users.keys().isdisjoint(range(start, start + span.width)):
+                continue  # nobody stores here
             wanted = [users[x][0] if x in users else (-1, 0) for x in range(start, start + span.width)]
             chunk = _fold(e, access.element, WARP, vectors, [(index, first + lane) for index, lane in wanted])
             place = _chunk_place(e, pointer, span, start, access)
