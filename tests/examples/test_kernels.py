@@ -16,8 +16,10 @@ NVCC = shutil.which("nvcc")
 
 
 def code(ptx: str) -> str:
-    """PTX without the comments that name the compiler, which say nothing about the code."""
-    return "\n".join(line for line in ptx.splitlines() if not line.startswith("//"))
+    """PTX without what says nothing about the code: comments that name the compiler, and the number by which it tells
+    the private names of one file in one folder from those of others."""
+    named = "\n".join(line for line in ptx.splitlines() if not line.startswith("//"))
+    return re.sub(r"(_INTERNAL_|_GLOBAL__N__)[0-9a-f]{8}_", r"\1", named)
 
 
 def compiler(ptx: str) -> str:

@@ -76,3 +76,4 @@ def test_two_thousand_million_blocks_start_and_are_ended(softgpu: tuple[int, ...
     thread.join(LIMIT_S)
     assert said == [Error.CUDA_ERROR_LAUNCH_TIMEOUT]
     ok(driver.cuCtxDestroy(context))
+    ok(driver.cuCtxDestroy(ok(driver.cuCtxCreate(None, 0, ordinal))))  # what comes on this device is ended no more
