@@ -39,7 +39,12 @@ class KernelRecord(ctypes.Structure):
 
 
 class GlobalRecord(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64)]
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("managed", ctypes.c_uint32),
+    ]
 
 
 _U32 = ctypes.c_uint32
@@ -155,5 +160,6 @@ def _arrays(info: ModuleInfo, base: int) -> tuple[Any, Any, list[Any]]:
         place.max_threads, place.registers = kernel.max_threads, kernel.registers
     variables = (GlobalRecord * len(info.globals))()
     for slot, variable in zip(variables, info.globals, strict=False):
-        slot.name, slot.address, slot.bytes = variable.name.encode(), base + variable.offset, variable.size
+        slot.name, slot.managed = variable.name.encode(), variable.managed
+        slot.address, slot.bytes = base + variable.offset, variable.size
     return kernels, variables, keep

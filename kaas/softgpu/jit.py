@@ -56,6 +56,7 @@ class GlobalInfo(msgspec.Struct, frozen=True):
     name: str
     offset: int
     size: int
+    managed: bool
 
 
 class ModuleInfo(msgspec.Struct, frozen=True):
@@ -295,7 +296,7 @@ def _lay_out(
     for variable in placed:
         start = align_up(end, max(variable.align, 16))
         offsets[variable.name] = start
-        infos.append(GlobalInfo(variable.name, start, variable.size))
+        infos.append(GlobalInfo(variable.name, start, variable.size, variable.managed))
         end = start + variable.size
         limits.check_variable(variable, end)
         data += bytes(start - len(data)) + variable.data

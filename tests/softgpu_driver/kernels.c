@@ -152,7 +152,7 @@ static int load(const void *image, size_t bytes, uint64_t *made) {
   if (m == NULL) return 2;
   m->globals = strncmp(image, "global", 6) == 0;
   m->value[0] = 42;
-  m->global = (kaas_global_info){"value", (uintptr_t)m->value, sizeof m->value};
+  m->global = (kaas_global_info){"value", (uintptr_t)m->value, sizeof m->value, strncmp(image, "global managed", 14) == 0};
   atomic_fetch_add(&modules, 1);
   *made = (uintptr_t)m;
   return 0;

@@ -251,7 +251,7 @@ CUresult cuLibraryGetModule(CUmodule *module, CUlibrary lib) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary lib, const char *name) {
+static CUresult find_variable(CUdeviceptr *address, size_t *bytes, CUlibrary lib, const char *name, bool managed) {
   CUcontext ctx;
   struct loaded *at;
   TRY(current_context(&ctx));
@@ -259,12 +259,21 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary lib, 
   REQUIRE_HANDLE(lib, HANDLE_LIBRARY);
   TRY(loaded_on((library *)lib, ctx->dev, &at));
   for (uint32_t i = 0; i < at->global_count; i++)
-    if (strcmp(at->globals[i].name, name) == 0) {
+    if (strcmp(at->globals[i].name, name) == 0 && (!managed || at->globals[i].managed)) {
       if (address != NULL) *address = at->globals[i].address;
       if (bytes != NULL) *bytes = at->globals[i].bytes;
       return CUDA_SUCCESS;
     }
-  return fail(CUDA_ERROR_NOT_FOUND, "the image has no global %s", name);
+  return fail(CUDA_ERROR_NOT_FOUND, "the image has no %s %s", managed ? "managed variable" : "global", name);
+}
+
+CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary lib, const char *name) {
+  return find_variable(address, bytes, lib, name, false);
+}
+
+/* Each device has its own: no memory moves here, and none is shared by devices. */
+CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *bytes, CUlibrary lib, const char *name) {
+  return find_variable(address, bytes, lib, name, true);
 }
 
 /* --- modules: the older calls for the same thing */

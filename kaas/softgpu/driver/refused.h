@@ -125,7 +125,7 @@
   X(cuFlushGPUDirectRDMAWrites, 11030, why) X(cuFuncSetSharedMemConfig, 4020, why) \
   X(cuGraphAddBatchMemOpNode, 11070, why) X(cuGraphBatchMemOpNodeGetParams, 11070, why) \
   X(cuGraphBatchMemOpNodeSetParams, 11070, why) X(cuGraphExecBatchMemOpNodeSetParams, 11070, why) \
-  X(cuLibraryGetManaged, 12000, why) X(cuLibraryGetUnifiedFunction, 12000, why) X(cuMemSetMemPool, 13000, why) \
+  X(cuLibraryGetUnifiedFunction, 12000, why) X(cuMemSetMemPool, 13000, why) \
   X(cuMemcpy3DBatchAsync, 12080, why) X(cuProfilerInitialize, 4000, why)
 
 #define REFUSED(X) \

@@ -96,6 +96,7 @@
   X(cuLaunchHostFunc, 10000, cuLaunchHostFunc) X(cuLaunchKernel, 4000, cuLaunchKernel) \
   X(cuLaunchKernelEx, 11060, cuLaunchKernelEx) X(cuLibraryEnumerateKernels, 12040, cuLibraryEnumerateKernels) \
   X(cuLibraryGetGlobal, 12000, cuLibraryGetGlobal) X(cuLibraryGetKernel, 12000, cuLibraryGetKernel) \
+  X(cuLibraryGetManaged, 12000, cuLibraryGetManaged) \
   X(cuLibraryGetKernelCount, 12040, cuLibraryGetKernelCount) X(cuLibraryGetModule, 12000, cuLibraryGetModule) \
   X(cuLibraryLoadData, 12000, cuLibraryLoadData) X(cuLibraryUnload, 12000, cuLibraryUnload) \
   X(cuMemAlloc, 3020, cuMemAlloc_v2) X(cuMemAllocAsync, 11020, cuMemAllocAsync) \

@@ -45,6 +45,8 @@ def parameters(text: str, line: int) -> tuple[Parameter, ...]:
 def variables(text: str, line: int, external: bool) -> list[Variable]:
     """The variables of one declaration, with their initial bytes."""
     limits.check_initialiser(text, line)
+    attribute = _ATTRIBUTE.search(text)
+    managed = attribute is not None and ".managed" in attribute[0]
     found = _VARIABLE.match(_ATTRIBUTE.sub(" ", text))
     if not found:
         raise Unsupported(line, f"no code for {' '.join(text.split())[:80]!r}")
@@ -70,7 +72,7 @@ def variables(text: str, line: int, external: bool) -> list[Variable]:
             size = len(data)
         if len(data) > size:
             raise PtxError(line, f"the initialiser of {declared[1]} is longer than the variable")
-        out.append(Variable(declared[1], found[1], size, align, line, data, pointers, external))
+        out.append(Variable(declared[1], found[1], size, align, line, data, pointers, external, managed))
     return out
 
 

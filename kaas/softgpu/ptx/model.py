@@ -110,6 +110,7 @@ class Variable:
     data: bytes = b""
     pointers: tuple[tuple[int, str, int], ...] = ()  # (byte offset in data, symbol, addend)
     external: bool = False
+    managed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

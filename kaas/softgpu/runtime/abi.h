@@ -45,6 +45,7 @@ typedef struct kaas_kernel_info {
 typedef struct kaas_global_info {
   const char *name;
   uint64_t address, bytes;
+  uint32_t managed; /* declared as memory of the host too */
 } kaas_global_info;
 
 /* The compiler, given to the driver by jit.py. Every function returns a CUresult and, unless it is 0, leaves a message

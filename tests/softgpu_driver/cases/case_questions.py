@@ -112,6 +112,16 @@ def test_globals_of_modules() -> None:
     fails(Error.CUDA_ERROR_NOT_FOUND, driver.cuModuleGetGlobal, module, b"other")
 
 
+def test_managed_variables_are_those_declared_so() -> None:
+    own, shared = (
+        ok(driver.cuLibraryLoadData(image, [], [], 0, [], [], 0)) for image in (b"global\0", b"global managed\0")
+    )
+    address, size = ok(driver.cuLibraryGetManaged(shared, b"value"))
+    assert (int(address), size) == (int(ok(driver.cuLibraryGetGlobal(shared, b"value"))[0]), 16)
+    fails(Error.CUDA_ERROR_NOT_FOUND, driver.cuLibraryGetManaged, own, b"value")
+    fails(Error.CUDA_ERROR_NOT_FOUND, driver.cuLibraryGetManaged, shared, b"other")
+
+
 def test_launch_attributes() -> None:
     address, seen = device_array(np.zeros(32, np.int32))
     config = driver.CUlaunchConfig()
