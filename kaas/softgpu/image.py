@@ -13,9 +13,9 @@ _HEADER = struct.Struct("<IHHQ")  # magic, version, header bytes, bytes that fol
 _ENTRY = struct.Struct("<HHIQ")  # kind, version, header bytes, payload bytes
 _FLAGS_OFFSET = 40  # of the 64-bit flags in an entry's header
 PTX_KIND, CUBIN_KIND = 1, 2
-_ZSTANDARD, _COMPRESSED = 0x8000, 0xF000  # in the flags: how the payload is compressed, and whether
+_LZ4, _ZSTANDARD, _COMPRESSED = 0x2000, 0x8000, 0xF000  # in the flags: how the payload is compressed, and whether
 _STORED_BYTES_OFFSET = 16  # of the payload's own 32-bit length: entries are padded behind it
-_LZ4 = "the PTX in this fatbin is compressed with LZ4: make it with --no-compress, or in nvcc 13's default mode"
+_WHOLE_BYTES_OFFSET = 56  # of the 64-bit length that a payload compressed with LZ4 had before
 _LARGEST_PTX_BYTES = 256 << 20
 _ELF_MACHINE_CUDA = 190
 
@@ -56,19 +56,25 @@ def _no_ptx_in_elf(image: bytes) -> ImageError:
 
 
 class Entry(NamedTuple):
-    """One image in a fatbin. compression: the bits of its flags that say how it is compressed; 0: not at all."""
+    """One image in a fatbin. compression: the bits of its flags that say how it is compressed; 0: not at all.
+    whole_bytes: its length, as the header of one that is compressed with LZ4 tells it."""
 
     kind: int
     compression: int
     payload: bytes
+    whole_bytes: int = 0
 
     def content(self) -> bytes:
         """The image itself. Raises ImageError: compressed in a way that is not known here, or corrupt."""
         if not self.compression:
             return self.payload
+        if self.compression == _LZ4:
+            return _from_lz4(self.payload, self.whole_bytes)
         if self.compression == _ZSTANDARD:
-            return _decompressed(self.payload)
-        raise ImageError(NO_BINARY_FOR_GPU, _LZ4)
+            return _from_zstandard(self.payload)
+        raise ImageError(
+            NO_BINARY_FOR_GPU, f"the PTX in this fatbin is compressed in an unknown way, {self.compression:#x}"
+        )
 
 
 def entries(image: bytes) -> Iterator[Entry]:
@@ -85,22 +91,32 @@ def entries(image: bytes) -> Iterator[Entry]:
             raise ImageError(INVALID_IMAGE, "the fatbin is corrupt: an entry reaches beyond its end")
         flags = struct.unpack_from("<Q", image, position + _FLAGS_OFFSET)[0] if header >= _FLAGS_OFFSET + 8 else 0
         stored = struct.unpack_from("<I", image, position + _STORED_BYTES_OFFSET)[0] if flags & _COMPRESSED else 0
+        has_length = flags & _COMPRESSED == _LZ4 and header >= _WHOLE_BYTES_OFFSET + 8
+        whole = struct.unpack_from("<Q", image, position + _WHOLE_BYTES_OFFSET)[0] if has_length else 0
         begin = position + header
-        yield Entry(kind, flags & _COMPRESSED, image[begin : begin + min(stored or payload, payload)])
+        yield Entry(kind, flags & _COMPRESSED, image[begin : begin + min(stored or payload, payload)], whole)
         position = begin + payload
 
 
 def _from_fatbin(image: bytes) -> bytes:
-    refusal = ImageError(NO_BINARY_FOR_GPU, "this fatbin holds no PTX, which is what the software GPU runs")
     for entry in entries(image):
         if entry.kind == PTX_KIND:
-            if entry.compression in (0, _ZSTANDARD):
-                return entry.content()
-            refusal = ImageError(NO_BINARY_FOR_GPU, _LZ4)
-    raise refusal
+            return entry.content()
+    raise ImageError(NO_BINARY_FOR_GPU, "this fatbin holds no PTX, which is what the software GPU runs")
 
 
-def _decompressed(content: bytes) -> bytes:
+def _from_lz4(content: bytes, whole_bytes: int) -> bytes:
+    import lz4.block
+
+    if whole_bytes > _LARGEST_PTX_BYTES:
+        raise ImageError(INVALID_IMAGE, f"the PTX in this fatbin claims more than {_LARGEST_PTX_BYTES} bytes")
+    try:
+        return bytes(lz4.block.decompress(content, uncompressed_size=whole_bytes))
+    except lz4.block.LZ4BlockError as error:
+        raise ImageError(INVALID_IMAGE, f"the PTX in this fatbin cannot be decompressed: {error}") from error
+
+
+def _from_zstandard(content: bytes) -> bytes:
     import zstandard
 
     try:

@@ -115,7 +115,7 @@ def test_a_fatbin_has_what_any_of_its_images_has() -> None:
 @pytest.mark.parametrize(
     "entry",
     [(1, 0x2011, b"\x13\n\x01\0"), (8, 0x11, b"BC"), (1, 0x8011, b"(\xb5/\xfd no"), (1, 0x11, b"\xff"), (2, 17, b"?")],
-    ids=["lz4", "intermediate", "corrupt", "not text", "no cubin"],
+    ids=["corrupt for speed", "intermediate", "corrupt", "not text", "no cubin"],
 )
 def test_a_fatbin_with_an_unreadable_image_says_so(entry: tuple[int, int, bytes]) -> None:
     variables = variables_of(fatbin((2, 0x11, CUBIN), entry))

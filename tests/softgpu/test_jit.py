@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import lz4.block
 import numpy as np
 import pytest
 import zstandard
@@ -202,22 +203,19 @@ def test_images_that_hold_no_ptx(gpu: Gpu) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="makes a fatbin with nvcc")
 def test_fatbins(gpu: Gpu, tmp_path: Path) -> None:
     source = Path(__file__).parent / "kernels" / "divergence.cu"
-    modes = {"--no-compress": True, "--compress-mode=default": True, "--compress-mode=speed": False}
-    for flag, taken in modes.items():
+    for flag in ("--no-compress", "--compress-mode=default", "--compress-mode=speed"):
         output = tmp_path / "image.fatbin"
         command = ["nvcc", "-fatbin", "-gencode", "arch=compute_80,code=[sm_80,compute_80]", flag, str(source)]
         subprocess.run([*command, "-o", str(output)], check=True, capture_output=True)
         content = output.read_bytes()
-        if not taken:
-            refused(gpu, content, NO_BINARY_FOR_GPU, "LZ4")
-            continue
         handle = gpu.compiler.load(content)
         assert "collatz" in [kernel.name for kernel in gpu.compiler.describe(handle)[0].kernels]
 
 
-def fatbin(frame: bytes) -> bytes:
+def fatbin(frame: bytes, flags: int = 0x8011, whole_bytes: int = 0) -> bytes:
     """A fatbin whose only entry is PTX compressed to this frame."""
-    entry = struct.pack("<HHIQIIHHIIIQQQ", 1, 0x101, 80, len(frame), len(frame), 0, 0, 0, 80, 0, 0, 0x8011, 0, 0)
+    head = (1, 0x101, 80, len(frame), len(frame), 0, 0, 0, 80, 0, 0, flags, 0, whole_bytes)
+    entry = struct.pack("<HHIQIIHHIIIQQQ", *head)
     entry = entry.ljust(80, b"\0") + frame
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry
 
@@ -229,6 +227,16 @@ def test_compressed_ptx(gpu: Gpu) -> None:
     refused(gpu, fatbin(b"\x28\xb5\x2f\xfd" + bytes(20)), INVALID_IMAGE, "decompressed")
     huge = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little") + bytes(20)
     refused(gpu, fatbin(huge), INVALID_IMAGE, "claims more")
+    refused(gpu, fatbin(whole, 0x4011), NO_BINARY_FOR_GPU, "unknown way, 0x4000")
+
+
+def test_ptx_compressed_for_speed(gpu: Gpu) -> None:
+    text = MEMORY.encode()
+    block = lz4.block.compress(text, store_size=False)
+    assert gpu.compiler.describe(gpu.compiler.load(fatbin(block, 0x2011, len(text))))[0].kernels
+    for frame, size in ((block[:-9], len(text)), (block, len(text) - 1), (b"\x13", 0), (b"", 100)):
+        refused(gpu, fatbin(frame, 0x2011, size), INVALID_IMAGE, "decompressed")
+    refused(gpu, fatbin(block, 0x2011, 1 << 40), INVALID_IMAGE, "claims more")
 
 
 def test_unknown_modules_kernels_and_blocks(gpu: Gpu) -> None:
