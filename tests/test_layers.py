@@ -28,7 +28,7 @@ LAYERS = [
 public names, stands above all."""
 
 ALLOWED_IMPORTERS = {
-    "cuda": {"kaas.executor.device"},
+    "cuda": {"kaas.executor.device", "kaas.softgpu.runtime_calls"},
     "ray": {
         "kaas.api",
         "kaas.session",

@@ -1,4 +1,4 @@
-"""The CUDA driver as the executor sees it: one device's memory, streams, code and graphs; the only importer of cuda.*.
+"""The CUDA driver as the executor sees it: one device's memory, streams, code and graphs; all of its uses of cuda.*.
 
 Every status of the driver goes through `check`, which makes a typed error of it. Resources have `close()`; nothing is
 freed by the garbage collector. Whether the driver below is NVIDIA's or `kaas/softgpu` shows nowhere but in

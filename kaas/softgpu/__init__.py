@@ -19,6 +19,7 @@ from typing import Any
 from kaas.errors import DeviceUnavailable
 from kaas.softgpu.faults import FAULTS, Fault, forgive_faults, inject_fault
 from kaas.softgpu.model import Device, Model, Takes, describe_time
+from kaas.softgpu.runtime_calls import answer_runtime_calls
 from kaas.softgpu.watch import describe_regions, running_kernels, take_refused
 
 __all__ = [
@@ -247,7 +248,9 @@ def _load(devices: tuple[Device, ...], *, force: bool, memcheck: bool) -> _Loade
 
     if not force and real_driver_present():
         raise DeviceUnavailable("a working NVIDIA driver is present; the software GPU would hide it (force=True does)")
-    return _configure(open_library(build()), devices, memcheck=memcheck)
+    loaded = _configure(open_library(build()), devices, memcheck=memcheck)
+    answer_runtime_calls()
+    return loaded
 
 
 def open_library(path: Path) -> ctypes.CDLL:

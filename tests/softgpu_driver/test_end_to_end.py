@@ -151,3 +151,17 @@ def test_unsupported_code_is_refused_when_loaded(station: Station) -> None:
         ObjectCode.from_ptx(text.encode()).get_kernel("vecadd")
     assert "add.f99" in software.last_error()
     assert station.code.get_kernel("vecadd")
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_what_cuda_core_asks_of_the_runtime_library() -> None:
+    names = []
+    for ordinal in range(2):
+        station = Station(ordinal)
+        buffer, seen = station.put(np.arange(COUNT, dtype=np.float32))
+        station.launch(station.stream, "scale", COUNT // 256 + 1, 256, buffer, np.float32(2), np.uint32(COUNT))
+        station.device.sync()
+        np.testing.assert_array_equal(seen, 2 * np.arange(COUNT, dtype=np.float32))
+        names.append(station.device.pci_bus_id)
+    assert names == [ok(driver.cuDeviceGetPCIBusId(13, ordinal))[:12].decode() for ordinal in range(2)]
+    assert len(set(names)) == 2
