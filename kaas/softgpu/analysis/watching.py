@@ -13,6 +13,8 @@ from kaas.softgpu.ptx.model import Instruction, Register
 
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "mmio"})
 _MEETING = frozenset({"bar", "barrier", "shfl", "vote", "match", "redux", "activemask", "elect"})
+_OTHER_SPACES = frozenset({"global", "shared", "const", "param"})
+_OWN_MEMORY = "(local memory)"  # all of it as if it were one register
 
 
 def is_watch(inst: Instruction) -> bool:
@@ -89,11 +91,26 @@ def _tries_again(step: Step, known: set[str]) -> bool:
 
 
 def _following(steps: list[Step], sources: list[Step]) -> set[str]:
-    """The registers that depend on what these steps write."""
+    """The registers that depend on what these steps write, and _OWN_MEMORY if that does."""
     known = {name for step in sources for name in step.writes}
     grown = bool(known)
     while grown:
-        more = {name for step in steps if not known.isdisjoint(step.reads) for name in step.writes}
+        more = {name for step in steps if not known.isdisjoint(_taken(step)) for name in _given(step)}
         grown = not more <= known
         known |= more
     return known
+
+
+def _given(step: Step) -> tuple[str, ...]:
+    return (*step.writes, _OWN_MEMORY) if _is_own(step.inst, "st") else step.writes
+
+
+def _taken(step: Step) -> tuple[str, ...]:
+    return (*step.reads, _OWN_MEMORY) if _is_own(step.inst, "ld") else step.reads
+
+
+def _is_own(inst: Instruction, what: str) -> bool:
+    """Whether it may load from, or store to, the thread's local memory, where code that is not optimised has its
+    variables."""
+    base, *modifiers = inst.opcode.split(".")
+    return base == what and _OTHER_SPACES.isdisjoint(m.split("::")[0] for m in modifiers)

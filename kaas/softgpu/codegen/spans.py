@@ -148,9 +148,12 @@ def _mask(e: Emitter, span: Span, start: int, first: int, access: Access) -> str
     def make() -> str:
         result = ""
         for turn in range(span.sharing):
-            order = ", ".join(f"i32 {first + who[turn][1] if len(who) > turn else WARP}" for who in wanted)
-            lanes = f"<{WARP} x i1> {access.lanes}, <{WARP} x i1> zeroinitializer"
+            order = ", ".join(f"i32 {first + who[turn][1] if len(who) > turn else 0}" for who in wanted)
+            lanes = f"<{WARP} x i1> {access.lanes}, <{WARP} x i1> poison"
             one = e.new(f"shufflevector {lanes}, <{span.width} x i32> <{order}>")
+            # Not zeros of the shuffle's other side: LLVM 22 takes <4, 5, 6, 7, and four zeros> for a mere shift.
+            some = ", ".join(f"i1 {'true' if len(who) > turn else 'false'}" for who in wanted)
+            one = e.new(f"and <{span.width} x i1> {one}, <{some}>")
             result = e.new(f"or <{span.width} x i1> {result}, {one}") if result else one
         return result
 

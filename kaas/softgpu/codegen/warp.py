@@ -172,8 +172,16 @@ def reduce(e: Emitter, step: Step) -> None:
     e.write(target.name, _result(w, "i32", value), step)
 
 
+def _of_one(e: Emitter, value: Value) -> str:
+    """What all running lanes have, whether or not the compiler can tell."""
+    if is_uniform(value.shape):
+        return value.parts[0]
+    first = e.intrinsic("llvm.cttz.i32", "i32", [("i32", e.mask()), ("i1", "false")])
+    return e.new(f"extractelement <{WARP} x i32> {e.vector(value)}, i32 {first}")
+
+
 def _barrier_arguments(e: Emitter, operands: tuple[Operand, ...]) -> list[tuple[str, str]]:
-    numbers = [e.groups(e.read(operand, "i32"), WARP)[0] for operand in operands[:2]]
+    numbers = [_of_one(e, e.read(operand, "i32")) for operand in operands[:2]]
     numbers += ["0"] * (2 - len(numbers))
     return [("ptr", "%w"), *(("i32", number) for number in numbers)]
 
