@@ -17,9 +17,7 @@ CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgra
   (void)edges;
   TRY(require_init());
   REQUIRE_HANDLE(graph, HANDLE_GRAPH);
-  for (size_t i = 0; i < count; i++)
-    REQUIRE(handle_is(needs[i], HANDLE_NODE) && needs[i]->graph == graph, CUDA_ERROR_INVALID_VALUE,
-            "dependency %zu is no node of this graph", i);
+  TRY(graph_check_nodes(graph, needs, count));
   return capture_begin(stream, graph, false, needs, count, mode);
 }
 
@@ -68,9 +66,7 @@ static CUresult update_locked(CUstream s, const CUgraphNode *needs, size_t count
   capture *c = atomic_load(&s->capture);
   REQUIRE(c != NULL, CUDA_ERROR_ILLEGAL_STATE, "the stream is not capturing");
   REQUIRE(!c->invalid, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "the capture failed earlier");
-  for (size_t i = 0; i < count; i++)
-    REQUIRE(handle_is(needs[i], HANDLE_NODE) && needs[i]->graph == c->graph, CUDA_ERROR_INVALID_VALUE,
-            "dependency %zu is no node of the captured graph", i);
+  TRY(graph_check_nodes(c->graph, needs, count));
   if (set) s->tail.count = 0;
   for (size_t i = 0; i < count; i++)
     REQUIRE(nodes_add(&s->tail, needs[i]), CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a capture");
@@ -83,7 +79,6 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *need
   (void)edges;
   TRY(stream_get(stream, &s));
   REQUIRE(flags <= CU_STREAM_SET_CAPTURE_DEPENDENCIES, CUDA_ERROR_INVALID_VALUE, "%s: flags %#x", __func__, flags);
-  REQUIRE(count == 0 || needs != NULL, CUDA_ERROR_INVALID_VALUE, "%s: needs is NULL", __func__);
   pthread_mutex_lock(&capture_lock);
   CUresult status = update_locked(s, needs, count, flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES);
   pthread_mutex_unlock(&capture_lock);

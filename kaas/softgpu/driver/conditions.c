@@ -211,6 +211,7 @@ static CUresult loop(const branch *b, CUcontext ctx) {
     if (atomic_load_explicit(&ctx->dev->stop, memory_order_relaxed) != 0)
       return context_fail(ctx, fail(CUDA_ERROR_LAUNCH_TIMEOUT, "a WHILE node was told to end"));
     TRY(exec_run(b->execs[0], ctx));
+    if (ctx->dev->model != NULL) work_keep_pace(ctx->dev); /* or a loop that is ended would have hours to sleep */
   }
   return CUDA_SUCCESS;
 }

@@ -37,6 +37,7 @@ int kaas_softgpu_cancel(uint32_t ordinal) {
     for (char *at = dev->stopped; (at = strchr(at, '\n')) != NULL;) *at = ' ';
   }
   atomic_store(&dev->stop, 1);
+  work_end_sleeps();
   faults_let_go(false);
   return CUDA_SUCCESS;
 }

@@ -394,6 +394,8 @@ typedef struct fence { /* under work_lock */
 int64_t model_clock(void);
 void model_set_clock(int64_t time_ns);
 void model_account(struct model *m, const op *o, int64_t began_ns);
+void work_keep_pace(const device *dev); /* waits until the clock is not far ahead, or the device's kernels end */
+void work_end_sleeps(void);                /* of who finds its device's kernels told to end */
 
 extern pthread_mutex_t work_lock;
 int64_t now_ns(void);

@@ -91,8 +91,9 @@ static CUresult pack_extra(const kernel *kern, void **extra, uint8_t *buffer) {
   size_t bytes = 0;
   for (; *extra != CU_LAUNCH_PARAM_END; extra += 2) {
     if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) from = extra[1];
-    else if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE) bytes = *(const size_t *)extra[1];
-    else return fail(CUDA_ERROR_INVALID_VALUE, "kernel %s: unknown entry %p in extra", kern->info->name, extra[0]);
+    else if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE && extra[1] != NULL) bytes = *(const size_t *)extra[1];
+    else return fail(CUDA_ERROR_INVALID_VALUE, "kernel %s: entry %p in extra makes no sense", kern->info->name,
+                     extra[0]);
   }
   const kaas_kernel_info *info = kern->info;
   uint32_t last =

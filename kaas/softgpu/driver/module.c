@@ -199,6 +199,8 @@ CUresult cuLibraryLoadData(CUlibrary *lib, const void *image, CUjit_option *jit_
   (void)options, (void)values, (void)count; /* hints about binaries linked into the program */
   TRY(require_init());
   REQUIRE_POINTER(lib);
+  REQUIRE(jit_count == 0 || (jit_options != NULL && jit_values != NULL), CUDA_ERROR_INVALID_VALUE,
+          "%s: %u options, but no list of them", __func__, jit_count);
   CUresult status = library_new(image, (library **)lib);
   if (status != CUDA_SUCCESS) log_error(jit_options, jit_values, jit_count);
   return status;

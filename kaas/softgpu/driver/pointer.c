@@ -52,7 +52,10 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes,
   REQUIRE_POINTER(attributes);
   REQUIRE_POINTER(data);
   bool known = memory_find(address, &entry); /* unknown pointers are answered, not refused, by this call */
-  for (unsigned i = 0; i < count; i++) TRY(get(data[i], attributes[i], address, known ? &entry : NULL));
+  for (unsigned i = 0; i < count; i++) {
+    REQUIRE_POINTER(data[i]);
+    TRY(get(data[i], attributes[i], address, known ? &entry : NULL));
+  }
   return CUDA_SUCCESS;
 }
 

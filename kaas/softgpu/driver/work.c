@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MOST_AT_ONCE = 16 };
+enum { MOST_AT_ONCE = 16, MOST_AHEAD_NS = 1000000 };
 
 pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t work_progress = PTHREAD_COND_INITIALIZER;
@@ -179,19 +179,33 @@ static void perform(work *w, CUstream s) {
   if (o->kind == OP_FREE) atomic_fetch_sub(&work_pending_frees, 1);
 }
 
-/* Lets go of the lock until then. */
-static void sleep_until_locked(int64_t time_ns) {
-  static pthread_cond_t never;
+static pthread_cond_t told_to_end; /* for who sleeps */
+
+/* Lets go of the lock until then, or until the device's kernels are told to end. */
+static void sleep_until_locked(int64_t time_ns, const device *dev) {
   static bool made;
   if (!made) {
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&never, &monotonic);
+    pthread_cond_init(&told_to_end, &monotonic);
     made = true;
   }
   struct timespec until = {time_ns / 1000000000, time_ns % 1000000000};
-  while (now_ns() < time_ns) pthread_cond_timedwait(&never, &work_lock, &until);
+  while (now_ns() < time_ns && atomic_load(&dev->stop) == 0) pthread_cond_timedwait(&told_to_end, &work_lock, &until);
+}
+
+void work_end_sleeps(void) {
+  pthread_mutex_lock(&work_lock);
+  pthread_cond_broadcast(&told_to_end);
+  pthread_mutex_unlock(&work_lock);
+}
+
+void work_keep_pace(const device *dev) {
+  if (model_clock() - now_ns() < MOST_AHEAD_NS) return;
+  pthread_mutex_lock(&work_lock);
+  sleep_until_locked(model_clock(), dev);
+  pthread_mutex_unlock(&work_lock);
 }
 
 static bool performs(const work *w) { return w->op.kind != OP_AWAIT && w->op.kind != OP_EMPTY; }
@@ -210,7 +224,7 @@ static void perform_modelled_locked(CUstream s, work *w) {
   pthread_mutex_lock(&work_lock);
   s->clock_ns = model_clock();
   model_set_clock(outer_clock);
-  sleep_until_locked(s->clock_ns);
+  sleep_until_locked(s->clock_ns, s->ctx->dev);
 }
 
 /* Runs work from s's first to last, without the lock, which costs about as much as a small kernel. */

@@ -216,14 +216,16 @@ def test_what_is_refused(setting: Setting) -> None:
     setting.run(instance_of(setting.graph))
 
 
-def test_an_endless_loop_is_cancelled(setting: Setting, library: ctypes.CDLL) -> None:
+@pytest.mark.parametrize(("model", "rounds"), [(Model(), 1000), (Model(kernels={"decide": Takes(1e6)}), 1)])
+def test_an_endless_loop_is_cancelled(setting: Setting, library: ctypes.CDLL, model: Model, rounds: int) -> None:
+    assert describe_time(library, 0, model) == 0
     handle = setting.handle(default=1)
     _, (body,) = add(setting.graph, handle, WHILE)
     setting.decide(body, handle, 1)
 
     def cancel() -> None:
         end = time.monotonic() + LIMIT_S
-        while setting.x[0] < 1000 and time.monotonic() < end:
+        while setting.x[0] < rounds and time.monotonic() < end:
             pass
         library.kaas_softgpu_cancel(0)
 
@@ -232,7 +234,8 @@ def test_an_endless_loop_is_cancelled(setting: Setting, library: ctypes.CDLL) ->
     ok(driver.cuGraphLaunch(instance_of(setting.graph), NO_STREAM))
     fails(Error.CUDA_ERROR_LAUNCH_TIMEOUT, driver.cuStreamSynchronize, NO_STREAM)
     watcher.join()
-    assert setting.x[0] >= 1000
+    assert setting.x[0] >= rounds
+    assert describe_time(library, 0, Model()) == 0
 
 
 @pytest.mark.parametrize("ordered", [True, False])
