@@ -53,3 +53,22 @@ def test_blocks_that_wait_for_earlier_ones(gpu: Any) -> None:
     gpu.run(PROGRESS, "look_back", 500, 32, ticket, sums, out)
     before = np.arange(500) * (np.arange(500) + 1) // 2
     np.testing.assert_array_equal(out, before[:, None] + np.arange(32))
+
+
+LOADED_NUMBER = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 out, .param .u64 numbers) {
+.reg .u64 %o, %n, %a; .reg .u32 %t, %b, %c, %x; .shared .align 4 .b8 cell[256];
+ld.param.u64 %o, [out]; ld.param.u64 %n, [numbers]; mov.u32 %t, %tid.x;
+mad.wide.u32 %a, %t, 4, %n; ld.global.u32 %b, [%a]; ld.global.u32 %c, [%a + 256];
+shl.b32 %x, %t, 2; st.shared.u32 [%x], %t; bar.sync %b, %c;
+xor.b32 %x, %x, 252; ld.shared.u32 %t, [%x]; mov.u32 %x, %tid.x; mad.wide.u32 %a, %x, 4, %o;
+st.global.u32 [%a], %t; ret; }
+"""
+
+
+def test_a_barrier_whose_number_each_thread_loads(gpu: Any) -> None:
+    out, numbers = np.zeros(64, np.uint32), np.repeat(np.array([3, 64], np.uint32), 64)
+    gpu.run(LOADED_NUMBER, "k", 1, 64, out, numbers)
+    np.testing.assert_array_equal(out, np.arange(64)[::-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kaas.softgpu.analysis.blocks import Step
-from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Shape, is_uniform, ramp
+from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Shape, is_uniform, ramp
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import SCALAR, VECTOR, Value, Width
@@ -173,9 +173,17 @@ def reduce(e: Emitter, step: Step) -> None:
 
 
 def _barrier_arguments(e: Emitter, operands: tuple[Operand, ...]) -> list[tuple[str, str]]:
-    numbers = [e.groups(e.read(operand, "i32"), WARP)[0] for operand in operands[:2]]
+    numbers = [_of_first_lane(e, e.read(operand, "i32")) for operand in operands[:2]]
     numbers += ["0"] * (2 - len(numbers))
     return [("ptr", "%w"), *(("i32", number) for number in numbers)]
+
+
+def _of_first_lane(e: Emitter, value: Value) -> str:
+    """What the lowest of the running lanes has; all are to have the same, which the compiler need not see."""
+    if isinstance(value.shape, Affine):
+        return e.groups(value, WARP)[0]
+    lane = e.intrinsic("llvm.cttz.i32", "i32", [("i32", e.mask()), ("i1", "false")])
+    return e.new(f"extractelement {VECTOR.of('i32')} {e.vector(value)}, i32 {lane}")
 
 
 def barrier(e: Emitter, step: Step) -> None:
