@@ -205,7 +205,7 @@ FAMILIES: dict[str, Family] = {
     "lg2": _lanes("the logarithm to base 2", r.function, "f32", "approx ftz", 2),
     "sin": _lanes("the sine", r.function, "f32", "approx ftz", 2),
     "cos": _lanes("the cosine", r.function, "f32", "approx ftz", 2),
-    "tanh": _lanes("the hyperbolic tangent", r.function, _NOT_DOUBLE, "approx ftz", 2),
+    "tanh": _lanes("the hyperbolic tangent", r.function, _NOT_DOUBLE, "approx", 2),
     "copysign": _lanes("b with the sign of a", r.copysign, "f32 f64"),
     "testp": _lanes(
         "tests the kind of a number",

@@ -247,8 +247,8 @@ def _translating(action: Callable[[], T]) -> T:
     except PtxError as error:
         raise CompileError(INVALID_PTX, f"PTX {error}") from error
     except Exception as error:  # text that no check foresaw must not look like a broken device
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise CompileError(INVALID_PTX, f"PTX that the compiler makes no sense of: {reason}") from error
+        reason = ", ".join([f"{type(error).__name__}: {str(error)[:200]}", *getattr(error, "__notes__", ())])
+        raise CompileError(INVALID_PTX, f"a mistake of the software GPU's compiler: {reason}") from error
 
 
 def examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:

@@ -110,10 +110,9 @@ def _special(kind: str, name: str, row: tuple[float, ...]) -> Any | None:
     }  # fmt: skip
     with np.errstate(all="ignore"):
         result = float(results[name]())
-    if name == "fma" and not math.isnan(a * b) and math.isinf(c):
-        result = math.nan if math.isinf(a) and math.isinf(b) and (a * b) != c else float(c)
-        if math.isinf(float(a)) or math.isinf(float(b)):
-            with np.errstate(all="ignore"):
+        if name == "fma" and not math.isnan(a * b) and math.isinf(c):
+            result = math.nan if math.isinf(a) and math.isinf(b) and (a * b) != c else float(c)
+            if math.isinf(float(a)) or math.isinf(float(b)):
                 result = float(a * b + c)
     return FORMATS[kind].dtype(result)
 

@@ -75,7 +75,11 @@ ILLEGAL = [
     "isspacep.surface %p, %w;",
     "vadd4.u32.u32 %r, %r, %r, %r;", "add.sat.u16x2 %r, %r, %r;", "min.relu.u16x2 %r, %r, %r;",
     "isspacep.global.u64 %p, %w;",
-    "shfl.sync.b32 %r, %r, 1, 31;", "addc.u16 %h, %h, %h;", "add.cc.u32 %r, %r;",
+    "add.s32 %r, _, %r;", "st.global.u32 [%w], _;", "ld.global.u32 %r, [_];", "atom.global.add.u32 _, [_], %r;",
+    "mov.b32 %r, {};", "mov.b32 {}, %r;", "mov.b64 %w, {_, %r};", "shfl.sync.down.b32 %r, %r, _, 31, -1;",
+    "bar.sync _;", "bar.sync %w;", "vote.sync.all.pred %p, !_, -1;", "add.ftz.f64 %d, %d, %d;",
+    "cvt.rni.ftz.f64.f64 %d, %d;",
+    "tanh.approx.ftz.f32 %f, %f;", "shfl.sync.b32 %r, %r, 1, 31;", "addc.u16 %h, %h, %h;", "add.cc.u32 %r, %r;",
 ]  # fmt: skip
 
 

@@ -33,7 +33,8 @@ def both(kind: str, lines: list[tuple[str, Array]], columns: list[Array], gpu: A
 
 def less(a: Array, b: Array) -> Any:
     """Whether a goes before b, -0 before 0."""
-    return (a < b) | ((a == b) & np.signbit(a) & ~np.signbit(b))
+    with np.errstate(invalid="ignore"):  # NaN in bfloat16
+        return (a < b) | ((a == b) & np.signbit(a) & ~np.signbit(b))
 
 
 def lesser(a: Array, b: Array, nan: bool) -> Any:

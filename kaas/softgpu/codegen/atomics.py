@@ -8,7 +8,8 @@ from kaas.softgpu.codegen.addresses import address_vector, place
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.memcheck import Verb, check
-from kaas.softgpu.codegen.values import Value
+from kaas.softgpu.codegen.spaces import in_shared
+from kaas.softgpu.codegen.values import VECTOR, Value
 from kaas.softgpu.ptx.model import Register
 from kaas.softgpu.ptx.types import Scalar
 
@@ -32,14 +33,29 @@ def atomic(e: Emitter, step: Step) -> None:
     bits = f"i{scalar.bits}"
     for slot, operand in zip(("%in0", "%in1"), operands[1:], strict=False):
         e.put(f"store <32 x {bits}> {e.vector(e.read(operand, bits))}, ptr {slot}")
-    e.put(f"store <32 x i64> {address_vector(e, where.value)}, ptr %addresses")
+    addresses = address_vector(e, where.value)
+    e.put(f"store <32 x i64> {addresses}, ptr %addresses")
     name = next(m for m in op.modifiers if m in ATOMIC_OPERATIONS)
-    arguments = [("ptr", "%addresses"), ("ptr", "%in0"), ("ptr", "%in1"), ("i32", mask), ("ptr", "%out")]
-    e.call(f"kaas_rt_atom_{name}_{_atomic_type(name, scalar)}", arguments)
+    routine = f"kaas_rt_atom_{name}_{_atomic_type(name, scalar)}"
+    for ending, lanes in _by_denormals(e, op, mask, addresses) if routine.endswith("add_f32") else [("", mask)]:
+        arguments = [("ptr", "%addresses"), ("ptr", "%in0"), ("ptr", "%in1"), ("i32", lanes), ("ptr", "%out")]
+        e.call(routine + ending, arguments)
     if has_result:
         target = step.inst.operands[0]
         assert isinstance(target, Register)
         e.write(target.name, Value(VARYING, bits, [e.new(f"load <32 x {bits}>, ptr %out")]), step)
+
+
+def _by_denormals(e: Emitter, op: Operation, mask: str, addresses: str) -> list[tuple[str, str]]:
+    """(ending of the routine, lanes): a sum of floats in global memory flushes denormals, one in shared memory does
+    not. Lanes whose generic addresses are in different spaces do not meet, so that their order does not matter."""
+    if any(word.startswith("shared") for word in op.modifiers):
+        return [("", mask)]
+    if "global" in op.modifiers:
+        return [("_ftz", mask)]
+    inside = e.new(f"bitcast <32 x i1> {in_shared(e, VECTOR, addresses)} to i32")
+    shared = e.new(f"and i32 {mask}, {inside}")
+    return [("", shared), ("_ftz", e.new(f"xor i32 {mask}, {shared}"))]
 
 
 def _atomic_type(name: str, scalar: Scalar) -> str:

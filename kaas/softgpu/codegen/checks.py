@@ -84,8 +84,10 @@ def _check_operands(kernel: Kernel, inst: Instruction, op: Operation) -> None:
         raise PtxError(inst.line, f"no address in {text!r}")
     if op.base == "lop3" and not hasattr(inst.operands[4], "value"):
         raise PtxError(inst.line, f"no table in {text!r}")
-    for operand in inst.operands:
+    for place, operand in enumerate(inst.operands):
         _check_operand(kernel, inst, operand)
+        if (place > 0 or not op.family.has_result) and SINK in _inner(operand):
+            raise PtxError(inst.line, f"_ has no value: {text}")
     _check_forms(inst, op)
     _check_widths(kernel, inst, op)
 
@@ -102,7 +104,7 @@ def _check_forms(inst: Instruction, op: Operation) -> None:
             case Address():
                 fits = place in addresses.get(op.base, ())
             case Vector(items):
-                fits = place in lists and len(items) == _lanes_of(op, len(items)) and not _nested(items)
+                fits = place in lists and 0 < len(items) == _lanes_of(op, len(items)) and not _nested(items)
             case Pair():
                 fits = place in pairs
             case Not():
@@ -123,6 +125,18 @@ def _check_forms(inst: Instruction, op: Operation) -> None:
             raise PtxError(inst.line, f"{len(inst.operands)} operands: {_one_line(inst)}")
     elif op.base == "cvt" and op.types[0].name.endswith("x2") != (len(inst.operands) == 3):
         raise PtxError(inst.line, f"{len(inst.operands)} operands: {_one_line(inst)}")
+
+
+def _inner(operand: Operand) -> tuple[Operand, ...]:
+    """What is read of a source operand."""
+    match operand:
+        case Address(base, _):
+            return (base,)
+        case Vector(items):
+            return items
+        case Not(register):
+            return (register,)
+    return (operand,)
 
 
 def _lanes_of(op: Operation, count: int) -> int:
@@ -182,7 +196,9 @@ def _other_widths(kernel: Kernel, inst: Instruction, op: Operation) -> list[tupl
         case "redux" | "activemask":
             return [(operand, 32) for operand in operands[:2]]
         case "bar" | "barrier" if "red" in op.modifiers:
-            return [(operands[0], op.type.bits), (operands[-1], 1)]
+            return [(operands[0], op.type.bits), *((one, 32) for one in operands[1:-1]), (operands[-1], 1)]
+        case "bar" | "barrier":
+            return [(one, 32) for one in operands]
         case "atom" | "red":
             return [(one, op.type.bits) for one in operands if not isinstance(one, Address)]
         case "cvta":
@@ -225,7 +241,7 @@ def _check_operand(kernel: Kernel, inst: Instruction, operand: Operand) -> None:
                 raise Unsupported(inst.line, f"no code for {refused.register(name)}: {' '.join(inst.text.split())}")
         case Address(base, _):
             _check_operand(kernel, inst, base)
-            if isinstance(base, Register) and kernel.registers[base.name][0] not in "bsu":
+            if base == SINK or (isinstance(base, Register) and kernel.registers[base.name][0] not in "bsu"):
                 raise PtxError(inst.line, f"no address in {_one_line(inst)}")
         case Vector(items):
             for item in items:

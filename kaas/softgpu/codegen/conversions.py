@@ -6,6 +6,7 @@ from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import VARYING, Affine, Shape, Wide, flat, truncate, widen
 from kaas.softgpu.codegen import reals
 from kaas.softgpu.codegen.addresses import in_local
+from kaas.softgpu.codegen.denormals import flush
 from kaas.softgpu.codegen.elementwise import wide
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
@@ -42,7 +43,7 @@ def cvt(e: Emitter, step: Step) -> None:
     elif isinstance(values[0].shape, Wide) and isinstance(form, Affine):
         value = _cut(e, values[0], form)
     else:
-        value = e.apply(form, _result_type(to), lambda w, *args: _convert(e, op, w, to, source, *args), values)
+        value = e.apply(form, _result_type(to), lambda w, *args: _convert(e, op, w, *args), values)
     e.write(target.name, value, step, to.signed)
 
 
@@ -62,7 +63,16 @@ def _result_type(to: Scalar) -> str:
     return to.llvm
 
 
-def _convert(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scalar, *args: str) -> str:
+def _convert(e: Emitter, op: Operation, w: Width, *args: str) -> str:
+    """.ftz is about numbers of 32 bits, given or made."""
+    to, source = op.types[0], op.types[-1]
+    if source.name == "f32":
+        args = tuple(flush(e, op, w, source, a) for a in args)
+    value = _converted(e, op, w, to, source, *args)
+    return flush(e, op, w, to, value) if to.name == "f32" else value
+
+
+def _converted(e: Emitter, op: Operation, w: Width, to: Scalar, source: Scalar, *args: str) -> str:
     if to.name.endswith("x2"):
         # The first source goes to the upper half.
         small = SCALARS[to.name.removesuffix("x2")]

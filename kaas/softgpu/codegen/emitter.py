@@ -45,6 +45,8 @@ class Emitter:
     written: set[str] = field(default_factory=set)
     cache: dict[object, str] = field(default_factory=dict)  # what this block has computed already
     tables: dict[tuple[int, ...], int] = field(default_factory=dict)  # constants in memory
+    flushed: set[str] = field(default_factory=set)  # values without denormals
+    casts: dict[str, tuple[str, str]] = field(default_factory=dict)  # a value of the same bits: what it is of
     label: str = "entry"
     block: int = 0
     count: int = 0
@@ -195,8 +197,17 @@ class Emitter:
             parts = [self.new(f"{how} {width.of(kind)} {p} to {width.of(middle)}") for p in parts]
             kind = middle
         if kind != element:
-            parts = [self.new(f"bitcast {width.of(kind)} {p} to {width.of(element)}") for p in parts]
+            parts = [self._same_bits(p, width.of(kind), width.of(element)) for p in parts]
         return Value(shape, element, parts)
+
+    def _same_bits(self, value: str, kind: str, wanted: str) -> str:
+        """A bitcast; of a bitcast back, the first value, so that what is known of it stays known."""
+        first, was = self.casts.get(value, ("", ""))
+        if was == wanted:
+            return first
+        cast = self.new(f"bitcast {kind} {value} to {wanted}")
+        self.casts[cast] = value, kind
+        return cast
 
     def read(self, operand: Operand, element: str, signed: bool = False) -> Value:
         """A source operand as `element`."""

@@ -41,13 +41,14 @@ def generate(kernel: Kernel, block: tuple[int, int, int], target: Target, *, mem
 
 
 def _emit(e: Emitter, step: Step) -> None:
-    """Errors get the line of the instruction that they are about."""
+    """Errors get the line of the instruction that they are about; one that is no PtxError is a mistake of this code."""
     try:
         step.op.family.emit(e, step)
     except PtxError as error:
         raise PtxError(error.line or step.inst.line, error.message) from error
-    except (AssertionError, AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
-        raise PtxError(step.inst.line, f"no code for {' '.join(step.inst.text.split())}") from error
+    except Exception as error:
+        error.add_note(f"line {step.inst.line}: {' '.join(step.inst.text.split())}")
+        raise
 
 
 class _Function:

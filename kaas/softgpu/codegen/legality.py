@@ -17,14 +17,16 @@ _ATOMIC = {
 
 # family: modifiers -> the last type must be one of these. "*" holds for every family.
 _TYPES: dict[str, dict[str, str]] = {
-    "*": {"ftz": f"f32 {_SMALL} f64", "rn": f"f32 f64 {_SMALL}", "rz rm rp": "f32 f64"},
+    "*": {"ftz": "f32 f16 f16x2", "rn": f"f32 f64 {_SMALL}", "rz rm rp": "f32 f64"},
     "add": {"sat": f"s32 f32 {_SMALL}"},
     "sub": {"sat": f"s32 f32 {_SMALL}"},
     "mul": {"lo hi": _INT, "wide": "u16 u32 s16 s32", "sat": f"f32 {_SMALL}"},
     "mad": {"lo": _INT, "hi": _INT, "wide": "u16 u32 s16 s32", "sat": "s32 f32"},
     "fma": {"sat": f"f32 {_SMALL}", "relu": _SMALL},
     "div": {"approx full": "f32", "sat": ""},
-    "rcp": {"sat": ""},
+    "rcp": {"sat": "", "ftz": "f32 f64"},
+    "rsqrt": {"ftz": "f32 f64"},
+    "ex2": {"ftz": "f32 bf16 bf16x2"},
     "sqrt": {"approx": "f32", "sat": ""},
     "min": {"NaN": f"f32 {_SMALL}", "relu": f"s32 s16x2 {_SMALL}"},
     "max": {"NaN": f"f32 {_SMALL}", "relu": f"s32 s16x2 {_SMALL}"},
@@ -35,7 +37,7 @@ _TYPES: dict[str, dict[str, str]] = {
         "equ neu ltu leu gtu geu num nan": f"f32 f64 {_SMALL}",
     },
     "slct": {"ftz": "f32"},
-    "cvt": {"rz rm rp rn": " ".join(f"{_INT} u8 s8 f32 f64 f16 bf16".split())},
+    "cvt": {"rz rm rp rn ftz": f"{_INT} u8 s8 f32 f64 f16 bf16"},
     "atom": _ATOMIC,
     "red": _ATOMIC,
     "bar.red": {"popc": "u32", "and or": "pred"},
@@ -133,6 +135,8 @@ def _conversion_objection(words: frozenset[str], to: str, source: str) -> str:
         return f"{what} rounds with .rni, .rzi, .rmi or .rpi"
     if to.endswith("x2") and not words & {"rn", "rz"}:
         return f"{what} rounds with .rn or .rz"
+    if "ftz" in words and "f32" not in (to, source):
+        return f"{what} has no .ftz"
     if "relu" in words and to not in _SMALL.split():
         return f"{what} has no .relu"
     if words & {"rni", "rzi", "rmi", "rpi", "rna"} and (source[0] in "us" or to.endswith("x2")):

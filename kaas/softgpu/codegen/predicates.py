@@ -5,6 +5,7 @@ from __future__ import annotations
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import Varying, flat
 from kaas.softgpu.codegen import reals
+from kaas.softgpu.codegen.denormals import flush, flush_all
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import SCALAR, VECTOR, Value, Width
@@ -26,6 +27,7 @@ def slct_kinds(op: Operation, _count: int) -> list[str]:
 
 def slct_body(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
     kind = w.of(op.llvm)
+    c = flush(e, op, w, op.type, c)
     test = "fcmp oge" if op.type.kind == "f" else "icmp sge"
     zero = w.const(op.llvm, 0) if op.type.kind != "f" else "zeroinitializer" if w.lanes > 1 else "0.0"
     first = e.new(f"{test} {kind} {c}, {zero}")
@@ -71,7 +73,9 @@ def setp(e: Emitter, step: Step) -> None:
             for at in range(len(names))
         ]
     else:
-        results = [e.apply(form, "i1", lambda w, *args: compare(e, op, w, args[0], args[1]), values)]
+        results = [
+            e.apply(form, "i1", lambda w, *args: compare(e, op, w, *flush_all(e, op, w, args[0], args[1])), values)
+        ]
     if len(names) > len(results):
         first = results[0]
         inverted = [e.new(f"xor {width.of('i1')} {p}, {width.const('i1', 1)}") for p in first.parts]
@@ -84,6 +88,7 @@ def setp(e: Emitter, step: Step) -> None:
 
 def _compare_half(e: Emitter, op: Operation, w: Width, at: int, a: str, b: str) -> str:
     """at: 0 for the lower half, 1 for the upper."""
+    a, b = flush_all(e, op, w, a, b)
     return compare(e, op, w, reals.halves(e, w, a)[at], reals.halves(e, w, b)[at])
 
 
@@ -92,6 +97,7 @@ def set_kinds(op: Operation, count: int) -> list[str]:
 
 
 def set_body(e: Emitter, op: Operation, w: Width, a: str, b: str, *c: str) -> str:
+    a, b = flush_all(e, op, w, a, b)
     if op.type.name.endswith("x2"):
         halves = [_truth(e, op, w, x, y, *c) for x, y in zip(*(reals.halves(e, w, x) for x in (a, b)), strict=True)]
         if not op.types[0].name.endswith("x2"):

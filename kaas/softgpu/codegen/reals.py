@@ -1,4 +1,4 @@
-"""Floating-point arithmetic lane by lane. Denormals are kept (.ftz has no effect); nothing is contracted or reordered.
+"""Floating-point arithmetic lane by lane. Only .ftz flushes denormals; nothing is contracted or reordered.
 
 16-bit kinds compute in float and round once more, which gives the same as rounding once for + - * and /.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kaas.softgpu.codegen.denormals import flush, flush_all
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import Width
@@ -107,7 +108,9 @@ def arithmetic(e: Emitter, op: Operation, w: Width, name: str, a: str, b: str) -
             value = e.new(f"{name} {w.of(element)} {x}, {y}")
         return finish(e, op, w, element, value)
 
-    return in_float(e, op, w, body, (a, b)) if is_small(op) else body(op.llvm, a, b)
+    a, b = flush_all(e, op, w, a, b)
+    value = in_float(e, op, w, body, (a, b)) if is_small(op) else body(op.llvm, a, b)
+    return flush(e, op, w, op.type, value)
 
 
 def divide(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
@@ -115,6 +118,10 @@ def divide(e: Emitter, op: Operation, w: Width, a: str, b: str) -> str:
 
 
 def fma(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
+    return flush(e, op, w, op.type, _fma(e, op, w, *flush_all(e, op, w, a, b, c)))
+
+
+def _fma(e: Emitter, op: Operation, w: Width, a: str, b: str, c: str) -> str:
     if op.type.bits == 16:
         name = "bf16" if op.type.name == "bf16" else "f16"
         bits = [x if op.llvm == "i16" else e.new(f"bitcast {w.of(op.llvm)} {x} to {w.of('i16')}") for x in (a, b, c)]
@@ -152,6 +159,7 @@ def extreme(e: Emitter, op: Operation, w: Width, name: str, *args: str) -> str:
             value = e.intrinsic(intrinsic, kind, [(kind, value), (kind, other)])
         return value
 
+    args = flush_all(e, op, w, *args)
     return in_float(e, op, w, body, args) if is_small(op) else body(op.llvm, *args)
 
 
@@ -161,6 +169,7 @@ def _sign_mask(scalar: Scalar) -> int:
 
 def _on_bits(e: Emitter, op: Operation, w: Width, a: str, name: str, mask: int) -> str:
     bits = f"i{op.type.bits}"
+    a = flush(e, op, w, op.type, a)
     if op.llvm != bits:
         a = e.new(f"bitcast {w.of(op.llvm)} {a} to {w.of(bits)}")
     value = e.new(f"{name} {w.of(bits)} {a}, {w.const(bits, mask)}")
@@ -200,7 +209,10 @@ def function(e: Emitter, op: Operation, w: Width, a: str) -> str:
             x = e.outline(f"kaas_rt_{op.base}_f32", "float", [("float", x)], w)
         return x
 
-    return in_float(e, op, w, body, (a,)) if is_small(op) else body(op.llvm, a)
+    a = flush(e, op, w, op.type, a)
+    value = in_float(e, op, w, body, (a,)) if is_small(op) else body(op.llvm, a)
+    # The others give no denormal of what is none.
+    return flush(e, op, w, op.type, value) if op.base in ("rcp", "ex2") else value
 
 
 def testp_body(e: Emitter, op: Operation, w: Width, a: str) -> str:

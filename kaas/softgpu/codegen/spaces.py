@@ -15,14 +15,14 @@ def is_in_space(e: Emitter, op: Operation, w: Width, a: str) -> str:
     """isspacep.space p, a. The window of parameters lies in that of global memory, as the PTX manual has it."""
     match op.modifiers[0].split("::")[0]:
         case "shared":
-            return _in_shared(e, w, a)
+            return in_shared(e, w, a)
         case "local":
             return _in_local(e, w, a)
         case "const":
             return _in_constants(e, w, a)
         case "param":
             return _within(e, w, a, e.new("ptrtoint ptr %params to i64"), str(e.kernel.param_bytes))
-    others = [_in_shared(e, w, a), _in_local(e, w, a), _in_constants(e, w, a)]
+    others = [in_shared(e, w, a), _in_local(e, w, a), _in_constants(e, w, a)]
     return e.new(f"xor {w.of('i1')} {_any(e, w, others)}, {w.const('i1', 1)}")
 
 
@@ -41,7 +41,7 @@ def _any(e: Emitter, w: Width, truths: list[str]) -> str:
     return result
 
 
-def _in_shared(e: Emitter, w: Width, a: str) -> str:
+def in_shared(e: Emitter, w: Width, a: str) -> str:
     start = e.once("shared", lambda: e.new("ptrtoint ptr %shared to i64"))
     size = e.new(f"zext i32 {warp_field(e, WARP_FIELDS['total'], 'i32')} to i64")
     return _within(e, w, a, start, size)

@@ -89,7 +89,11 @@ static inline uint64_t add_f64(uint64_t a, uint64_t b) {
   return a;
 }
 
+/* A number too small for all the bits of a fraction as a zero of its sign. */
+static inline uint32_t flush_f32(uint32_t a) { return a & 0x7F800000 ? a : a & 0x80000000; }
+
 ATOMIC(add_f32, 32, add_f32(old, b))
+ATOMIC(add_f32_ftz, 32, flush_f32(add_f32(flush_f32(old), flush_f32(b))))
 ATOMIC(add_f64, 64, add_f64(old, b))
 
 /* 16-bit kinds, one or a pair: old * 1 + b, rounded once. */

@@ -26,7 +26,7 @@ MEMORY_BYTES = 6 << 30  # of address space
 BUFFER_BYTES = 1 << 20
 RUN_LIMIT_S = 0.2
 KERNELS = 2  # of one image
-SENSELESS = "makes no sense of"
+MISTAKE = "a mistake of the software GPU's compiler"
 BLOCKS = [(1, 1, 1), (32, 1, 1), (48, 1, 1), (64, 1, 1), (8, 4, 2), (256, 1, 1)]
 Error = driver.CUresult
 
@@ -112,7 +112,7 @@ class Trial:
         timer.cancel()
         timer.join()
         for status in statuses:
-            if status == Error.CUDA_ERROR_UNKNOWN or SENSELESS in softgpu.last_error():
+            if status == Error.CUDA_ERROR_UNKNOWN or MISTAKE in softgpu.last_error():
                 raise Wrong(f"kernel {kernel.name}: {status!r} {softgpu.last_error()}")
         if cancelled.is_set():
             return "cancelled"
@@ -129,7 +129,7 @@ class Trial:
 
 
 def _sensible(error: CompileError) -> None:
-    if SENSELESS in error.message or error.result == Error.CUDA_ERROR_UNKNOWN:
+    if MISTAKE in error.message or error.result == Error.CUDA_ERROR_UNKNOWN:
         raise Wrong(f"the compiler stumbles: {error.message}")
 
 

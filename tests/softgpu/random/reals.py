@@ -145,6 +145,30 @@ define(
     lambda a, b: np.where(np.isnan(a) | np.isnan(b), np.float32(np.nan), _extreme(a, b, False)),
 )
 
+# --- denormals flushed
+
+
+def _flushed(a: Any) -> Any:
+    if a.dtype.kind != "f":
+        return a
+    return np.where(np.abs(a) < np.finfo(a.dtype).tiny, np.copysign(a.dtype.type(0), a), a)
+
+
+def _flushing(name: str) -> None:
+    """The operation of this name with .ftz: on flushed operands, with a flushed result."""
+    old = OPS[name]
+    head, _, kind = name.rpartition(".")
+    define(f"{head}.ftz.{kind}", old.results, old.operands,
+        lambda *args, f=old.compute: _flushed(f(*(_flushed(a) for a in args))))  # fmt: skip
+
+
+for _name in ("add.rn", "sub.rn", "mul.rn", "mul.rz", "add.rp", "div.rn", "fma.rn", "sqrt.rn", "rcp.rn"):
+    _flushing(f"{_name}.f32")
+for _name in ("min", "max", "neg", "abs", *(f"setp.{name}" for name in _COMPARE), "setp.ltu"):
+    _flushing(f"{_name}.f32")
+for _name in ("add", "sub", "mul", "min", "max", "neg", "abs"):
+    _flushing(f"{_name}.f16")
+
 # --- conversions
 
 define("cvt.sat.f32.f32", "f", "f", _saturated)
