@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kaas.softgpu.analysis.blocks import Step
-from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Shape, is_uniform, ramp
+from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Shape, is_uniform, ramp
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import SCALAR, VECTOR, Value, Width
