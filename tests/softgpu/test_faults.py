@@ -96,3 +96,22 @@ ctypes.string_at(8)
     assert done.stdout.count("700: illegal access") == (1 if order == "first" else 2), done.stderr
     assert "Segmentation fault" in done.stderr
     assert "ctypes" in done.stderr
+
+
+@pytest.mark.parametrize("offset", [1 << 20, -(1 << 20), -(1 << 31), (1 << 31) - 4])
+def test_outside_shared_memory(gpu: Any, offset: int) -> None:
+    text = (
+        HEADER
+        + """
+.visible .entry k(.param .u32 offset)
+{
+    .reg .b32 %r<3>;
+    .shared .align 4 .b8 tile[32];
+    ld.param.u32 %r1, [offset];
+    st.shared.u32 [%r1], %r1;
+    ret;
+}
+"""
+    )
+    with pytest.raises(RuntimeError, match="700: illegal access in block"):
+        gpu.run(text, "k", 1, 32, np.int32(offset))

@@ -26,6 +26,22 @@ static int grow(uint8_t **memory, size_t *capacity, size_t bytes) {
   return OK;
 }
 
+/* Offsets in shared memory have 32 bits, with a sign: all that they reach is set aside, so that an access outside shared
+ * memory faults and does not change memory of the process. */
+static const size_t SHARED_REACH = (size_t)1 << 31;
+
+static int grow_shared(kaas_block *block, size_t bytes) {
+  if (bytes <= block->shared_capacity) return OK;
+  if (!block->shared) {
+    uint8_t *start = mmap(NULL, 2 * SHARED_REACH, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) return OUT_OF_MEMORY;
+    block->shared = start + SHARED_REACH;
+  }
+  if (mprotect(block->shared, bytes, PROT_READ | PROT_WRITE)) return OUT_OF_MEMORY;
+  block->shared_capacity = bytes;
+  return OK;
+}
+
 static const volatile uint32_t never;
 
 static int prepare_block(kaas_block *block, const kaas_launch *launch) {
@@ -35,7 +51,7 @@ static int prepare_block(kaas_block *block, const kaas_launch *launch) {
   block->launch = launch;
   block->warp_count = (threads + KAAS_WARP - 1) / KAAS_WARP;
   /* Room behind the end: a vector access may touch the lanes that are switched off. */
-  if (grow(&block->shared, &block->shared_capacity, shared + 1024) != OK) return OUT_OF_MEMORY;
+  if (grow_shared(block, shared + 1024) != OK) return OUT_OF_MEMORY;
   if (launch->touched && !block->pages && !(block->pages = kaas_pages_new())) return OUT_OF_MEMORY;
   if (local && grow(&block->local, &block->local_capacity, local * block->warp_count) != OK) return OUT_OF_MEMORY;
   for (uint32_t i = 0; i < block->warp_count; i++) {
@@ -100,7 +116,7 @@ static void free_block(void *memory) {
   kaas_block *block = memory;
   for (uint32_t i = 0; i < MAX_WARPS; i++)
     if (block->stacks[i]) munmap(block->stacks[i], STACK_BYTES + GUARD_BYTES);
-  free(block->shared);
+  if (block->shared) munmap(block->shared - SHARED_REACH, 2 * SHARED_REACH);
   free(block->local);
   free(block->pages);
   kaas_close_signal_stack(block);
