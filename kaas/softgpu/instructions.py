@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 
 from kaas.softgpu import refused
 from kaas.softgpu.analysis.blocks import Step
@@ -421,7 +421,7 @@ _HINTS = frozenset(["ca", "cg", "cs", "lu", "cv", "wb", "wt"])
 _LONG_HINTS = ("L1::", "L2::", "level::")
 
 
-@cache
+@lru_cache(maxsize=4096)  # hostile text has opcodes without end
 def decode(opcode: str) -> Operation | str:
     """The operation of an opcode, or why there is none."""
     unknown = refused.reason(opcode)

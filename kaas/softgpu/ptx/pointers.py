@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 
 from kaas.softgpu.ptx.model import Address, Function, Instruction, Module, Operand, Parameter, Signature, Symbol, Vector
 
 # No address of memory looks like these, so that reading or writing through one is a fault.
 FIRST_FUNCTION = 0x5F << 56
 STRIDE = 16
+
+_AT_ONCE = 8  # modules that threads read just now: older ones are not kept alive by what is remembered of them
 
 
 def address_of(module: Module, name: str) -> int | None:
@@ -32,7 +34,7 @@ def _sizes(parameters: tuple[Parameter, ...]) -> list[tuple[int, bool]]:
     return [(one.size, one.in_register) for one in parameters]
 
 
-@cache
+@lru_cache(maxsize=_AT_ONCE)
 def _addresses(module: Module) -> dict[str, int]:
     places: dict[int, int] = {}  # by the function: an alias has the address of what it stands for
     return {
@@ -41,7 +43,7 @@ def _addresses(module: Module) -> dict[str, int]:
     }
 
 
-@cache
+@lru_cache(maxsize=_AT_ONCE)
 def _taken(module: Module) -> tuple[str, ...]:
     """The functions whose address the module takes, in the order of the text."""
     names = {name for variable in module.variables.values() for _, name, _ in variable.pointers}
