@@ -44,7 +44,7 @@ static CUresult release(uintptr_t base, bool host, CUstream stream) {
   allocation entry;
   if (base == 0) return CUDA_SUCCESS;
   bool known = memory_find(base, &entry) && entry.base == base;
-  bool right = known && (host ? entry.kind == MEMORY_HOST
+  bool right = known && !entry.mapped && (host ? entry.kind == MEMORY_HOST
                               : entry.kind == MEMORY_DEVICE || entry.kind == MEMORY_MANAGED ||
                                     (entry.kind == MEMORY_HOST && entry.pool != NULL));
   if (right && entry.graph != NULL) return graph_block_release(entry.graph, stream);

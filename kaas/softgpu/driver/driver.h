@@ -60,6 +60,7 @@ enum handle_kind {
   HANDLE_NODE,
   HANDLE_EXEC,
   HANDLE_USER_OBJECT,
+  HANDLE_PHYSICAL,
   HANDLE_KINDS
 };
 typedef struct handle {
@@ -190,6 +191,7 @@ typedef struct allocation {
   CUmemoryPool pool;
   hints *hints;              /* of managed memory; NULL: none yet */
   struct graph_block *graph; /* NULL unless nodes allocate and free it */
+  bool mapped;  /* by hand (mapped.c), and not to be freed */
   bool leaving; /* its freeing is queued: for work under way only */
   unsigned long long id;
 } allocation;
@@ -215,6 +217,8 @@ CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known);
 CUresult memory_add(const allocation *entry);                /* adds a range to the table */
 bool memory_remove(uintptr_t base, allocation *removed);     /* by its first byte */
 hints *memory_hints_locked(uintptr_t address);               /* of the allocation there; NULL without memory */
+CUresult memory_set_mapped(const allocation *entries, size_t count); /* all there is mapped by hand, by base */
+bool mapped_is_reserved(uintptr_t address);                         /* by cuMemAddressReserve */
 void memory_disown(uintptr_t base);                          /* no graph's any more */
 bool memory_leave(uintptr_t base, allocation *leaving);      /* no longer found, but there until it is removed */
 CUresult memory_reserve_locked(device *dev, size_t bytes);   /* counts bytes, or CUDA_ERROR_OUT_OF_MEMORY */

@@ -66,6 +66,8 @@ CUresult memory_check(uintptr_t address, size_t bytes, bool must_be_known) {
   allocation found;
   bool known = memory_find(address, &found);
   REQUIRE(known || !must_be_known, CUDA_ERROR_INVALID_VALUE, "0x%zx lies in no live allocation", (size_t)address);
+  REQUIRE(known || !mapped_is_reserved(address), CUDA_ERROR_INVALID_VALUE,
+          "0x%zx is reserved, but no memory that may be accessed is mapped there", (size_t)address);
   REQUIRE(known || address != 0, CUDA_ERROR_INVALID_VALUE, "a NULL pointer cannot be copied from or to");
   REQUIRE(!known || bytes <= found.bytes - (address - found.base), CUDA_ERROR_INVALID_VALUE,
           "%zu bytes at 0x%zx reach beyond the allocation of %zu bytes at 0x%zx", bytes, (size_t)address, found.bytes,
@@ -110,6 +112,37 @@ bool memory_remove(uintptr_t base, allocation *removed) {
   }
   pthread_mutex_unlock(&memory_lock);
   return found;
+}
+
+/* Whether the entry is among those, grown or not. */
+static bool stays(const allocation *entry, const allocation *entries, size_t count, const allocation **as) {
+  for (size_t i = 0; i < count; i++)
+    if (entries[i].base == entry->base && entries[i].dev == entry->dev) {
+      *as = &entries[i];
+      return true;
+    }
+  return false;
+}
+
+CUresult memory_set_mapped(const allocation *entries, size_t count) {
+  CUresult status = CUDA_SUCCESS;
+  size_t kept = 0;
+  pthread_mutex_lock(&memory_lock);
+  for (size_t i = 0; i < table.count; i++) { /* work under way goes on in what stays */
+    const allocation *as = NULL;
+    if (table.items[i].mapped && !stays(&table.items[i], entries, count, &as)) continue;
+    table.items[kept] = table.items[i];
+    if (as != NULL) table.items[kept].bytes = table.items[kept].reserved = as->bytes;
+    kept++;
+  }
+  table.count = kept;
+  memory_changed();
+  for (size_t i = 0; i < count && status == CUDA_SUCCESS; i++) {
+    const allocation *there = find_locked(entries[i].base);
+    if (there == NULL || there->base != entries[i].base) status = add_locked(&entries[i]);
+  }
+  pthread_mutex_unlock(&memory_lock);
+  return status;
 }
 
 hints *memory_hints_locked(uintptr_t address) {

@@ -75,11 +75,7 @@
   X(cuMemPoolExportToShareableHandle, 11020, why) X(cuMemPoolImportFromShareableHandle, 11020, why) \
   X(cuMemPoolImportPointer, 11020, why)
 
-#define REFUSED_MAPPED(X, why) \
-  X(cuMemAddressFree, 10020, why) X(cuMemAddressReserve, 10020, why) X(cuMemCreate, 10020, why) \
-  X(cuMemGetAccess, 10020, why) X(cuMemGetAllocationGranularity, 10020, why) \
-  X(cuMemGetAllocationPropertiesFromHandle, 10020, why) X(cuMemMap, 10020, why) X(cuMemRelease, 10020, why) \
-  X(cuMemRetainAllocationHandle, 11000, why) X(cuMemSetAccess, 10020, why) X(cuMemUnmap, 10020, why) \
+#define REFUSED_MULTICAST(X, why) \
   X(cuMulticastAddDevice, 12010, why) X(cuMulticastBindAddr, 12010, why) X(cuMulticastBindMem, 12010, why) \
   X(cuMulticastCreate, 12010, why) X(cuMulticastGetGranularity, 12010, why) X(cuMulticastUnbind, 12010, why)
 
@@ -134,7 +130,7 @@
   REFUSED_GRAPHICS(X, "graphics") \
   REFUSED_EXTERNAL(X, "memory and semaphores of other interfaces") \
   REFUSED_SHARED(X, "memory shared between processes") \
-  REFUSED_MAPPED(X, "memory mapped by hand") \
+  REFUSED_MULTICAST(X, "memory of several devices at one address") \
   REFUSED_GREEN(X, "green contexts") \
   REFUSED_CLUSTERS(X, "clusters and cooperative launches") \
   REFUSED_LINKING(X, "linking: load whole PTX") \

@@ -99,6 +99,13 @@
   X(cuLibraryGetManaged, 12000, cuLibraryGetManaged) \
   X(cuLibraryGetKernelCount, 12040, cuLibraryGetKernelCount) X(cuLibraryGetModule, 12000, cuLibraryGetModule) \
   X(cuLibraryLoadData, 12000, cuLibraryLoadData) X(cuLibraryUnload, 12000, cuLibraryUnload) \
+  X(cuMemAddressFree, 10020, cuMemAddressFree) X(cuMemAddressReserve, 10020, cuMemAddressReserve) \
+  X(cuMemCreate, 10020, cuMemCreate) X(cuMemGetAccess, 10020, cuMemGetAccess) \
+  X(cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity) \
+  X(cuMemGetAllocationPropertiesFromHandle, 10020, cuMemGetAllocationPropertiesFromHandle) \
+  X(cuMemMap, 10020, cuMemMap) X(cuMemRelease, 10020, cuMemRelease) \
+  X(cuMemRetainAllocationHandle, 11000, cuMemRetainAllocationHandle) X(cuMemSetAccess, 10020, cuMemSetAccess) \
+  X(cuMemUnmap, 10020, cuMemUnmap) \
   X(cuMemAlloc, 3020, cuMemAlloc_v2) X(cuMemAllocAsync, 11020, cuMemAllocAsync) \
   X(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync) X(cuMemAllocHost, 3020, cuMemAllocHost_v2) \
   X(cuMemAllocManaged, 6000, cuMemAllocManaged) X(cuMemAllocPitch, 3020, cuMemAllocPitch_v2) \
