@@ -232,7 +232,10 @@ typedef enum CUmemorytype {
 #define CU_MEMHOSTREGISTER_DEVICEMAP 0x02
 #define CU_MEMHOSTREGISTER_READ_ONLY 0x08
 
-typedef enum CUmemAllocationHandleType { CU_MEM_HANDLE_TYPE_NONE = 0 } CUmemAllocationHandleType;
+typedef enum CUmemAllocationHandleType {
+  CU_MEM_HANDLE_TYPE_NONE = 0,
+  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+} CUmemAllocationHandleType;
 typedef enum CUmemAllocationType {
   CU_MEM_ALLOCATION_TYPE_PINNED = 1,
   CU_MEM_ALLOCATION_TYPE_MANAGED = 2

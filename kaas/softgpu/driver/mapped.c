@@ -204,9 +204,8 @@ static CUresult access_locked(uintptr_t base, size_t bytes, const CUmemAccessDes
   REQUIRE(at != NULL, CUDA_ERROR_INVALID_VALUE, "the %zu bytes at 0x%zx are no whole mappings", bytes, (size_t)base);
   for (range *r = *at; r != NULL && r->base - base < bytes; r = r->next) {
     for (size_t i = 0; i < count; i++) r->access[wanted[i].location.id] = (uint8_t)wanted[i].flags;
-    int access = access_of(r), may = access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
-                                     : access == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ
-                                                                                  : PROT_NONE;
+    /* Who may read may write too: the driver's own copies know no direction, and a fault there would end the process. */
+    int may = access_of(r) == CU_MEM_ACCESS_FLAGS_PROT_NONE ? PROT_NONE : PROT_READ | PROT_WRITE;
     REQUIRE(mprotect((void *)r->base, r->bytes, may) == 0, CUDA_ERROR_OUT_OF_MEMORY,
             "the host cannot protect %zu bytes", r->bytes);
   }

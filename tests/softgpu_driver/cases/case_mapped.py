@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver
-from cuda.core import Device, LaunchConfig, ObjectCode, VirtualMemoryResource, VirtualMemoryResourceOptions, launch
+from cuda.core import Device, LaunchConfig, ObjectCode, VirtualMemoryResource, launch
 
 from tests.softgpu_driver.calls import Error, Gate, fails, ok, synchronize, view
 from tests.softgpu_driver.fake import IMAGE
@@ -124,7 +124,7 @@ def test_what_cannot_be_made(library: ctypes.CDLL) -> None:
     fails(Error.CUDA_ERROR_INVALID_DEVICE, driver.cuMemCreate, WHOLE, properties(99), 0)
     fails(Error.CUDA_ERROR_OUT_OF_MEMORY, driver.cuMemCreate, 1 << 50, properties(), 0)
     shared = properties()
-    shared.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    shared.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_WIN32
     fails(Error.CUDA_ERROR_NOT_SUPPORTED, driver.cuMemCreate, WHOLE, shared, 0)
     for arguments in ((0, 0, 0, 0), (4096, 0, 0, 0), (WHOLE, 3, 0, 0), (WHOLE, 0, 0, 1)):
         fails(INVALID, driver.cuMemAddressReserve, *arguments)
@@ -182,7 +182,7 @@ def test_strict_mode_poisons_it(strict: Callable[[int], None], addresses: Any) -
 
 
 def grow(device: Device, *, in_place: bool) -> None:
-    resource = VirtualMemoryResource(device, VirtualMemoryResourceOptions(handle_type=None))
+    resource = VirtualMemoryResource(device)
     stream, add = device.create_stream(), ObjectCode.from_ptx(IMAGE[:-1]).get_kernel("add")
     buffer = resource.allocate(WHOLE, stream=stream)
     view(buffer.handle, np.float32, 8)[:] = np.arange(8)
