@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -154,7 +155,8 @@ class Compiler:
         variant = self._variant(module, kernel, block, checked=checked)
         with self._lock:
             if variant not in module.code:
-                module.code[variant] = self._ahead.submit(self._made, module, variant)
+                with suppress(RuntimeError):  # the interpreter ends
+                    module.code[variant] = self._ahead.submit(self._made_ahead, module, variant)
 
     def compile(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> int:
         """The address of the kaas_kernel_fn of a kernel (by its place in describe) for blocks of this shape.
@@ -180,8 +182,9 @@ class Compiler:
         module = self._module(handle)
         with self._lock:
             del self._modules[handle]
-        for code in module.code.values():
-            if not code.cancel() and code.exception() is None:
+        begun = [code for code in module.code.values() if not code.cancel()]  # all, before this waits for any
+        for code in begun:
+            if code.exception() is None:
                 code.result().close()
 
     def _module(self, handle: int) -> LoadedModule:
@@ -196,6 +199,18 @@ class Compiler:
         if min(block) < 1 or block[0] * block[1] * block[2] > 1024:
             raise CompileError(INVALID_VALUE, f"no block can be {block[0]} x {block[1]} x {block[2]}")
         return kernel, block, checked or self._memcheck
+
+    def _made_ahead(self, module: LoadedModule, variant: _Variant) -> machine_code.Loaded:
+        """As _made, but not once the interpreter ends, which joins these threads and would wait for them all.
+
+        An executor takes nothing more then (RuntimeError), which is how one of its threads can tell."""
+        try:
+            self._ahead.submit(int)
+        except RuntimeError:
+            with self._lock:
+                module.code.pop(variant, None)  # `compile` makes it, should anybody still ask
+            raise
+        return self._made(module, variant)
 
     def _made(self, module: LoadedModule, variant: _Variant) -> machine_code.Loaded:
         kernel, block, checked = variant

@@ -276,3 +276,33 @@ def test_the_c_interface(gpu: Gpu, capfd: pytest.CaptureFixture[str]) -> None:
     assert table.load(b"nonsense", 8, ctypes.byref(handle)) == INVALID_PTX
     assert table.describe(12345, *[None] * 4) == INVALID_HANDLE
     capfd.readouterr()
+
+
+ANNOUNCES = """
+import sys
+from pathlib import Path
+from kaas import softgpu
+from kaas.softgpu import jit
+softgpu.load([1 << 20])
+import ctypes
+library = ctypes.CDLL("libcuda.so.1")
+compiler = jit.Compiler(library, Path(sys.argv[1]))
+body = "xor.b32 %r1, %r1, 5; add.u32 %r1, %r1, %r1; mul.lo.u32 %r1, %r1, 3; " * 100 + "st.global.u32 [%rd1], %r1; "
+start = ".reg .u64 %rd<2>; .reg .u32 %r<2>; ld.param.u64 %rd1, [p]; ld.global.u32 %r1, [%rd1]; "
+entries = "".join(f".visible .entry k{i}(.param .u64 p) {{ {start}{body}ret; }}\\n" for i in range(100))
+module = compiler.load((".version 8.0\\n.target sm_80\\n.address_size 64\\n" + entries).encode())
+for kernel in range(100):
+    compiler.announce(module, kernel, (32, 1, 1))
+if sys.argv[2] == "unload":
+    compiler.unload(module)
+"""
+
+
+@pytest.mark.parametrize("way", ["unload", "exit"])
+def test_what_is_announced_is_given_up(way: str, tmp_path: Path) -> None:
+    """When its module goes, or the process, only what has begun is finished."""
+    done = subprocess.run(
+        [sys.executable, "-c", ANNOUNCES, str(tmp_path), way], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert sum(1 for path in tmp_path.rglob("*") if path.is_file()) < 50
