@@ -149,13 +149,15 @@ CUresult cuFuncIsLoaded(CUfunctionLoadingState *loaded, CUfunction function) {
 
 /* --- occupancy, by the limits of a multiprocessor of sm_80 */
 
-enum { SM_THREADS = 2048, SM_BLOCKS = 32, SM_RESERVED_SHARED = 1024 };
+enum { SM_THREADS = 2048, SM_BLOCKS = 32, SM_RESERVED_SHARED = 1024, SHARED_UNIT = 128 };
 
-static int blocks_per_sm(const kernel *kern, int block_size, size_t dynamic_shared) {
+static int blocks_per_sm(const kernel *kern, int block_size, size_t dynamic_shared, const device *dev) {
   size_t threads = ((size_t)block_size + KAAS_WARP - 1) / KAAS_WARP * KAAS_WARP;
   size_t shared = kern->info->shared_bytes + dynamic_shared;
-  if (threads == 0 || threads > kern->info->max_threads || shared > SHARED_OPTIN_BYTES) return 0;
-  size_t blocks = SM_THREADS / threads, by_shared = SHARED_SM_BYTES / (shared + SM_RESERVED_SHARED);
+  if (threads == 0 || threads > kern->info->max_threads) return 0;
+  if (dynamic_shared > (size_t)kern->max_dynamic_shared[dev->ordinal]) return 0;
+  shared = (shared + SM_RESERVED_SHARED + SHARED_UNIT - 1) / SHARED_UNIT * SHARED_UNIT;
+  size_t blocks = SM_THREADS / threads, by_shared = SHARED_SM_BYTES / shared;
   if (by_shared < blocks) blocks = by_shared;
   return (int)(blocks < SM_BLOCKS ? blocks : SM_BLOCKS);
 }
@@ -169,7 +171,7 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfun
   TRY(kernel_get(function, &kern));
   REQUIRE(block_size > 0 && flags <= 1, CUDA_ERROR_INVALID_VALUE, "%s: block of %d, flags %u", __func__, block_size,
           flags);
-  *blocks = blocks_per_sm(kern, block_size, dynamic_shared);
+  *blocks = blocks_per_sm(kern, block_size, dynamic_shared, ctx->dev);
   return CUDA_SUCCESS;
 }
 
@@ -192,7 +194,7 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid_size, int *block_si
   int most = (int)kern->info->max_threads, best_threads = 0;
   if (limit > 0 && limit < most) most = limit;
   for (int size = most / KAAS_WARP * KAAS_WARP; size > 0; size -= KAAS_WARP) { /* of equals, the largest block */
-    int blocks = blocks_per_sm(kern, size, shared_of != NULL ? shared_of(size) : dynamic_shared);
+    int blocks = blocks_per_sm(kern, size, shared_of != NULL ? shared_of(size) : dynamic_shared, ctx->dev);
     if (blocks * size <= best_threads) continue;
     best_threads = blocks * size;
     *block_size = size;
@@ -215,7 +217,7 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction funct
   REQUIRE_POINTER(bytes);
   TRY(kernel_get(function, &kern));
   REQUIRE(blocks > 0 && block_size > 0, CUDA_ERROR_INVALID_VALUE, "%s: %d blocks of %d", __func__, blocks, block_size);
-  size_t each = (size_t)SHARED_SM_BYTES / (size_t)blocks, used = kern->info->shared_bytes + SM_RESERVED_SHARED;
+  size_t each = (size_t)SHARED_SM_BYTES / (size_t)blocks / SHARED_UNIT * SHARED_UNIT, used = kern->info->shared_bytes + SM_RESERVED_SHARED;
   size_t most = (size_t)kern->max_dynamic_shared[ctx->dev->ordinal];
   *bytes = each <= used ? 0 : each - used < most ? each - used : most;
   return CUDA_SUCCESS;

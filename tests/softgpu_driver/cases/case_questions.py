@@ -141,7 +141,7 @@ def test_launch_attributes() -> None:
 
 
 def test_occupancy_follows_the_limits_of_a_multiprocessor() -> None:
-    """2048 threads, 32 blocks, 64 K registers in units of 256 a warp, 164 KB shared with 1 KB for each block."""
+    """2048 threads, 32 blocks, 164 KB shared with 1 KB for each block, in units of 128 bytes."""
     kernels = Kernels()
     function, shared = kernels["empty"], kernels["shared"]
     blocks = driver.cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
@@ -149,6 +149,14 @@ def test_occupancy_follows_the_limits_of_a_multiprocessor() -> None:
     assert [ok(blocks(shared, 32, dynamic, 0)) for dynamic in (0, 40 << 10, 46 << 10)] == [32, 3, 3]
     assert ok(driver.cuOccupancyAvailableDynamicSMemPerBlock(function, 2, 128)) == 48 << 10
     assert ok(driver.cuOccupancyAvailableDynamicSMemPerBlock(function, 16, 128)) == (164 << 10) // 16 - 1024
+    assert ok(driver.cuOccupancyAvailableDynamicSMemPerBlock(function, 15, 128)) == 11136 - 1024  # in units of 128
+    assert ok(blocks(function, 128, (48 << 10) + 1, 0)) == 0  # nor can it be launched
+    ok(
+        driver.cuFuncSetAttribute(
+            function, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 60000
+        )
+    )
+    assert [ok(blocks(function, 128, dynamic, 0)) for dynamic in (54912, 54913, 60001)] == [3, 2, 0]
     processors = ok(driver.cuDeviceGetAttribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0))
     best = driver.cuOccupancyMaxPotentialBlockSizeWithFlags(function, None, 0, 0, 0)
     assert ok(best) == (2 * processors, 1024)
