@@ -217,7 +217,8 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction funct
   REQUIRE_POINTER(bytes);
   TRY(kernel_get(function, &kern));
   REQUIRE(blocks > 0 && block_size > 0, CUDA_ERROR_INVALID_VALUE, "%s: %d blocks of %d", __func__, blocks, block_size);
-  size_t each = (size_t)SHARED_SM_BYTES / (size_t)blocks / SHARED_UNIT * SHARED_UNIT, used = kern->info->shared_bytes + SM_RESERVED_SHARED;
+  size_t each = (size_t)SHARED_SM_BYTES / (size_t)blocks / SHARED_UNIT * SHARED_UNIT;
+  size_t used = kern->info->shared_bytes + SM_RESERVED_SHARED;
   size_t most = (size_t)kern->max_dynamic_shared[ctx->dev->ordinal];
   *bytes = each <= used ? 0 : each - used < most ? each - used : most;
   return CUDA_SUCCESS;
