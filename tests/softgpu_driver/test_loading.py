@@ -189,7 +189,7 @@ def toolkit_header() -> Path | None:
 def test_prototypes_are_those_of_the_toolkit() -> None:
     """Every function of ours has the type that cuda.h gives it. Without a toolkit there is nothing to compare."""
     header = toolkit_header()
-    flags = ("-fsyntax-only", "-w", "-DKAAS_SOFTGPU_CUDA_ABI_H", "-include", str(header))
+    flags = ("-fsyntax-only", "-w", "-D_GNU_SOURCE", "-DKAAS_SOFTGPU_CUDA_ABI_H", "-include", str(header))
     command = [*driver_build._compiler(), *driver_build.INCLUDES, *flags]
     for source in driver_build.driver_sources() if header else []:
         if source.parent.name == "driver" and source.name not in ("symbols.c", "refused.c"):  # these know no types

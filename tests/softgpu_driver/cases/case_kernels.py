@@ -160,6 +160,9 @@ def test_a_stream_of_another_context() -> None:
 def test_occupancy() -> None:
     function = Kernels()["empty"]
     assert ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, 1024, 0)) == 2
+    assert ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, 64, 80 << 10)) == 0  # nor can it be launched
+    most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    ok(driver.cuFuncSetAttribute(function, most, 80 << 10))
     assert ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, 64, 80 << 10)) == 2
     _, block = ok(driver.cuOccupancyMaxPotentialBlockSize(function, None, 0, 0))
     assert block == 1024
