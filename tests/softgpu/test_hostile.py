@@ -123,6 +123,7 @@ SENSELESS = {
     "a jump into a scope": (entry("bra there; { there: }"), "no label there"),
     "a jump table of nowhere": (entry(DECLARED + "t: .branchtargets a, b; brx.idx %r, t; a:"), "no label b"),
     "a label twice": (entry("a: a: bra a;"), "label a is there twice"),
+    "a kernel twice": (entry("ret;") + ".entry k() { ret; }", "function k is there twice"),
     "an unclosed comment": (entry("/* "), "line"),
     "a comment in a comment": (entry("/* /* */ */"), "line"),
     "text that ends": (entry("")[:-4], "ends inside k"),

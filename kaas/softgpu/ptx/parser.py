@@ -167,6 +167,8 @@ class _Parser:
         if not self.text.startswith("{", self.position):
             raise PtxError(self.at(self.position), f"the body of {function.name} was expected")
         self.position += 1
+        if function.name in module.functions and module.functions[function.name].has_body:
+            raise PtxError(line, f"the function {function.name} is there twice")
         function.has_body = True
         self.body(function)
         module.functions[function.name] = function
