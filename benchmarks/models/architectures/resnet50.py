@@ -1,14 +1,14 @@
-"""ResNet-50 in PyTorch, with the weights of `resnet50`."""
+"""ResNet-50: pictures of 224 x 224 in 1000 classes (He et al., Deep residual learning, 2015)."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from benchmarks.models.resnet50 import weight
-
 
 class Bottleneck(nn.Module):
+    """The stride is in the convolution of 3 x 3, as in most implementations."""
+
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
@@ -43,14 +43,3 @@ class ResNet50(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.blocks(self.pool(self.bn1(self.conv1(x)).relu()))
         return self.fc(self.mean(x).flatten(1))
-
-
-def network() -> nn.Module:
-    """For inference."""
-    made = ResNet50().eval()
-    state = {
-        name: torch.from_numpy(weight(name, tuple(value.shape))) if value.is_floating_point() else value
-        for name, value in made.state_dict().items()
-    }
-    made.load_state_dict(state)
-    return made
