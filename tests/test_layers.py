@@ -14,9 +14,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.dlpack", "kaas.draw", "kaas.dtypes", "kaas.errors",
-     "kaas.graph", "kaas.kernel", "kaas.kernels", "kaas.library", "kaas.literals", "kaas.request", "kaas.store"},
+    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.dlpack", "kaas.draw", "kaas.dtypes", "kaas.entries",
+     "kaas.errors", "kaas.graph", "kaas.kernel", "kaas.kernels", "kaas.library", "kaas.literals", "kaas.request",
+     "kaas.store"},
     {"kaas.softgpu"},
+    {"kaas.makers"},
     {"kaas.executor"},
     {"kaas.pool"},
     {"kaas.session"},
@@ -28,7 +30,7 @@ LAYERS = [
 public names, stands above all."""
 
 ALLOWED_IMPORTERS = {
-    "cuda": {"kaas.executor.device", "kaas.softgpu.runtime_calls"},
+    "cuda": {"kaas.executor.device", "kaas.makers.nvrtc", "kaas.softgpu.runtime_calls"},
     "ray": {
         "kaas.api",
         "kaas.session",
