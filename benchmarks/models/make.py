@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
 from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter import rewrite
 from onnxscript.rewriter.rules.common import remove_optional_bias_from_conv_rule
@@ -40,6 +40,7 @@ def exported(model: Model, network: torch.nn.Module) -> onnx.ModelProto:
         should_fold=lambda node: False if node.op_type == "Transpose" else None,
     )  # fmt: skip
     rewrite(program.model, pattern_rewrite_rules=[remove_optional_bias_from_conv_rule])  # it would be all zeros
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(program.model)
     RemoveUnusedNodesPass()(program.model)
     made: onnx.ModelProto = program.model_proto
     return made
@@ -62,7 +63,7 @@ def main() -> int:
         model.graph_path.write_bytes(without_weights(whole, set(network.state_dict())).SerializeToString())
         again = {tensor.name: tensor.raw_data for tensor in with_weights(model.graph_path).graph.initializer}
         assert again == {tensor.name: tensor.raw_data for tensor in whole.graph.initializer}, "weights must come back"
-        np.savez(model.answers_path, **answered(model, network))
+        np.savez(model.answers_path, allow_pickle=False, **answered(model, network))
         print(name, model.graph_path.stat().st_size, "bytes of graph,", model.answers_path.stat().st_size, "of answers")
     return 0
 

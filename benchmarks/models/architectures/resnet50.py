@@ -15,7 +15,8 @@ class Bottleneck(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
-        self.shortcut, self.bn = nn.Identity(), nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
+        self.bn: nn.Module = nn.Identity()
         if stride != 1 or channels != 4 * width:
             self.shortcut = nn.Conv2d(channels, 4 * width, 1, stride, bias=False)
             self.bn = nn.BatchNorm2d(4 * width)
