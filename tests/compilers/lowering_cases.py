@@ -14,7 +14,6 @@ import kaas
 from tvm_backend import lowering, targets, tasks
 from tvm_backend.constants import Array
 from tvm_backend.frontends import EntryPoint, Imported
-from tvm_backend.tasks import Variant
 
 TARGET = targets.parsed("sm_80+ptx")
 
@@ -45,7 +44,7 @@ class Compiled:
         self.variants, self.constants = tasks.tasks(self.lowered, self.imported, self.library)
 
     @property
-    def variant(self) -> Variant:
+    def variant(self) -> kaas.Variant:
         (only,) = self.variants
         return only
 
