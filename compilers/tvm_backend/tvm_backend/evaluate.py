@@ -14,7 +14,12 @@ Number = int | float
 
 
 class NotConstant(Exception):
-    """An expression whose value nobody knows before it runs. Always caught: it becomes a problem with a place."""
+    """An expression whose value nobody knows before it runs. Always caught: it becomes one of the error's places."""
+
+    def __init__(self, expression: Any, reason: str) -> None:
+        super().__init__(reason)
+        called = isinstance(expression, ir.Call) and isinstance(expression.op, ir.Op)
+        self.operator = str(expression.op.name) if called else f"tirx.{type(expression).__name__}"
 
 
 def _divide(a: Number, b: Number) -> Number:
@@ -93,10 +98,15 @@ def evaluate(expression: Any, values: Mapping[Any, Number]) -> Number:
             return CALLS[expression.op.name](*(evaluate(argument, values) for argument in expression.args))
         case _ if type(expression) in BINARY:
             return BINARY[type(expression)](evaluate(expression.a, values), evaluate(expression.b, values))
-    raise NotConstant(f"{expression} is not known before it runs")
+    raise NotConstant(expression, f"{brief(expression)} is not known before it runs")
 
 
 def integer(expression: Any, values: Mapping[Any, Number]) -> int:
     return int(evaluate(expression, values))
 
 
+
+
+def brief(node: Any) -> str:
+    """A node's text, its last line: those before only declare what it uses."""
+    return str(node).strip().splitlines()[-1].strip()[:200]

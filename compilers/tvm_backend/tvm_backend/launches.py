@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, tirx
 
-from kaas.arguments import Literal, literal
-from kaas.dtypes import DTYPE_BYTES
-from tvm_backend.evaluate import NotConstant, Number, evaluate, integer
-from tvm_backend.problems import Problem
+import kaas
+from kaas import Buffer, Literal
+from tvm_backend.evaluate import NotConstant, Number, brief, evaluate, integer
+from tvm_backend.errors import Place
 
 AXES = ("x", "y", "z")
 SHARED = "tirx.use_dyn_shared_memory"
@@ -53,7 +53,7 @@ class Launch:
     arguments: tuple[Pointer | Literal, ...]
 
 
-def launches(function: tirx.PrimFunc, scalars: Iterable[Number] = ()) -> tuple[list[Launch], list[Problem]]:
+def launches(function: tirx.PrimFunc, scalars: Iterable[Number] = ()) -> tuple[list[Launch], list[Place]]:
     """What a call of the function launches, in order, and what else it does that no kTask can.
 
     Args:
@@ -77,13 +77,13 @@ class _Host:
     pointers: dict[Any, Pointer] = field(default_factory=dict)
     values: dict[Any, Number] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Place] = field(default_factory=list)
 
     def run(self, statement: Any) -> None:
         try:
             self.step(statement)
         except NotConstant as error:
-            self.problems.append((self.name, str(error)))
+            self.refuse(error.operator, str(error))
 
     def step(self, statement: Any) -> None:
         match statement:
@@ -108,11 +108,14 @@ class _Host:
                 self.call(call)
             case tirx.AssertStmt():
                 if not evaluate(statement.condition, self.values):
-                    self.problems.append((self.name, f"the assertion {statement.condition} does not hold"))
+                    self.refuse("tirx.AssertStmt", f"{brief(statement.condition)} does not hold")
             case tirx.Evaluate():
                 evaluate(statement.value, self.values)
             case _:
-                self.problems.append((self.name, f"{type(statement).__name__} on the host: {brief(statement)}"))
+                self.refuse(f"tirx.{type(statement).__name__}", f"runs on the host: {brief(statement)}")
+
+    def refuse(self, operator: str, reason: str) -> None:
+        self.problems.append(Place(operator, self.name, reason))
 
     def loop(self, statement: tirx.For) -> None:
         first, count = integer(statement.min, self.values), integer(statement.extent, self.values)
@@ -129,10 +132,8 @@ class _Host:
             self.values[variable] = evaluate(value, self.values)
 
     def workspace(self, buffer: ir.Var) -> Workspace:
-        count = 1
-        for extent in buffer.shape:
-            count *= integer(extent, self.values)
-        return Workspace(buffer.name, count * DTYPE_BYTES[str(buffer.dtype)])
+        shape = [integer(extent, self.values) for extent in buffer.shape]
+        return Workspace(buffer.name, Buffer(buffer.name, shape, str(buffer.dtype)).nbytes)
 
     def pointer(self, value: Any) -> Pointer:
         match value:
@@ -145,16 +146,16 @@ class _Host:
                 return Pointer(start.base, start.offset_bytes + integer(offset, self.values))
             case ir.Call(op=ir.Op(name="tirx.reinterpret"), args=[base]):
                 return self.pointer(base)
-        raise NotConstant(f"where {brief(value)} points is not known before it runs")
+        raise NotConstant(value, f"where {brief(value)} points is not known before it runs")
 
     def call(self, call: ir.Call) -> None:
         match call.op:
             case ir.Op(name="tirx.call_ffi_kernel"):
                 self.launches.append(self.launch(call))
             case ir.Op(name="tirx.call_packed" | "tirx.call_cpacked" | "tirx.call_extern" | "tirx.call_pure_extern"):
-                self.problems.append((self.name, f"a call of the host's function {call.args[0]}"))
+                self.refuse(str(call.args[0].value), "is a function of the host")
             case _:
-                self.problems.append((self.name, f"a call on the host: {brief(call)}"))
+                self.refuse(call.op.name, f"runs on the host: {brief(call)}")
 
     def launch(self, call: ir.Call) -> Launch:
         tags = [str(tag) for tag in call.attrs.launch_params]
@@ -165,7 +166,7 @@ class _Host:
         }
         unknown = [tag for tag in tags if tag != SHARED and not tag.startswith(("blockIdx.", "threadIdx."))]
         if unknown:
-            self.problems.append((self.name, f"a launch with {', '.join(unknown)}"))
+            self.refuse("tirx.call_ffi_kernel", f"a launch with {', '.join(unknown)}")
         return Launch(
             symbol.value,
             _extents(extents, "blockIdx"),
@@ -179,16 +180,12 @@ class _Host:
             return self.pointer(value)
         kind = KINDS.get(str(value.ty))
         if kind is None:
-            raise NotConstant(f"an argument of type {value.ty}: {brief(value)}")
-        return literal(kind, evaluate(value, self.values))
+            raise NotConstant(value, f"an argument of type {value.ty}: {brief(value)}")
+        made: Literal = getattr(kaas, kind)(evaluate(value, self.values))
+        return made
 
 
 def _extents(extents: dict[str, int], what: str) -> tuple[int, int, int]:
     x, y, z = (extents.get(f"{what}.{axis}", 1) for axis in AXES)
     return x, y, z
 
-
-def brief(node: Any) -> str:
-    """A node's text, its last line: those before only declare what it uses."""
-    lines: Sequence[str] = str(node).strip().splitlines()
-    return lines[-1].strip()[:200]

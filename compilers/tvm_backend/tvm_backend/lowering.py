@@ -9,6 +9,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.s_tir import dlight
 
+from tvm_backend.outputs import own_outputs
 from tvm_backend.targets import Target
 
 Schedule = Callable[[tvm.IRModule], tvm.IRModule]
@@ -63,8 +64,9 @@ def planned(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     transform = relax.transform
     with target.tvm:
         return tvm.transform.Sequential([
-            transform.RewriteDataflowReshape(), transform.ToNonDataflow(), transform.RemovePurityChecking(),
-            transform.CallTIRRewrite(), transform.StaticPlanBlockMemory(), transform.DeadCodeElimination(),
+            transform.RewriteDataflowReshape(), transform.ToNonDataflow(), own_outputs(target),
+            transform.RemovePurityChecking(), transform.CallTIRRewrite(), transform.StaticPlanBlockMemory(),
+            transform.DeadCodeElimination(),
         ])(module)  # fmt: skip
 
 

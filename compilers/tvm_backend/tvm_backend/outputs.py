@@ -14,22 +14,26 @@ VIEWS = ("relax.reshape",)
 """Operators whose result lies where their argument does."""
 
 
-def with_own_outputs(module: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """The module with each result of each Relax function in a tensor of its own.
+def own_outputs(target: Target) -> tvm.transform.Pass:
+    """A pass after which each result of each Relax function is a tensor of its own.
 
-    Args:
-        module: with reshapes that are views, and calls whose results are not arguments yet.
+    It runs when reshapes are views already and results are not arguments yet.
     """
-    copies = _Copies(tvm.IRModule(module.functions, attrs=module.attrs), target)
-    for variable, function in list(module.functions.items()):
-        if isinstance(function, relax.Function):
-            copies.module[variable] = copies.of(function)
-    return copies.module
+
+    @tvm.transform.module_pass(opt_level=0, name="OwnOutputs")  # type: ignore[untyped-decorator]
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        copies = _Copies(relax.BlockBuilder(module), target)
+        for variable, function in module.functions.items():
+            if isinstance(function, relax.Function):
+                copies.builder.update_func(variable, copies.of(function))
+        return copies.builder.get()
+
+    return run
 
 
 class _Copies:
-    def __init__(self, module: tvm.IRModule, target: Target) -> None:
-        self.module, self.target = module, target
+    def __init__(self, builder: relax.BlockBuilder, target: Target) -> None:
+        self.builder, self.target = builder, target
         self.kernels: dict[tuple[tuple[int, ...], str], ir.GlobalVar] = {}
 
     def of(self, function: relax.Function) -> relax.Function:
@@ -62,13 +66,10 @@ class _Copies:
         if (shape, dtype) not in self.kernels:
             source = te.placeholder(shape, dtype, name="source")
             copy = te.create_prim_func([source, te.compute(shape, lambda *i: source(*i), name="copied")])
-            name = f"copy_to_output{len(self.kernels)}"
+            unscheduled = tvm.IRModule({"copy": copy.with_attr("tirx.noalias", True)})
             with self.target.tvm:
-                scheduled = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(
-                    tvm.IRModule({name: copy.with_attr("tirx.noalias", True)})
-                )
-            self.kernels[shape, dtype] = variable = ir.GlobalVar(name)
-            self.module[variable] = scheduled[name]
+                scheduled = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(unscheduled)
+            self.kernels[shape, dtype] = self.builder.add_func(scheduled["copy"], "copy_to_output")
         return self.kernels[shape, dtype]
 
 
@@ -80,7 +81,7 @@ def _origin(value: Any, bound: dict[Any, Any]) -> Any:
             case relax.Var() if value in bound:
                 behind = bound[value]
                 match behind:
-                    case relax.Var() | relax.Tuple() | relax.Constant() | relax.TupleGetItem():
+                    case relax.Var() | relax.Tuple() | ir.GenericConst() | relax.TupleGetItem():
                         value = behind
                     case ir.Call(op=ir.Op(name=name)) if name in VIEWS:
                         value = behind.args[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import tvm
 
-from tvm_backend.problems import UnknownTarget
+from tvm_backend.errors import InvalidOption
 
 LIMITS = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 48 << 10, "thread_warp_size": 32}
 """What every kernel may use on each of the architectures without asking for more."""
@@ -37,15 +37,15 @@ def parsed(name: str) -> Target:
     """ "sm_80+ptx", "sm_90", "sm_80+sm_90+ptx": machine code for each architecture named, PTX for what is newer.
 
     Raises:
-        UnknownTarget
+        InvalidOption
     """
     *before, last = name.split("+") if isinstance(name, str) else ["?"]
     architectures = before if last == "ptx" else [*before, last]
     if not architectures or not all(_known(architecture) for architecture in architectures):
-        raise UnknownTarget(
+        raise InvalidOption(
             f'no target {name!r}: targets are GPU architectures from sm_{OLDEST} on, joined by "+", and "ptx" after '
             'the last where newer GPUs are to run it too, as in "sm_80+ptx"',
-            target=str(name),
+            option="target",
         )
     return Target(tuple(sorted(set(architectures), key=_number)), last == "ptx")
 
