@@ -16,16 +16,16 @@ import kaas
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.dlpack", "kaas.draw", "kaas.dtypes", "kaas.entries",
-     "kaas.errors", "kaas.graph", "kaas.kernel", "kaas.kernels", "kaas.library", "kaas.literals", "kaas.request",
-     "kaas.store"},
+    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.constants_file", "kaas.dlpack", "kaas.draw", "kaas.dtypes",
+     "kaas.entries", "kaas.errors", "kaas.graph", "kaas.kernel", "kaas.kernels", "kaas.library", "kaas.literals",
+     "kaas.model_file", "kaas.request", "kaas.store", "kaas.variant"},
     {"kaas.softgpu"},
     {"kaas.makers"},
     {"kaas.executor"},
     {"kaas.pool"},
     {"kaas.session"},
     {"kaas.api"},
-    {"kaas.caching", "kaas.etasks"},
+    {"kaas.caching", "kaas.etasks", "kaas.model"},
     {"kaas.remote", "kaas.demo", "kaas.cli"},
 ]  # fmt: skip
 """Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of

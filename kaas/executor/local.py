@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from kaas.executor.executor import Executor, Result
+    from kaas.executor.inputs import Source
     from kaas.executor.plan import Plan
     from kaas.executor.profile import KernelTime
 
@@ -62,11 +63,16 @@ def run(
     inputs: Mapping[str, Any] | None = None,
     *,
     scalars: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Source] | None = None,
     device: Device | int | None = None,
     profile: bool = False,
     limit_s: float | None = None,
 ) -> Result:
-    """As run_local; the result also has the times of the stages and, with profile, those of the kernels."""
+    """As run_local; the result also has the times of the stages and, with profile, those of the kernels.
+
+    Args:
+        constants: further inputs, which the device may keep under their keys.
+    """
     from kaas.executor.executor import Request
 
     if not isinstance(task, KTask):
@@ -74,9 +80,10 @@ def run(
     if limit_s is not None and not (isinstance(limit_s, int | float) and limit_s > 0):
         raise InvalidRequest(f"limit_s is a positive number of seconds, not {limit_s!r}", task=task.label)
     given = mapping(task, "inputs", inputs)
-    check_names(task, given)
+    kept = constants or {}
+    check_names(task, [*given, *kept])
     encoded = encode_scalars(task, scalars)
-    sources = {name: _source(value) for name, value in given.items()}
+    sources = {name: _source(value) for name, value in given.items()} | dict(kept)
     return executor_for(device).run(Request(task, sources, encoded, profile=profile, limit_s=limit_s))
 
 

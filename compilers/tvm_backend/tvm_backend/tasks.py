@@ -8,7 +8,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.ir.prim import expr
 
-from kaas import Buffer, In, InOut, Kernel, KTask, Library, Literal, Out
+from kaas import Buffer, In, InOut, Kernel, KTask, Library, Literal, Out, Variant
 from tvm_backend.accesses import Use, uses
 from tvm_backend.constants import Array, Constants, unused
 from tvm_backend.errors import Place, unsupported
@@ -18,14 +18,6 @@ from tvm_backend.launches import Launch, Workspace, launches
 from tvm_backend.lowering import Lowered
 
 Access = In | Out | InOut
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A model for inputs of one shape."""
-
-    task: KTask
-    inputs: tuple[Buffer, ...]
 
 
 def tasks(lowered: Lowered, imported: Imported, library: Library) -> tuple[tuple[Variant, ...], dict[str, Array]]:
