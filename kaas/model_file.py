@@ -36,7 +36,8 @@ MANIFEST_BYTES = 256 << 20
 CODE_BYTES = 1 << 30
 """No manifest, nor all the code together, is larger when it is unpacked."""
 
-_ZIP = b"PK\x03\x04"
+_ZIP = b"PK"
+_LOCAL = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _ZIP64_FIELD_BYTES = 20
 _PADDING_FIELD = 0xD935
@@ -251,7 +252,7 @@ def _stored(path: str | os.PathLike[str], entry: zipfile.ZipInfo, mapped: Array)
         raise _corrupt(path, f"{entry.filename} has to be stored, neither compressed nor encrypted")
     at = entry.header_offset
     header = mapped[at : at + _LOCAL_HEADER.size].tobytes()
-    if len(header) < _LOCAL_HEADER.size or not header.startswith(_ZIP):
+    if len(header) < _LOCAL_HEADER.size or not header.startswith(_LOCAL):
         raise _corrupt(path, f"{entry.filename} is not where the zip's directory says")
     *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
     start = at + _LOCAL_HEADER.size + name_bytes + extra_bytes

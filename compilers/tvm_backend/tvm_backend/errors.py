@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kaas import KaasError
+from kaas import KaasError, errors
 
 LISTED = 20
 """Of the places in an error's message, how many stand there; the field has them all."""
@@ -40,7 +40,7 @@ class CompileError(KaasError):
     stage: str
 
 
-class InvalidModel(CompileError, ValueError):
+class InvalidModel(CompileError, errors.InvalidModel):
     """What was given is no model, cannot be read as one, or does not go with its example inputs or batch sizes.
 
     Fields:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from tvm_backend.errors import InvalidModel
 if TYPE_CHECKING:
     import numpy as np
     import tvm
+
+    from tvm_backend.frontends.content import Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,20 @@ class Imported:
     constants: Mapping[str, np.ndarray[Any, Any]] = field(repr=False)
 
 
-def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that is known as far as the recompile cache needs it: reading it whole, or TVM, may wait.
+
+    Args:
+        content: feeds a hash with all that the model consists of.
+        imported: the model in Relax.
+    """
+
+    content: Callable[[Digest], None]
+    imported: Callable[[], Imported]
+
+
+def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
     """
     Args:
         model: a path of an ONNX file or of a .pt2 file, an onnx.ModelProto, a torch.export.ExportedProgram, a
@@ -60,41 +75,31 @@ def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
     Raises:
         InvalidModel: no such kind of model, or one that does not go with the other arguments.
         UnsupportedOperators: parts of it cannot become kernels.
-        CompileError: the frontend failed.
+        CompileError: the frontend failed. Each of these here or when it is imported.
     """
     match kind(model):
         case "path":
-            from tvm_backend.frontends import files
-
-            return imported(files.read(model, name), examples, batch_sizes, name)
+            from tvm_backend.frontends import files as frontend
         case "onnx":
-            from tvm_backend.frontends import from_onnx
-
-            return from_onnx.imported(model, examples, batch_sizes, name)
-        case "exported program":
-            from tvm_backend.frontends import from_torch
-
-            return from_torch.imported(model, examples, batch_sizes, name)
-        case "torch module":
-            from tvm_backend.frontends import from_torch
-
-            return from_torch.imported_module(model, examples, batch_sizes, name)
-        case "relax":
-            from tvm_backend.frontends import from_relax
-
-            return from_relax.imported(model, examples, batch_sizes, name)
+            from tvm_backend.frontends import from_onnx as frontend  # type: ignore[no-redef]
+        case "torch":
+            from tvm_backend.frontends import from_torch as frontend  # type: ignore[no-redef]
         case _:
-            from tvm_backend.frontends import from_relax
+            from tvm_backend.frontends import from_relax as frontend  # type: ignore[no-redef]
+    return frontend.prepared(model, examples, batch_sizes, name)
 
-            return from_relax.imported_nn(model, examples, batch_sizes, name)
+
+def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
+    """The model in Relax; arguments and errors as of `prepared`."""
+    return prepared(model, examples, batch_sizes, name).imported()
 
 
 _KINDS = {
     ("onnx", "ModelProto"): "onnx",
-    ("torch", "ExportedProgram"): "exported program",
-    ("torch", "Module"): "torch module",
+    ("torch", "ExportedProgram"): "torch",
+    ("torch", "Module"): "torch",
     ("tvm", "IRModule"): "relax",
-    ("tvm", "Module"): "nn",
+    ("tvm", "Module"): "relax",
 }
 """Of a class in a model's ancestry: its package and its name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import numpy as np
 import onnx
 import tvm
 from onnx import inliner, numpy_helper
-from onnx.external_data_helper import uses_external_data
+from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_backend.errors import CompileError, InvalidModel, Place, unsupported
-from tvm_backend.frontends import Imported
+from tvm_backend.frontends import Imported, Prepared
+from tvm_backend.frontends.content import Digest
 from tvm_backend.frontends.parts import Part, is_static, merged, output_names
 from tvm_backend.frontends.shapes import Input, batch_dimension, bindings, by_name
 
@@ -27,6 +29,20 @@ ONLY_MICROSOFT = {
 ALSO_MICROSOFT = {"Gelu"}
 
 KNOWN = {*onnx_frontend._get_convert_map(), "Constant"}
+
+
+def prepared(model: onnx.ModelProto, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
+    """A ModelProto; its bytes are its content."""
+
+    def content(digest: Digest) -> None:
+        graph = onnx.ModelProto()
+        graph.CopyFrom(model)
+        del graph.graph.initializer[:]  # a message of more than 2 GB cannot be written
+        digest.update(graph.SerializeToString(deterministic=True))
+        for tensor in model.graph.initializer:
+            digest.update(tensor.SerializeToString(deterministic=True))
+
+    return Prepared(content, lambda: imported(model, examples, batch_sizes, name))
 
 
 def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
@@ -63,7 +79,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def __init__(
         self, shapes: Mapping[str, list[int]], tensors: Mapping[str, tvm.runtime.Tensor], graph: onnx.GraphProto
     ) -> None:
-        super().__init__(shapes, {}, sanitize=False)
+        super().__init__(shapes, {})
         self.tensors, self.graph = tensors, graph
         self.origins: dict[str, tuple[str, str]] = {}
         self.places: list[Place] = []
@@ -83,6 +99,10 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def _parse_array(self, tensor: onnx.TensorProto) -> tvm.runtime.Tensor:
         known = self.tensors.get(tensor.name)
         return tvm.runtime.tensor(numpy_helper.to_array(tensor)) if known is None else known
+
+    def _sanitize_name(self, name: str) -> str:
+        """A name that CUDA C++ can have: TVM takes a kernel's parameter names from it."""
+        return str(self._name_supply.fresh_name("input_" + re.sub(r"\W", "_", name, flags=re.ASCII)))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         """Nothing: the nodes are looked at one by one."""
@@ -151,9 +171,23 @@ def read(path: Path, name: str) -> onnx.ModelProto:
     """
     try:
         return onnx.load(path)
-    except Exception as error:  # protobuf's errors, the checker's, OSError  # noqa: BLE001
+    except Exception as error:  # protobuf's errors, the checker's, OSError
         what = "cannot be read" if isinstance(error, OSError) else "is not an ONNX model, or its external data is wrong"
         raise InvalidModel(f"{path} {what}: {error}", model=name, path=str(path)) from error
+
+
+def external_files(path: Path, name: str) -> list[Path]:
+    """The files beside it that hold a model's tensors.
+
+    Raises:
+        InvalidModel: it is no ONNX model.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's errors
+        raise InvalidModel(f"{path} is not an ONNX model: {error}", model=name, path=str(path)) from error
+    outside = [tensor for tensor in _get_all_tensors(model) if uses_external_data(tensor)]
+    return sorted({path.parent / ExternalDataInfo(tensor).location for tensor in outside})
 
 
 def checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
@@ -168,7 +202,9 @@ def checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
         raise InvalidModel(f"{name} is of ONNX IR version {model.ir_version}; 3 is the oldest read", model=name)
     outside = [tensor.name for tensor in model.graph.initializer if uses_external_data(tensor)]
     if outside:
-        message = f"{name}: {outside[0]!r} has its data in another file: give the model's path, or load it with onnx.load"
+        message = (
+            f"{name}: {outside[0]!r} has its data in another file: give the model's path, or load it with onnx.load"
+        )
         raise InvalidModel(message, model=name, names=tuple(outside))
     sparse = [tensor.values.name for tensor in model.graph.sparse_initializer]
     if sparse:
@@ -199,7 +235,7 @@ def decomposed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             model = inliner.inline_local_functions(model)
         unknown = sorted({(node.domain, node.op_type) for node in model.graph.node if not is_known(node)})
         return inliner.inline_selected_functions(model, unknown, inline_schema_functions=True) if unknown else model
-    except Exception as error:  # the inliner is C++ and raises its own  # noqa: BLE001
+    except Exception as error:  # the inliner is C++ and raises its own
         raise CompileError(f"{name}: ONNX cannot lay out its functions: {error}", model=name, stage="import") from error
 
 
@@ -254,7 +290,7 @@ DTYPES = {
 def array(tensor: onnx.TensorProto, name: str) -> np.ndarray[Any, Any]:
     try:
         return numpy_helper.to_array(tensor)
-    except Exception as error:  # data of another size than the shape, say  # noqa: BLE001
+    except Exception as error:  # data of another size than the shape, say
         message = f"{name}: initializer {tensor.name!r} cannot be read: {error}"
         raise InvalidModel(message, model=name, names=(tensor.name,)) from error
 

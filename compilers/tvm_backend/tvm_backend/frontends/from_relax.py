@@ -6,18 +6,33 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.frontend import nn
 
 from tvm_backend.errors import CompileError, InvalidModel
-from tvm_backend.frontends import Imported
+from tvm_backend.frontends import Imported, Prepared
+from tvm_backend.frontends.content import feed_parts
 from tvm_backend.frontends.parts import Part, merged, output_names, tensor_inputs
 from tvm_backend.frontends.shapes import Input, bindings, by_name, dtype_of, open_batch
 
+Parts = tuple[list[Part], dict[str, tvm.runtime.Tensor]]
+"""The model for each batch size, and its parameters by name."""
 
-def imported(module: tvm.IRModule, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
+
+def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
+    """A Relax module or an nn module."""
+    read = parts_of_nn if isinstance(model, nn.Module) else parts_of_relax
+    parts, constants = read(model, examples, batch_sizes, name)
+
+    def imported() -> Imported:
+        module, entries = merged(name, parts)
+        return Imported(name, module, entries, {each: value.numpy() for each, value in constants.items()})
+
+    return Prepared(lambda digest: feed_parts(digest, parts), imported)
+
+
+def parts_of_relax(module: tvm.IRModule, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Parts:
     """
     Args:
         module: its function `main`, or its only one, is the model. Its parameters are the model's inputs, but for those
@@ -28,19 +43,17 @@ def imported(module: tvm.IRModule, examples: Any, batch_sizes: Sequence[int] | N
     """
     function = _main(module, name)
     module, constants = _with_parameters(module, function, name)
-    parameters = module[function].params
-    tensor_inputs(name, parameters)
-    inputs = tuple(_declared(parameter) for parameter in parameters)
+    tensor_inputs(name, module[function].params)
+    inputs = tuple(_declared(parameter) for parameter in module[function].params)
     names = tuple(each.name for each in inputs)
     parts = []
     for binding in bindings(name, inputs, by_name(name, names, examples), batch_sizes):
         bound = closed(module, function, binding.sizes)
         parts.append(Part(binding.batch_size, bound, function, names, output_names(bound[function].ret_ty)))
-    merged_module, entries = merged(name, parts)
-    return Imported(name, merged_module, entries, constants)
+    return parts, constants
 
 
-def imported_nn(model: nn.Module, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
+def parts_of_nn(model: nn.Module, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Parts:
     """
     Args:
         model: its method `forward` is the model, its parameters have values.
@@ -49,7 +62,7 @@ def imported_nn(model: nn.Module, examples: Any, batch_sizes: Sequence[int] | No
     Raises:
         InvalidModel: parameters without values, missing or wrong examples.
     """
-    arguments = [each for each in inspect.signature(model.forward).parameters]
+    arguments = tuple(inspect.signature(model.forward).parameters)
     given = by_name(name, arguments, examples)
     missing = tuple(each for each in arguments if each not in given)
     if missing:
@@ -65,10 +78,9 @@ def imported_nn(model: nn.Module, examples: Any, batch_sizes: Sequence[int] | No
         bound = dict(zip(variables, values.values(), strict=True))
         module = relax.transform.BindParams("forward", bound)(module)
         tensor_inputs(name, module["forward"].params)
-        names = tuple(arguments)
-        parts.append(Part(binding.batch_size, module, "forward", names, output_names(module["forward"].ret_ty)))
-    merged_module, entries = merged(name, parts)
-    return Imported(name, merged_module, entries, {each: value.numpy() for each, value in values.items()})
+        names = output_names(module["forward"].ret_ty)
+        parts.append(Part(binding.batch_size, module, "forward", arguments, names))
+    return parts, values
 
 
 def closed(module: tvm.IRModule, function: str, sizes: Mapping[str, int]) -> tvm.IRModule:
@@ -92,7 +104,7 @@ def _main(module: tvm.IRModule, name: str) -> str:
 
 def _with_parameters(
     module: tvm.IRModule, function: str, name: str
-) -> tuple[tvm.IRModule, dict[str, np.ndarray[Any, Any]]]:
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
     main = module[function]
     attributes = main.attrs or {}
     count = int(attributes["num_input"]) if "num_input" in attributes else len(main.params)
@@ -107,7 +119,7 @@ def _with_parameters(
     module[function] = main.without_attr("params") if "params" in attributes else main
     if named:
         module = relax.transform.BindParams(function, named)(module)
-    return module, {each: value.numpy() for each, value in named.items()}
+    return module, named
 
 
 def _declared(parameter: relax.Var) -> Input:
@@ -134,7 +146,7 @@ def _exported(
 ) -> tuple[tvm.IRModule, Sequence[tuple[str, nn.Parameter]]]:
     try:
         module, parameters = model.export_tvm({"forward": dict(specification)})
-    except Exception as error:  # the module's own forward ran  # noqa: BLE001
+    except Exception as error:  # the module's own forward ran
         message = f"{name}: its forward cannot be exported: {error}"
         raise CompileError(message, model=name, stage="import") from error
     return module, parameters

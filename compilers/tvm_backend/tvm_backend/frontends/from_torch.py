@@ -18,7 +18,8 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tvm_backend.errors import CompileError, InvalidModel, Place, unsupported
-from tvm_backend.frontends import Imported
+from tvm_backend.frontends import Imported, Prepared
+from tvm_backend.frontends.content import Digest, feed
 from tvm_backend.frontends.from_relax import closed
 from tvm_backend.frontends.parts import Part, merged, output_names
 from tvm_backend.frontends.shapes import Input, bindings, by_name, open_batch
@@ -26,50 +27,75 @@ from tvm_backend.frontends.shapes import Input, bindings, by_name, open_batch
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
 
 
-def imported(program: ExportedProgram, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
-    """
+Programs = list[tuple[int, ExportedProgram]]
+"""Programs by batch size, of fixed shapes."""
+
+
+def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
+    """A module, exported once for each batch size, or an exported program, whose open sizes are bound in Relax.
+
     Raises:
-        InvalidModel: a program that changes its buffers or inputs, or takes or returns other things than tensors.
+        InvalidModel: examples that are missing or wrong, a program that changes its buffers or inputs, or takes or returns
+            other things than tensors.
         UnsupportedOperators: operators that TVM cannot convert, or that draw random numbers.
+        CompileError: torch cannot export or decompose it.
     """
-    program = _decomposed(program, name)
-    inputs = declared_inputs(program, name)
-    names = tuple(each.name for each in inputs)
-    found = bindings(name, inputs, by_name(name, names, examples), batch_sizes)
-    module, origins = converted(program, name)
-    outputs = output_names(module["main"].ret_ty, _output_names(program))
-    parts = [
-        Part(binding.batch_size, closed(module, "main", binding.sizes), "main", names, outputs, origins)
-        for binding in found
-    ]
-    merged_module, entries = merged(name, parts)
-    return Imported(name, merged_module, entries, parameters(program))
+    if isinstance(model, torch.nn.Module):
+        programs = exported(model, examples, batch_sizes, name)
+        return Prepared(lambda digest: _feed(digest, programs), lambda: _imported(programs, None, None, name))
+    fixed = [(0, model)]
+    return Prepared(lambda digest: _feed(digest, fixed), lambda: _imported(fixed, examples, batch_sizes, name))
 
 
-def imported_module(model: torch.nn.Module, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
-    """A module, exported once for each batch size with inputs like the examples.
-
-    Raises:
-        InvalidModel: no examples, or wrong ones.
-        CompileError: torch cannot export it.
-    """
+def exported(model: torch.nn.Module, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Programs:
     arguments = list(inspect.signature(model.forward).parameters)
     given = by_name(name, arguments, examples)
     if not given:
         message = f"{name} says nothing of its inputs' shapes: example_inputs needs {', '.join(arguments)}"
         raise InvalidModel(message, model=name, names=tuple(arguments))
-    declared = {each.name: each for each in open_batch(given, batch_sizes is not None)}
+    declared = open_batch(given, batch_sizes is not None)
+    programs = []
+    for binding in bindings(name, declared, {}, batch_sizes):
+        tensors = {each.name: _example(given[each.name], binding.shape(each)) for each in declared}
+        programs.append((binding.batch_size, _exported(model, tensors, name)))
+    return programs
+
+
+def _imported(programs: Programs, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
     parts, constants = [], dict[str, np.ndarray[Any, Any]]()
-    for binding in bindings(name, tuple(declared.values()), {}, batch_sizes):
-        tensors = {each: _example(given[each], binding.shape(shape)) for each, shape in declared.items()}
-        program = _decomposed(_exported(model, tensors, name), name)
+    for _, whole in programs:
+        program = _decomposed(whole, name)
+        inputs = declared_inputs(program, name)
+        names = tuple(each.name for each in inputs)
+        found = bindings(name, inputs, by_name(name, names, examples), batch_sizes)
         module, origins = converted(program, name)
-        names = tuple(each.name for each in declared_inputs(program, name))
         outputs = output_names(module["main"].ret_ty, _output_names(program))
-        parts.append(Part(binding.batch_size, module, "main", names, outputs, origins))
+        parts += [
+            Part(binding.batch_size, closed(module, "main", binding.sizes), "main", names, outputs, origins)
+            for binding in found
+        ]
         constants |= parameters(program)
     merged_module, entries = merged(name, parts)
     return Imported(name, merged_module, entries, constants)
+
+
+def _feed(digest: Digest, programs: Programs) -> None:
+    for size, program in programs:
+        signature = program.graph_signature
+        feed(digest, f"{size} {signature.input_specs} {signature.output_specs} {program.call_spec.out_spec}")
+        for module in program.graph_module.modules():
+            if isinstance(module, fx.GraphModule):
+                values = [(node.name, str(node.meta.get("val"))) for node in module.graph.nodes]
+                feed(digest, f"{module.graph} {values}")
+        for name, tensor in sorted(_tensors(program).items()):
+            feed(digest, f"{name} {tensor.dtype} {tuple(tensor.shape)}")
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Parameters, buffers and constants by their names in the module."""
+    named = {**program.constants, **dict(program.named_buffers()), **dict(program.named_parameters())}
+    return {each: value for each, value in named.items() if isinstance(value, torch.Tensor)}
 
 
 def read(path: Path, name: str) -> ExportedProgram:
@@ -79,7 +105,7 @@ def read(path: Path, name: str) -> ExportedProgram:
     """
     try:
         return torch.export.load(path)
-    except Exception as error:  # zip's errors, torch's, OSError  # noqa: BLE001
+    except Exception as error:  # zip's errors, torch's, OSError
         what = "cannot be read" if isinstance(error, OSError) else "is not what torch.export.save writes"
         raise InvalidModel(f"{path} {what}: {error}", model=name, path=str(path)) from error
 
@@ -105,10 +131,8 @@ def declared_inputs(program: ExportedProgram, name: str) -> tuple[Input, ...]:
 
 def parameters(program: ExportedProgram) -> dict[str, np.ndarray[Any, Any]]:
     """Parameters, buffers and constants by their names in the module."""
-    named = {**program.constants, **dict(program.named_buffers()), **dict(program.named_parameters())}
-    tensors = {each: value for each, value in named.items() if isinstance(value, torch.Tensor)}
     convert = ExportedProgramImporter._convert_pytorch_tensor_to_tvm
-    return {each: convert(value).numpy() for each, value in tensors.items()}
+    return {each: convert(value).numpy() for each, value in _tensors(program).items()}
 
 
 def converted(program: ExportedProgram, name: str) -> tuple[tvm.IRModule, dict[str, tuple[str, str]]]:
@@ -153,7 +177,7 @@ def _decomposed(program: ExportedProgram, name: str) -> ExportedProgram:
     """
     try:
         program = program.run_decompositions()
-    except Exception as error:  # torch's own, of any kind  # noqa: BLE001
+    except Exception as error:  # torch's own, of any kind
         raise CompileError(f"{name}: torch cannot decompose it: {error}", model=name, stage="import") from error
     signature = program.graph_signature
     changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
@@ -169,7 +193,7 @@ def _decomposed(program: ExportedProgram, name: str) -> ExportedProgram:
 def _exported(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], name: str) -> ExportedProgram:
     try:
         return torch.export.export(model, (), dict(tensors))
-    except Exception as error:  # the module's own forward ran  # noqa: BLE001
+    except Exception as error:  # the module's own forward ran
         message = f"{name}: torch cannot export it: {error}"
         raise CompileError(message, model=name, stage="import") from error
 
@@ -206,9 +230,7 @@ class _Failed(Exception):
         self.node = node
 
 
-def _told(
-    convert: Callable[[fx.Node], Any], origins: dict[str, tuple[str, str]]
-) -> Callable[[fx.Node], Any]:
+def _told(convert: Callable[[fx.Node], Any], origins: dict[str, tuple[str, str]]) -> Callable[[fx.Node], Any]:
     def telling(node: fx.Node) -> Any:
         try:
             made = convert(node)
