@@ -39,14 +39,14 @@ def compile(  # noqa: A001 - as the command is called
     Args:
         model: the path of an ONNX file, or of what torch.export.save wrote; an onnx.ModelProto, a
             torch.export.ExportedProgram, a torch.nn.Module, a Relax tvm.IRModule or a tvm.relax.frontend.nn.Module.
-        example_inputs: arrays, tensors or kaas.Buffers, for their shapes and dtypes: by the inputs' names, in the model's
-            order, or a single one. torch.nn and nn modules need them; other models where they leave sizes open, but for
-            the batch.
+        example_inputs: arrays, tensors or kaas.Buffers, for their shapes and dtypes: by the inputs' names, in the
+            model's order, or a single one. torch.nn and nn modules need them; other models where they leave sizes open,
+            but for the batch.
         target: GPU architectures, joined by "+"; "ptx" last, for newer GPUs than the last.
         batch_sizes: sizes of the first dimension. By default that of the model or its examples; 1 if both leave it open.
         name: of the model; by default the file's or the graph's.
         tune: MetaSchedule trials to run on this machine's GPU; 0 takes dlight's schedules as they are.
-        progress: called with a `Progress` at each step; by default a line on stderr says how far it is, on a terminal.
+        progress: called with a `Progress` at each step; by default a line on a terminal's stderr tells it.
 
     Raises:
         InvalidOption, InvalidModel: something given makes no sense. UnknownTarget: no such architecture.
