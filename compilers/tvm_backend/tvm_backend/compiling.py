@@ -125,17 +125,17 @@ def _shapes(examples: Any) -> list[tuple[str, str, str]]:
 
 def _made(prepared: frontends.Prepared, options: Options, report: Report) -> kaas.CompiledModel:
     report(Progress("import", 0, 1, "TVM"))
-    from tvm_backend import targets, tasks
+    from tvm_backend import library, targets, tasks
 
     target = targets.parsed(options.target)
     imported = prepared.imported()
     report(Progress("import", 1, 1))
     lowered = _lowered(imported, target, options, report)
     report(Progress("library", 0, 1, f"{len(lowered.device)} kernels"))
-    library = kaas.Library.from_cuda(lowered.source, str(target), name=f"{options.name}.cu")
+    made = library.library(lowered.source, target)
     report(Progress("library", 1, 1))
     report(Progress("tasks", 0, len(imported.functions)))
-    variants, constants = tasks.tasks(lowered, imported, library)
+    variants, constants = tasks.tasks(lowered, imported, made)
     report(Progress("tasks", len(variants), len(variants)))
     return kaas.CompiledModel(options.name, variants, constants, _about(target, options))
 
@@ -167,5 +167,5 @@ def _schedule(target: Target, options: Options, report: Report) -> Schedule:  # 
 
 
 def _about(target: Target, options: Options) -> dict[str, str]:
-    about = {"compiler": "kaas-tvm", "tvm": version("apache-tvm"), "target": str(target)}
+    about = {"compiler": "kaas-tvm", "tvm": version("apache-tvm"), "target": target.name}
     return about | ({"tune": str(options.tune)} if options.tune else {})
