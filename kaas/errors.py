@@ -173,6 +173,37 @@ class ArgumentMismatch(InvalidCode):
     given_count: int
 
 
+# --- code that is made here
+
+
+class InvalidTarget(KaasError, ValueError):
+    """A compilation for devices that do not exist, or that the compiler does not know; `known` are those it does."""
+
+    target: str
+    known: tuple[str, ...]
+
+
+class CompileFailed(KaasError):
+    """A source that its compiler refuses.
+
+    Fields:
+        compiler: with its version. source: what the source is called. line: of the first error, if the compiler says.
+        log: all that the compiler said.
+    """
+
+    compiler: str
+    source: str
+    line: int
+    log: str
+
+
+class MissingPackage(KaasError):
+    """Something that is to be compiled or read by a package that is not installed; `install` is what pip calls it."""
+
+    package: str
+    install: str
+
+
 # --- one invocation is wrong
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from kaas.entries import Entry
 from kaas.errors import CorruptImage
 
 _ELF = b"\x7fELF"
@@ -30,12 +34,18 @@ class Library:
     """A content-hashed set of code images of the same kernels.
 
     Two tenants' `a.cubin` never collide: a library is its `hash` (SHA-256, hex), never a file name.
+
+    Fields:
+        entries: its kernels as their maker knows them. log: what the compiler said. Both help whoever writes kernels
+            down: they count neither in the hash nor in equality, and an encoded kTask leaves them out.
     """
 
     images: tuple[Image, ...] = field(repr=False)
     hash: str
+    entries: tuple[Entry, ...] = field(repr=False)
+    log: str = field(repr=False)
 
-    def __init__(self, images: tuple[Image, ...]) -> None:
+    def __init__(self, images: tuple[Image, ...], *, entries: Iterable[Entry] = (), log: str = "") -> None:
         """
         Raises:
             CorruptImage: no image, or one whose bytes are not of its kind or end too early.
@@ -50,6 +60,8 @@ class Library:
             digest.update(image.data)
         object.__setattr__(self, "images", tuple(images))
         object.__setattr__(self, "hash", digest.hexdigest())
+        object.__setattr__(self, "entries", tuple(entries))
+        object.__setattr__(self, "log", log)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Library:
@@ -82,9 +94,52 @@ class Library:
         """A library from a fatbin, as `nvcc -fatbin` writes it."""
         return cls((Image("fatbin", bytes(data)),))
 
+    @classmethod
+    def from_cuda(
+        cls,
+        source: str,
+        arch: str = "sm_80+ptx",
+        *,
+        names: Iterable[str] = (),
+        options: Iterable[str] = (),
+        headers: Mapping[str, str] | None = None,
+        include_paths: Iterable[str | os.PathLike[str]] = (),
+        name: str = "kernels.cu",
+    ) -> Library:
+        """A library from CUDA C++, compiled by NVRTC (package nvidia-cuda-nvrtc); no GPU is needed.
+
+        Args:
+            arch: "sm_80" is machine code for such devices, "compute_80" PTX for these and newer ones, "ptx" PTX for
+                those of the oldest sm_N beside it; joined by "+", as "sm_80+sm_90+ptx".
+            names: C++ names of kernels, which instantiate templates and by which `kernel` knows them: "scale<float>".
+            options: of NVRTC, as "--use_fast_math" or "-DWIDTH=4".
+            headers: what #include finds first: name -> text.
+            include_paths: folders in which it looks next; then come the headers that NVRTC brings.
+            name: what the source is called in messages.
+
+        Raises:
+            InvalidTarget: no such arch, or NVRTC does not know it.
+            CompileFailed: with the compiler's log. Warnings are in `log` of the library.
+            MissingPackage: no NVRTC.
+        """
+        made: Library = _maker("cuda").library(
+            source,
+            arch,
+            names=tuple(names),
+            options=tuple(options),
+            headers=headers or {},
+            include_paths=tuple(include_paths),
+            name=name,
+        )
+        return made
+
     def __or__(self, other: Library) -> Library:
         """This library's images, then the other's: `cubin | ptx` runs the cubin where it fits, else the PTX."""
-        return Library(tuple(dict.fromkeys(self.images + other.images)))
+        return Library(
+            tuple(dict.fromkeys(self.images + other.images)),
+            entries=dict.fromkeys(self.entries + other.entries),
+            log="\n".join(log for log in (self.log, other.log) if log),
+        )
 
     @property
     def nbytes(self) -> int:
@@ -95,6 +150,11 @@ class Library:
 
     def __hash__(self) -> int:
         return hash(self.hash)
+
+
+def _maker(name: str) -> Any:
+    """A module of `kaas.makers`, which stands above this one and brings compilers with it, on demand."""
+    return import_module(f"kaas.makers.{name}")
 
 
 def _check(image: Image) -> None:

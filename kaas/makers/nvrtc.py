@@ -1,0 +1,158 @@
+"""NVRTC, NVIDIA's compiler of CUDA C++ as a library: one source to PTX and a cubin, without a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kaas.errors import CompileFailed, InvalidTarget, MissingPackage
+from kaas.softgpu.caches import cache_root
+
+_INSTALL = "nvidia-cuda-nvrtc"
+_ERROR = re.compile(r"(.*)\((\d+)\): (?:catastrophic )?error: ")
+_NAMES = "__nv_name_map"
+"""What NVRTC calls the source that it makes of name expressions."""
+_NO_HEADER = re.compile(r'(?:could not open|cannot open) source file "([^"]+)"')
+_BUNDLED = "the headers of CUDA C++ and CCCL come with NVRTC 13.3 and later, below include_paths that you give"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What NVRTC makes of a source for one architecture.
+
+    Fields:
+        cubin: empty where only PTX was asked for. names: name expression -> symbol. log: warnings.
+    """
+
+    ptx: str
+    cubin: bytes
+    names: Mapping[str, str]
+    log: str
+
+
+def compiled(
+    source: str, arch: str, name: str, options: Sequence[str], headers: Mapping[str, str], names: Sequence[str]
+) -> Compiled:
+    """
+    Args:
+        arch: "sm_80" makes PTX and a cubin, "compute_80" only PTX.
+        name: what the source is called in messages.
+        headers: what `#include` finds before it looks into a folder: name -> text.
+        names: C++ names whose symbols are wanted; a template's are instantiated: "scale<float>".
+
+    Raises:
+        MissingPackage: no NVRTC.
+        InvalidTarget: it does not know the architecture.
+        CompileFailed: it does not take the source, an option or a name.
+    """
+    nvrtc = _library()
+    _check_known(arch)
+    texts, titles = [text.encode() for text in headers.values()], [title.encode() for title in headers]
+    program = _done(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(texts), texts, titles), name)
+    try:
+        for expression in names:
+            _done(nvrtc.nvrtcAddNameExpression(program, expression.encode()), name)
+        flags = [f"--gpu-architecture={arch}".encode(), *(option.encode() for option in options)]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).strip()
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise _failed(name, log or str(result))
+        lowered = {e: _done(nvrtc.nvrtcGetLoweredName(program, e.encode()), name).decode() for e in names}
+        ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+        cubin = b"" if arch.startswith("compute") else _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        return Compiled(ptx, cubin, lowered, log)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def include_paths() -> tuple[str, ...]:
+    """Folders with the headers that come with NVRTC (cuda_fp16.h, cooperative_groups.h, cuda/std, cub, …); none if it
+    brings none. They are unpacked once, into the folder in which KaaS caches."""
+    nvrtc = _library()
+    try:
+        if not _done(nvrtc.nvrtcGetBundledHeadersInfo()[:2], "headers").available:
+            return ()
+        root = cache_root() / "nvrtc-{}.{}".format(*_version())
+        _done(nvrtc.nvrtcInstallBundledHeaders(str(root).encode(), 0), str(root))
+    except RuntimeError as error:
+        if "not found" in str(error):  # this NVRTC, older than 13.3, has no such function
+            return ()
+        raise
+    return str(root), str(root / "cccl")
+
+
+@cache
+def _library() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:  # cuda.pathfinder's DynamicLibNotFoundError is a RuntimeError
+        raise MissingPackage(
+            f"compiling CUDA C++ needs NVRTC, which is not here: pip install {_INSTALL}",
+            package="NVRTC",
+            install=_INSTALL,
+        ) from error
+    return nvrtc
+
+
+@cache
+def _version() -> tuple[int, int]:
+    _, major, minor = _library().nvrtcVersion()
+    return major, minor
+
+
+def compiler() -> str:
+    return "NVRTC {}.{}".format(*_version())
+
+
+@cache
+def _known() -> tuple[str, ...]:
+    return tuple(str(n) for n in _done(_library().nvrtcGetSupportedArchs(), "architectures"))
+
+
+def _check_known(arch: str) -> None:
+    capability = arch.partition("_")[2]
+    if capability.rstrip("af") not in _known():
+        raise InvalidTarget(
+            f"{compiler()} compiles nothing for {arch}; it knows {', '.join(_known())}", target=arch, known=_known()
+        )
+
+
+def _failed(source: str, log: str) -> CompileFailed:
+    """The error that a log tells of; its first error is the message, and the rest a field."""
+    first = _ERROR.search(log)
+    said = next((line for line in log.splitlines() if "error" in line), log)
+    hint = f"; {_BUNDLED}" if _NO_HEADER.search(log) else ""
+    if first is not None and first[1] == _NAMES:
+        hint = "; this is about the C++ names that are wanted"
+    fields: dict[str, Any] = {"line": int(first[2])} if first is not None and first[1] == source else {}
+    return CompileFailed(
+        f"{compiler()} refuses {source}: {said}{hint}", compiler=compiler(), source=source, log=log, **fields
+    )
+
+
+def _done(answer: tuple[Any, ...], source: str) -> Any:
+    """What a call gives beside its result code."""
+    result, *values = answer
+    if int(result) != 0:
+        raise CompileFailed(
+            f"{compiler()}: {_library().nvrtcGetErrorString(result)[1].decode()} with {source}",
+            compiler=compiler(),
+            source=source,
+            log="",
+        )
+    return values[0] if values else None
+
+
+def _bytes(size: Callable[[Any], Any], read: Callable[[Any, bytes], Any], program: Any) -> bytes:
+    content = bytes(_done(size(program), "output"))
+    _done(read(program, content), "output")  # which fills the bytes that it is given
+    return content
+
+
+def _text(size: Callable[[Any], Any], read: Callable[[Any, bytes], Any], program: Any) -> str:
+    return _bytes(size, read, program).rstrip(b"\0").decode(errors="replace")

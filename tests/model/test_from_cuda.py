@@ -1,0 +1,104 @@
+"""CUDA C++ compiled by NVRTC: targets, names, headers, and what is said of a source that does not compile."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import kaas
+from kaas.errors import CompileFailed, InvalidTarget
+
+SOURCE = """
+template <class T> __global__ void scale(T *values, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) values[i] *= FACTOR;
+}
+extern "C" __global__ void plain(float *values) { values[threadIdx.x] = FACTOR; }
+"""
+TWICE = ["-DFACTOR=2"]
+
+
+def ptx_of(library: kaas.Library) -> str:
+    (text,) = (image.data.decode() for image in library.images if image.kind == "ptx")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("arch", "kinds", "ptx"),
+    [
+        ("sm_80+ptx", ["cubin", "ptx"], "sm_80"),
+        ("sm_80", ["cubin"], None),
+        ("ptx", ["ptx"], "sm_80"),
+        ("compute_90", ["ptx"], "sm_90"),
+        ("sm_90a+sm_80+ptx", ["cubin", "cubin", "ptx"], "sm_80"),
+        ("sm_80+compute_75", ["cubin", "ptx"], "sm_75"),
+    ],
+)
+def test_target(arch: str, kinds: list[str], ptx: str | None) -> None:
+    library = kaas.Library.from_cuda(SOURCE, arch, options=TWICE)
+    assert [image.kind for image in library.images] == kinds
+    assert ptx is None or f".target {ptx}\n" in ptx_of(library)
+
+
+@pytest.mark.parametrize("arch", ["", "sm80", "sm_80+", "sm_80+ptx+compute_90", "sm_30", "ptx_80"])
+def test_no_such_target(arch: str) -> None:
+    with pytest.raises(InvalidTarget) as raised:
+        kaas.Library.from_cuda(SOURCE, arch, options=TWICE)
+    assert raised.value.target == arch
+
+
+def test_same_source_is_the_same_library() -> None:
+    one, two = (kaas.Library.from_cuda(SOURCE, options=TWICE) for _ in range(2))
+    assert one == two
+    assert one != kaas.Library.from_cuda(SOURCE, options=["-DFACTOR=3"])
+
+
+def test_names_instantiate_templates() -> None:
+    library = kaas.Library.from_cuda(SOURCE, names=["scale<float>", "scale<int>", "plain"], options=TWICE)
+    symbols = {entry.name: entry.symbol for entry in library.entries}
+    assert symbols == {"scale<float>": "_Z5scaleIfEvPT_i", "scale<int>": "_Z5scaleIiEvPT_i", "plain": "plain"}
+    assert all(symbol in ptx_of(library) for symbol in symbols.values())
+
+
+def test_headers_given_by_name_and_by_folder(tmp_path: Any) -> None:
+    (tmp_path / "three.h").write_text("#define FACTOR 3.0f\n")
+    source = f'#include "three.h"\n{SOURCE}'
+    from_folder = kaas.Library.from_cuda(source, include_paths=[tmp_path])
+    assert "0f40400000" in ptx_of(from_folder).lower() or "1077936128" in ptx_of(from_folder)
+    assert kaas.Library.from_cuda(source, headers={"three.h": "#define FACTOR 3.0f\n"}) == from_folder
+
+
+@pytest.mark.parametrize("header", ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "cuda/std/cstdint"])
+def test_headers_that_nvrtc_brings(header: str) -> None:
+    library = kaas.Library.from_cuda(f"#include <{header}>\n{SOURCE}", options=TWICE)
+    assert "plain" in ptx_of(library)
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "line"),
+    [
+        ("__global__ void k() {\n  oops();\n}", 'identifier "oops" is undefined', 2),
+        ("#include <nowhere.h>", 'cannot open source file "nowhere.h"', 1),
+    ],
+)
+def test_errors_carry_line_and_log(source: str, words: str, line: int) -> None:
+    with pytest.raises(CompileFailed, match=words) as raised:
+        kaas.Library.from_cuda(source, name="mine.cu")
+    error = pickle.loads(pickle.dumps(raised.value))
+    assert (error.source, error.line) == ("mine.cu", line)
+    assert words in error.log
+    assert error.compiler.startswith("NVRTC ")
+
+
+def test_options_and_names_that_are_refused() -> None:
+    with pytest.raises(CompileFailed, match="--no-such-option"):
+        kaas.Library.from_cuda(SOURCE, options=["--no-such-option"])
+    with pytest.raises(CompileFailed, match="C\\+\\+ names"):
+        kaas.Library.from_cuda(SOURCE, names=["nothing<float>"], options=TWICE)
+
+
+def test_warnings_are_kept() -> None:
+    assert "never referenced" in kaas.Library.from_cuda("__global__ void k() { int unused; }", "sm_80").log
+    assert not kaas.Library.from_cuda("__global__ void k() {}", "sm_80").log
