@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = [
     {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.dlpack", "kaas.draw", "kaas.dtypes", "kaas.entries",
-     "kaas.errors", "kaas.graph", "kaas.kernel", "kaas.kernels", "kaas.library", "kaas.literals", "kaas.request",
-     "kaas.store"},
+     "kaas.errors", "kaas.graph", "kaas.kernel", "kaas.kernels", "kaas.launch", "kaas.library", "kaas.literals", "kaas.request",
+     "kaas.store", "kaas.symbols"},
     {"kaas.softgpu"},
     {"kaas.makers"},
     {"kaas.executor"},
