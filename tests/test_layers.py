@@ -26,7 +26,7 @@ LAYERS = [
     {"kaas.session"},
     {"kaas.api"},
     {"kaas.caching", "kaas.etasks", "kaas.model"},
-    {"kaas.remote", "kaas.demo", "kaas.cli", "kaas.file_commands"},
+    {"kaas.remote", "kaas.demo", "kaas.cli", "kaas.compile_command", "kaas.file_commands"},
 ]  # fmt: skip
 """Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of
 public names, stands above all."""

@@ -14,8 +14,9 @@ import kaas
 from tvm_backend import lowering, targets, tasks
 from tvm_backend.constants import Array
 from tvm_backend.frontends import EntryPoint, Imported
+from tvm_backend.library import library
 
-TARGET = targets.parsed("sm_80+ptx")
+TARGET = targets.parsed("ptx")
 
 
 class Compiled:
@@ -40,7 +41,7 @@ class Compiled:
         )
         self.imported = Imported("network", module, entries, constants or {})
         self.lowered = lowering.lowered(module, TARGET, schedule)
-        self.library = kaas.Library.from_cuda(self.lowered.source, "ptx")
+        self.library = library(self.lowered.source, TARGET)
         self.variants, self.constants = tasks.tasks(self.lowered, self.imported, self.library)
 
     @property

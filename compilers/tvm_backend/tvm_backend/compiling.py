@@ -39,14 +39,14 @@ def compile(  # noqa: A001 - as the command is called
     Args:
         model: the path of an ONNX file, or of what torch.export.save wrote; an onnx.ModelProto, a
             torch.export.ExportedProgram, a torch.nn.Module, a Relax tvm.IRModule or a tvm.relax.frontend.nn.Module.
-        example_inputs: arrays, tensors or kaas.Buffers, for their shapes and dtypes: by the inputs' names, in the model's
-            order, or a single one. torch.nn and nn modules need them; other models where they leave sizes open, but for
-            the batch.
+        example_inputs: arrays, tensors or kaas.Buffers, for their shapes and dtypes: by the inputs' names, in the
+            model's order, or a single one. torch.nn and nn modules need them; other models where they leave sizes open,
+            but for the batch.
         target: GPU architectures, joined by "+"; "ptx" last, for newer GPUs than the last.
         batch_sizes: sizes of the first dimension. By default that of the model or its examples; 1 if both leave it open.
         name: of the model; by default the file's or the graph's.
         tune: MetaSchedule trials to run on this machine's GPU; 0 takes dlight's schedules as they are.
-        progress: called with a `Progress` at each step; by default a line on stderr says how far it is, on a terminal.
+        progress: called with a `Progress` at each step; by default a line on a terminal's stderr tells it.
 
     Raises:
         InvalidOption, InvalidModel: something given makes no sense. UnknownTarget: no such architecture.
@@ -125,17 +125,17 @@ def _shapes(examples: Any) -> list[tuple[str, str, str]]:
 
 def _made(prepared: frontends.Prepared, options: Options, report: Report) -> kaas.CompiledModel:
     report(Progress("import", 0, 1, "TVM"))
-    from tvm_backend import targets, tasks
+    from tvm_backend import library, targets, tasks
 
     target = targets.parsed(options.target)
     imported = prepared.imported()
     report(Progress("import", 1, 1))
     lowered = _lowered(imported, target, options, report)
     report(Progress("library", 0, 1, f"{len(lowered.device)} kernels"))
-    library = kaas.Library.from_cuda(lowered.source, str(target), name=f"{options.name}.cu")
+    made = library.library(lowered.source, target)
     report(Progress("library", 1, 1))
     report(Progress("tasks", 0, len(imported.functions)))
-    variants, constants = tasks.tasks(lowered, imported, library)
+    variants, constants = tasks.tasks(lowered, imported, made)
     report(Progress("tasks", len(variants), len(variants)))
     return kaas.CompiledModel(options.name, variants, constants, _about(target, options))
 
@@ -167,5 +167,5 @@ def _schedule(target: Target, options: Options, report: Report) -> Schedule:  # 
 
 
 def _about(target: Target, options: Options) -> dict[str, str]:
-    about = {"compiler": "kaas-tvm", "tvm": version("apache-tvm"), "target": str(target)}
+    about = {"compiler": "kaas-tvm", "tvm": version("apache-tvm"), "target": target.name}
     return about | ({"tune": str(options.tune)} if options.tune else {})

@@ -11,6 +11,7 @@ from tvm.s_tir import dlight
 
 from tvm_backend.outputs import own_outputs
 from tvm_backend.targets import Target
+from tvm_backend.vectors import without_bool_vectors
 
 Schedule = Callable[[tvm.IRModule], tvm.IRModule]
 """Gives each PrimFunc of a module threads to run on; it runs with the target as the current one."""
@@ -100,7 +101,7 @@ def split(module: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, tvm.IRMod
         if isinstance(function, tirx.PrimFunc)
     }
     pipeline, _, finish = tirx.get_default_tir_pipeline(target.tvm)
-    bound = tirx.transform.BindTarget(target.tvm)(tvm.IRModule(functions))
+    bound = tirx.transform.BindTarget(target.tvm)(without_bool_vectors(tvm.IRModule(functions)))
     with tvm.transform.PassContext(opt_level=3, instruments=[_WithoutHostInterface()]):
         both = pipeline(bound)
     host = tirx.transform.Filter(lambda function: not _on_device(function))(both)

@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 class Store:
     """A directory of .kaas files, each named by the hash of what it was made from. A hit refreshes its entry; when the
-    entries exceed `limit_bytes` those longest unused go. Entries appear whole or not at all, and any number of processes
-    share them. What keeps an entry from being read or written costs time, not correctness: it is logged."""
+    entries exceed `limit_bytes` those longest unused go. Entries appear whole or not at all, and any number of
+    processes share them. What keeps an entry from being read or written costs time, not correctness: it is logged."""
 
     def __init__(self, directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.directory, self.limit_bytes = directory, limit_bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import tvm
 
-from tvm_backend.errors import InvalidOption
+from kaas.errors import InvalidTarget
 
 LIMITS = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 48 << 10, "thread_warp_size": 32}
 """What every kernel may use on each of the architectures without asking for more."""
@@ -15,44 +15,39 @@ LIMITS = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 48 << 10
 OLDEST = 75
 """Turing: what NVRTC 13 still compiles for."""
 
+_PART = re.compile(r"(?:sm|compute)_(\d{2,3})[af]?|ptx")
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One or more architectures, and whether newer GPUs get PTX to compile."""
+    """
+    Fields:
+        name: as `kaas.Library.from_cuda` takes it.
+        architecture: the oldest of those named, for which the one source of all images is made.
+    """
 
-    architectures: tuple[str, ...]
-    ptx: bool
+    name: str
+    architecture: str
 
     @property
     def tvm(self) -> tvm.target.Target:
-        """The oldest of the architectures, since one source is compiled for all."""
         host = {"kind": "llvm"}
-        return tvm.target.Target({"kind": "cuda", "arch": self.architectures[0], "host": host, **LIMITS})
-
-    def __str__(self) -> str:
-        return "+".join((*self.architectures, *(("ptx",) if self.ptx else ())))
+        return tvm.target.Target({"kind": "cuda", "arch": self.architecture, "host": host, **LIMITS})
 
 
 def parsed(name: str) -> Target:
-    """ "sm_80+ptx", "sm_90", "sm_80+sm_90+ptx": machine code for each architecture named, PTX for what is newer.
+    """ "sm_80+ptx", "sm_90", "sm_80+sm_90+ptx", "compute_80": machine code for each architecture named, PTX for what
+    is newer.
 
     Raises:
-        InvalidOption
+        InvalidTarget
     """
-    *before, last = name.split("+") if isinstance(name, str) else ["?"]
-    architectures = before if last == "ptx" else [*before, last]
-    if not architectures or not all(_known(architecture) for architecture in architectures):
-        raise InvalidOption(
-            f'no target {name!r}: targets are GPU architectures from sm_{OLDEST} on, joined by "+", and "ptx" after '
-            'the last where newer GPUs are to run it too, as in "sm_80+ptx"',
-            option="target",
+    matches = [_PART.fullmatch(part.strip()) for part in str(name).split("+")]
+    numbers = [int(match[1]) for match in matches if match is not None and match[1]]
+    if None in matches or (numbers and min(numbers) < OLDEST):
+        raise InvalidTarget(
+            f'no target {name!r}: a target is sm_N, compute_N and ptx joined by "+", as "sm_80+ptx", with N from '
+            f"{OLDEST} on",
+            target=str(name),
         )
-    return Target(tuple(sorted(set(architectures), key=_number)), last == "ptx")
-
-
-def _number(architecture: str) -> int:
-    return int(re.sub(r"\D", "", architecture))
-
-
-def _known(architecture: str) -> bool:
-    return re.fullmatch(r"sm_\d{2,3}[af]?", architecture) is not None and _number(architecture) >= OLDEST
+    return Target(str(name), f"sm_{min(numbers, default=80)}")

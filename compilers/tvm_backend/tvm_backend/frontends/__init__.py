@@ -68,8 +68,8 @@ def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
     Args:
         model: a path of an ONNX file or of a .pt2 file, an onnx.ModelProto, a torch.export.ExportedProgram, a
             torch.nn.Module, a tvm.IRModule in Relax, or a tvm.relax.frontend.nn.Module.
-        examples: arrays, tensors or anything else with a shape and a dtype; by the inputs' names, in their order, or one.
-            Needed by models that do not say their inputs' shapes.
+        examples: arrays, tensors or anything else with a shape and a dtype; by the inputs' names, in their order, or
+            one. Needed by models that do not say their inputs' shapes.
         batch_sizes: sizes of the first dimension. None: what the model or the examples say, else 1.
 
     Raises:

@@ -249,8 +249,8 @@ def is_known(node: onnx.NodeProto) -> bool:
 
 
 def declared_inputs(graph: onnx.GraphProto, name: str) -> tuple[Input, ...]:
-    """The graph's inputs without its initializers. A first dimension without a name is the batch; others without one are
-    called `input.axis`.
+    """The graph's inputs without its initializers. A first dimension without a name is the batch; others without one
+    are called `input.axis`.
 
     Raises:
         InvalidModel: an input that is no tensor of known rank and dtype.

@@ -97,7 +97,7 @@ def _main(module: tvm.IRModule, name: str) -> str:
     if "main" in functions:
         return "main"
     if len(public) == 1:
-        return public[0]
+        return str(public[0])
     message = f"{name}: a Relax module needs a function 'main', or a single one; it has {', '.join(public) or 'none'}"
     raise InvalidModel(message, model=name, names=tuple(public))
 

@@ -35,8 +35,8 @@ def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
     """A module, exported once for each batch size, or an exported program, whose open sizes are bound in Relax.
 
     Raises:
-        InvalidModel: examples that are missing or wrong, a program that changes its buffers or inputs, or takes or returns
-            other things than tensors.
+        InvalidModel: examples that are missing or wrong, a program that changes its buffers or inputs, or takes or
+            returns other things than tensors.
         UnsupportedOperators: operators that TVM cannot convert, or that draw random numbers.
         CompileError: torch cannot export or decompose it.
     """

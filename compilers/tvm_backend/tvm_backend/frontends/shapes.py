@@ -42,8 +42,8 @@ def bindings(
     1 where both leave it open.
 
     Raises:
-        InvalidModel: examples of other shapes or dtypes, a batch size that the model does not have, open dimensions that
-            no example tells.
+        InvalidModel: examples of other shapes or dtypes, a batch size that the model does not have, open dimensions
+            that no example tells.
     """
     known = _known(model, inputs, examples)
     batch = batch_dimension(inputs)
@@ -106,13 +106,13 @@ def check_example(model: str, name: str, example: Any) -> None:
 
 
 def dtype_of(example: Any) -> str:
-    """`float32` of NumPy's, torch's and TVM's dtypes."""
+    """`float32` of NumPy's, torch's and TVM's dtypes; `None` of an example that says its shape only."""
     return str(example.dtype).removeprefix("torch.")
 
 
 def open_batch(examples: Mapping[str, Any], batched: bool) -> tuple[Input, ...]:
-    """Inputs like their examples, for a model that declares none. If `batched`, the first dimension of the first example
-    is the batch, and so is that of every other example that has as many rows."""
+    """Inputs like their examples, for a model that declares none. If `batched`, the first dimension of the first
+    example is the batch, and so is that of every other example that has as many rows."""
     shapes = {name: tuple(example.shape) for name, example in examples.items()}
     rows = next((shape[0] for shape in shapes.values() if shape), None) if batched else None
     return tuple(
@@ -128,7 +128,7 @@ def _known(model: str, inputs: Sequence[Input], examples: Mapping[str, Any]) -> 
             continue
         example = examples[given.name]
         shape = tuple(int(size) for size in example.shape)
-        fits = len(shape) == len(given.shape) and dtype_of(example) == given.dtype
+        fits = len(shape) == len(given.shape) and dtype_of(example) in (given.dtype, "None")
         for declared, size in zip(given.shape, shape, strict=False):
             fits &= (known.setdefault(declared, size) if isinstance(declared, str) else declared) == size
         if not fits:
@@ -142,7 +142,7 @@ def _check_fixed(model: str, inputs: Sequence[Input], sizes: Sequence[int]) -> N
     wrong = [size for size in sizes if size != own]
     if wrong:
         message = (
-            f"{model} takes a batch of {own} only, not of {', '.join(map(str, wrong))}: leave batch_sizes out, or export "
-            f"the model with an open first dimension"
+            f"{model} takes a batch of {own} only, not of {', '.join(map(str, wrong))}: leave batch_sizes out, or "
+            f"export the model with an open first dimension"
         )
         raise InvalidModel(message, model=model)
