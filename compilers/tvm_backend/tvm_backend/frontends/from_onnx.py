@@ -12,7 +12,7 @@ import onnx
 import tvm
 from onnx import inliner, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_backend.errors import CompileError, InvalidModel, Place, unsupported
@@ -128,6 +128,8 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
         try:
+            if op_name == "Reshape" and isinstance(inputs[0], tirx.IntImm):  # one size out of a shape: TVM wants tensors
+                inputs[0] = relax.const(np.array(int(inputs[0]), np.int64))
             made = super()._convert_operator(op_name, inputs, attrs, opset)
             # unbound calls would be computed once for each node that reads them
             return self.bb.emit(made) if isinstance(made, tvm.ir.Call) else made
