@@ -165,10 +165,10 @@ class _Host:
                 launch = self.launch(call)
                 if math.prod(launch.grid + launch.block):
                     self.launches.append(launch)
-            case ir.Op(name="tirx.call_packed" | "tirx.call_cpacked" | "tirx.call_extern" | "tirx.call_pure_extern"):
+            case _ if call.args and isinstance(call.args[0], ir.StringImm):
                 self.refuse(str(call.args[0].value), "is a function of the host")
             case _:
-                self.refuse(call.op.name, f"runs on the host: {brief(call)}")
+                self.refuse(str(getattr(call.op, "name", call.op)), f"runs on the host: {brief(call)}")
 
     def launch(self, call: ir.Call) -> Launch:
         tags = [str(tag) for tag in call.attrs.launch_params]

@@ -10,7 +10,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.s_tir import dlight
 
+from tvm_backend import shapes
 from tvm_backend.constants import Array, Names
+from tvm_backend.errors import unsupported
 from tvm_backend.folding import fold
 from tvm_backend.outputs import own_outputs
 from tvm_backend.targets import Target
@@ -87,12 +89,19 @@ def lowered(
     target: Target,
     schedule: Schedule = by_dlight,
     parameters: Mapping[str, Array] | None = None,
+    model: str = "model",
 ) -> Lowered:
     """All functions of a module at once, so that symbols are unique and equal operators share a kernel.
 
     Args:
         parameters: the model's constants by name.
+        model: its name, for errors.
+
+    Raises:
+        UnsupportedOperators: not all shapes are known.
     """
+    if places := shapes.unknown(module):
+        raise unsupported(model, places)
     names = Names(parameters or {})
     module = fused(module, target, names)
     with target.tvm:
