@@ -225,10 +225,7 @@ class Graph:
                 launch.symbol,
                 launch.grid,
                 launch.block,
-                [
-                    argument if isinstance(argument, Literal) else placed(*argument)
-                    for argument in arguments
-                ],
+                [argument if isinstance(argument, Literal) else placed(*argument) for argument in arguments],
                 launch.shared_bytes,
             )
             for launch, arguments in self.steps
