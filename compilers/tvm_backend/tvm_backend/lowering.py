@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -16,6 +17,9 @@ from tvm_backend.outputs import own_outputs
 from tvm_backend.targets import Target
 from tvm_backend.unrolling import left_to_nvrtc
 from tvm_backend.vectors import without_bool_vectors
+
+NOTHING = "kaas_nothing"
+"""A kernel that does nothing, for outputs without elements: some kernel has to write them."""
 
 Schedule = Callable[[tvm.IRModule], tvm.IRModule]
 """Gives each PrimFunc of a module threads to run on; it runs with the target as the current one."""
@@ -97,8 +101,11 @@ def lowered(
     module = planned(module, target)
     host, device = split(module, target)
     source = cuda_source(device, target)
+    functions = {variable.name_hint: f for variable, f in module.functions.items() if isinstance(f, relax.Function)}
+    if any(_returns_nothing(function.ret_ty) for function in functions.values()):
+        source += f'extern "C" __global__ void {NOTHING}(void *) {{}}\n'
     return Lowered(
-        {variable.name_hint: f for variable, f in module.functions.items() if isinstance(f, relax.Function)},
+        functions,
         {variable.name_hint: f for variable, f in host.functions.items()},
         {variable.name_hint: f for variable, f in device.functions.items()},
         source,
@@ -144,3 +151,11 @@ def split(module: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, tvm.IRMod
 
 def _on_device(function: tirx.PrimFunc) -> bool:
     return int(function.attrs.get("calling_conv", 0)) == DEVICE_FUNCTION
+
+
+def _returns_nothing(ty: Any) -> bool:
+    """Whether a result, or one of several, is a tensor without elements."""
+    if isinstance(ty, relax.TupleType):
+        return any(_returns_nothing(field) for field in ty.fields)
+    shape = getattr(ty, "shape", None)
+    return isinstance(shape, relax.ShapeExpr) and 0 in [int(extent) for extent in shape.values]
