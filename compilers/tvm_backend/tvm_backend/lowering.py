@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,15 +124,27 @@ def lowered(
 
 
 def cuda_source(device: tvm.IRModule, target: Target) -> str:
-    """The kernels in CUDA C++. In a process with a driver TVM would go on and compile them, for nothing."""
-    compiler = "tvm_callback_cuda_compile"
-    usual = tvm.get_global_func(compiler, allow_missing=True)
-    tvm_ffi.register_global_func(compiler, lambda _source: b"", override=True)
-    try:
+    """The kernels in CUDA C++. Where the CUDA runtime library is TVM would go on, compile them and ask for a device."""
+
+    def kept(source: bytes, *_: Any) -> Any:
+        return tvm.get_global_func("runtime.SourceModuleCreate")(bytes(source).decode(), "cu")
+
+    with replaced("tvm_callback_cuda_compile", str.encode), replaced("ffi.Module.create.cuda", kept):
         return str(tvm.get_global_func("target.build.cuda")(device, target.tvm).inspect_source())
+
+
+@contextmanager
+def replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Another function in place of one of TVM's, where TVM has it."""
+    usual = tvm.get_global_func(name, allow_missing=True)
+    if usual is None:
+        yield
+        return
+    tvm_ffi.register_global_func(name, function, override=True)
+    try:
+        yield
     finally:
-        if usual is not None:
-            tvm_ffi.register_global_func(compiler, usual, override=True)
+        tvm_ffi.register_global_func(name, usual, override=True)
 
 
 @tvm.ir.instrument.pass_instrument  # type: ignore[untyped-decorator]
