@@ -25,6 +25,8 @@ ALIGNMENT_BYTES = 64
 """Of the first array, seen from the file's start."""
 HEADER_BYTES = 100 << 20
 """No header is longer; the library's own limit."""
+RESERVED = "__metadata__"
+"""A name that no array can have."""
 DIMENSIONS = 64
 """That a NumPy array has at most."""
 
@@ -52,7 +54,8 @@ def foreign(arrays: Mapping[str, Array]) -> dict[str, str]:
 
 
 def encoded(arrays: Mapping[str, Array]) -> Iterator[memoryview]:
-    """The file in pieces, the same for the same arrays. They are contiguous, and of our dtypes."""
+    """The file in pieces, the same for the same arrays. They are contiguous, of our dtypes, and none has the reserved
+    name."""
     import numpy as np
 
     # the widest elements first, so that all of them are aligned
@@ -89,7 +92,7 @@ def decoded(data: Array, dtypes: Mapping[str, str]) -> dict[str, Array]:
         raise ValueError(f"a header of {length} bytes in {len(data)} bytes")
     header = _parsed(data[8 : 8 + length].tobytes())
     body = data[8 + length :]
-    header.pop("__metadata__", None)
+    header.pop(RESERVED, None)
     unknown = dtypes.keys() - header.keys()
     if unknown:
         raise ValueError(f"no tensor {min(unknown)!r}, of which a dtype is told")

@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from kaas import draw, model_file
-from kaas.arguments import Buffer
 from kaas.dtypes import is_integer_kind
 from kaas.errors import InvalidRequest
 from kaas.graph import KTask

@@ -9,7 +9,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from kaas import model_file
+from kaas import constants_file, model_file
 from kaas.arguments import check_name
 from kaas.config import Device
 from kaas.dtypes import dtype_name
@@ -202,6 +202,8 @@ def _constants(name: str, variants: tuple[Variant, ...], constants: Mapping[str,
 
     kept: dict[str, Array] = {}
     for constant, value in sorted(constants.items()):
+        if constant == constants_file.RESERVED:
+            raise InvalidModel(f"model {name!r}: no file can hold a constant {constant!r}", model=name, buffer=constant)
         if not isinstance(value, np.ndarray) or dtype_name(value.dtype) is None:
             raise InvalidModel(f"model {name!r}: constant {constant!r} is no array of numbers, but {type(value)}",
                                model=name, buffer=constant)  # fmt: skip

@@ -14,6 +14,7 @@ import re
 import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,19 @@ _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _ZIP64_FIELD_BYTES = 20
 _PADDING_FIELD = 0xD935
 """What tools that align entries of zip files call the field that they pad."""
+_MEANINGLESS = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    OverflowError,
+    EOFError,
+    RuntimeError,
+    NotImplementedError,
+    struct.error,
+    zlib.error,
+)
+"""What reading bytes and values of any kind may raise where they are not as expected."""
 _FIELDS = {"kaas_model", "name", "about", "code", "constants", "variants"}
 
 
@@ -164,8 +178,6 @@ def read(path: str | os.PathLike[str]) -> Parts:
 @contextmanager
 def told_as_corrupt(path: str | os.PathLike[str]) -> Iterator[None]:
     """What reading raises for a file that is none of ours, as the one error that says so."""
-    import zlib
-
     try:
         yield
     except CorruptModel:
@@ -176,7 +188,7 @@ def told_as_corrupt(path: str | os.PathLike[str]) -> Iterator[None]:
         raise _corrupt(path, f"{error}: this is no zip file, or not all of one") from error
     except KeyError as error:
         raise _corrupt(path, f"{error} is missing") from error
-    except (ValueError, TypeError, AttributeError, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+    except _MEANINGLESS as error:
         raise _corrupt(path, f"{type(error).__name__}: {error}") from error
 
 

@@ -17,6 +17,7 @@ from benchmarks.models.weights import weight
 ARCHITECTURES: Mapping[str, Callable[[], nn.Module]] = {
     "resnet50": ResNet50,
     "bert": Bert,
+    "bert_short": lambda: Bert(layers=2),
     "mlp": Mlp,
     "convnet": ConvNet,
     "gpt": GptBlock,

@@ -41,11 +41,11 @@ class Layer(nn.Module):
 class Bert(nn.Module):
     """Tokens, segments (0 question, 1 text) and mask (1 word, 0 padding), all (batch, words), to two scores a word."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()
         self.words, self.places, self.segments = (nn.Embedding(n, HIDDEN) for n in (WORDS, LONGEST, 2))
         self.norm = nn.LayerNorm(HIDDEN, eps=1e-12)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
         self.answer = nn.Linear(HIDDEN, 2)
 
     def forward(

@@ -1,0 +1,108 @@
+"""`python -m benchmarks.models [--json]`: ResNet-50 through `kaas.invoke` over its kernels, and every model's figures.
+
+The bar is the time from `remote` to the answer in hand, through Ray, over the time that the kernels take one by one,
+each between two events of its own: 1.0 would be a service that costs nothing. Both are medians of turns taken with each
+other, with the weights on the device. Kernels that do not depend on each other may run at once in the graph that
+`invoke` replays, but not one by one, so the detail also has what the graph took by itself (`graph_s`).
+
+Needs apache-tvm and onnx. On the software GPU, where nothing chooses another device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from benchmarks.models import MODELS, Model, relative_error, same_top1
+from benchmarks.report import Bar, parser, report
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
+
+import ray
+
+import kaas
+from kaas.executor.plan import arena_bytes
+
+DEVICE = kaas.Device("software", 1 << 30)
+WARM_UP = 2
+
+
+def invoked(model: Model, made: kaas.CompiledModel, rounds: int) -> dict[str, float]:
+    """Median seconds of a warm invocation, of its graph alone, and of its kernels one by one."""
+    kaas.init(devices=[DEVICE])
+    try:
+        function = made.register()
+        profiled = function.options(profile=True)
+        inputs = model.inputs()
+        times: dict[str, list[float]] = {"invoke_s": [], "graph_s": [], "kernels_s": []}
+        for turn in range(WARM_UP + rounds):
+            kaas.stats(reset=True)
+            began = perf_counter()
+            ray.get(function.remote(**inputs))
+            seconds = {"invoke_s": perf_counter() - began}
+            seconds["graph_s"] = sum(
+                stage.total_s for stage in kaas.stats(reset=True).stages if stage.stage == "kernels"
+            )
+            ray.get(profiled.remote(**inputs))
+            seconds["kernels_s"] = sum(kernel.total_s for kernel in kaas.stats().kernels)
+            if turn >= WARM_UP:
+                for what, value in seconds.items():
+                    times[what].append(value)
+    finally:
+        kaas.shutdown()
+    return {what: median(values) for what, values in times.items()}
+
+
+def figures(model: Model, rounds: int) -> dict[str, Any]:
+    """One model in this process: what it is made of, and for each batch how long it takes and how far it is from
+    PyTorch's answer."""
+    began = perf_counter()
+    made = model.compiled(model.batch_sizes)
+    found: dict[str, Any] = {"compile_s": perf_counter() - began, "constant_bytes": made.constant_bytes}
+    for batch, variant in zip(model.batch_sizes, made.variants, strict=True):
+        times, inputs, answers = [], model.inputs(batch), model.answers(batch)
+        for _ in range(1 + rounds):
+            began = perf_counter()
+            outputs = made.run(inputs, device=DEVICE).outputs
+            times.append(perf_counter() - began)
+        about = {
+            "kernels": len({kernel.symbol for kernel in variant.task.kernels}),
+            "launches": len(variant.task.kernels),
+            "arena_bytes": arena_bytes(variant.task, variant.constants),
+            "first_run_s": times[0],
+            "run_s": median(times[1:]),
+            "relative_error": max(relative_error(outputs[name], answers[name]) for name in model.outputs),
+            "top1_equal": all(same_top1(outputs[name], answers[name]) for name in model.outputs),
+        }
+        found |= {f"batch_{batch}_{what}": value for what, value in about.items()}
+    return found
+
+
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    made = parser((__doc__ or "").partition("\n")[0])
+    made.add_argument("names", nargs="*", help="figures of these models only", metavar="NAME")
+    made.add_argument("--rounds", type=int, default=15, help="turns of ResNet-50; each model runs a fifth as often")
+    return made.parse_args(argv)
+
+
+def main() -> int:
+    chosen = options()
+    network = MODELS["resnet50"]
+    times = invoked(network, network.compiled(network.batch_sizes), chosen.rounds)
+    bars: dict[str, Bar] = {"invoke_over_kernels": (times["invoke_s"] / times["kernels_s"], "<=", 1.05)}
+    detail: dict[str, Any] = {f"resnet50_{what}": seconds for what, seconds in times.items()}
+    detail["invoke_over_graph"] = times["invoke_s"] / times["graph_s"]
+    for name in chosen.names or MODELS:
+        found = figures(MODELS[name], max(1, chosen.rounds // 5))
+        detail |= {f"{name}_{what}": value for what, value in found.items()}
+    report("models", bars, detail, chosen.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

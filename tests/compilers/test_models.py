@@ -1,0 +1,115 @@
+"""The models through the compiler: right through `run_local`, through `invoke` from a .kaas file, and without TVM.
+
+An output is right if its largest error is a thousandth of the largest magnitude in PyTorch's answer at most, and if the
+largest element of each row is in the same place.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+pytest.importorskip("onnx")
+
+import ray
+import tvm_backend
+
+import kaas
+from benchmarks.models import MODELS, Model, relative_error, same_top1
+
+# what takes longest is left to `python -m benchmarks.models`: BERT's other ten layers, ResNet-50 for eight pictures
+SUITE = {name: (1,) if name == "resnet50" else model.batch_sizes for name, model in MODELS.items() if name != "bert"}
+CASES = [(name, batch) for name, batches in SUITE.items() for batch in batches]
+TOLERANCE = 1e-3
+DEVICE = kaas.Device("software", 256 << 20)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stored() -> Iterator[None]:
+    """Every model is compiled, whatever has been compiled on this machine before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KAAS_MODEL_CACHE", "0")
+        yield
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[None]:
+    kaas.init(devices=[DEVICE])
+    yield
+    kaas.shutdown()
+    ray.shutdown()
+
+
+@cache
+def compiled(name: str) -> kaas.CompiledModel:
+    """From the ONNX graph, once for all tests."""
+    return MODELS[name].compiled(SUITE[name])
+
+
+def check(model: Model, given: Any, expected: dict[str, Any]) -> None:
+    """The outputs: one array, or several as a tuple."""
+    outputs = given if isinstance(given, tuple) else (given,)
+    assert len(outputs) == len(model.outputs)
+    for name, value in zip(model.outputs, outputs, strict=True):
+        assert (value.shape, value.dtype) == (expected[name].shape, expected[name].dtype)
+        assert relative_error(value, expected[name]) <= TOLERANCE, name
+        assert same_top1(value, expected[name]), name
+
+
+@pytest.mark.usefixtures("softgpu")
+@pytest.mark.parametrize(("name", "batch"), CASES)
+def test_run_local(name: str, batch: int) -> None:
+    model = MODELS[name]
+    check(model, compiled(name).run_local(*model.inputs(batch).values()), model.answers(batch))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize("name", SUITE)
+def test_saved_loaded_registered_and_invoked(name: str, tmp_path: Path) -> None:
+    """Each batch size finds its kTask by the shapes of the inputs."""
+    model = MODELS[name]
+    compiled(name).save(tmp_path / "model.kaas")
+    loaded = kaas.load(tmp_path / "model.kaas")
+    assert [variant.task for variant in loaded.variants] == [variant.task for variant in compiled(name).variants]
+    function = loaded.register()
+    for batch in SUITE[name]:
+        refs = function.remote(**model.inputs(batch))
+        given = tuple(ray.get(list(refs))) if isinstance(refs, tuple) else ray.get(refs)
+        check(model, given, model.answers(batch))
+
+
+@pytest.mark.usefixtures("softgpu")
+@pytest.mark.parametrize("name", SUITE)
+def test_from_torch(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    model = MODELS[name]
+    network = model.network()
+    inputs = tuple(torch.from_numpy(value) for value in model.inputs().values())
+    made = tvm_backend.compile(torch.export.export(network, inputs), name=name)
+    with torch.inference_mode():
+        answered = network(*inputs)
+    values = answered if isinstance(answered, tuple) else (answered,)
+    expected = {name: value.numpy() for name, value in zip(model.outputs, values, strict=True)}
+    check(model, made.run_local(*model.inputs().values()), expected)
+
+
+def test_a_saved_model_runs_without_its_compiler(tmp_path: Path) -> None:
+    model = MODELS["mlp"]
+    compiled("mlp").save(tmp_path / "mlp.kaas")
+    np.save(tmp_path / "x.npy", model.inputs(16)["x"])
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(['tvm', 'tvm_backend', 'onnx', 'torch', 'ray']))\n"
+        "import kaas, numpy; folder = sys.argv[1]\n"
+        "numpy.save(folder + '/y.npy', kaas.load(folder + '/mlp.kaas').run_local(numpy.load(folder + '/x.npy')))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    check(model, np.load(tmp_path / "y.npy"), model.answers(16))
