@@ -23,18 +23,15 @@ def feed(digest: Digest, text: str) -> None:
 
 
 def feed_parts(digest: Digest, parts: Sequence[Part]) -> None:
-    """Relax modules: TVM's hash of each function's structure, which leaves the constants out, and these in order.
-    PrimFuncs as text: TVM's hash of them differs from process to process."""
+    """Relax modules: TVM's hash of their structure, which leaves the constants out, and these in order."""
     import tvm
     import tvm_ffi
 
     for part in parts:
+        structure = tvm_ffi.structural_hash(part.module, skip_tensor_content=True)
+        feed(digest, f"{part.batch_size} {part.function} {part.inputs} {structure}")
         constants: list[Any] = []
-        functions = sorted(part.module.functions.items(), key=lambda item: item[0].name_hint)
-        for variable, function in functions:
-            inner = isinstance(function, tvm.tirx.PrimFunc)
-            structure = function.script() if inner else tvm_ffi.structural_hash(function, skip_tensor_content=True)
-            feed(digest, f"{part.batch_size} {part.function} {part.inputs} {variable.name_hint} {structure}")
+        for _, function in sorted(part.module.functions.items(), key=lambda item: item[0].name_hint):
             tvm_ffi.structural_walk(function, (tvm.ir.GenericConst, constants.append))
         for value in (constant.value for constant in constants):
             feed(digest, f"{value.dtype} {tuple(value.shape)}")
