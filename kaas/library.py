@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kaas.entries import Entry
-from kaas.errors import CorruptImage
+from kaas.errors import CorruptImage, InvalidGraph
+
+if TYPE_CHECKING:
+    from kaas.kernel import Kernel
 
 _ELF = b"\x7fELF"
 _EM_CUDA = 190
@@ -133,8 +136,112 @@ class Library:
         )
         return made
 
+    @classmethod
+    def from_cupy(cls, kernel: Any, arch: str = "sm_80+ptx") -> Library:
+        """A library from a cupy.RawKernel or RawModule: its source, options and name expressions, compiled as
+        `from_cuda` does, for any device; CuPy itself compiles nothing and needs no GPU. One that was made of a file
+        gives that file.
+
+        Raises:
+            CompileFailed: also for one that is to be compiled by nvcc or launched as a whole grid, or that is neither.
+            InvalidTarget, MissingPackage: see `from_cuda`.
+        """
+        made: Library = _maker("cupy").library(kernel, arch)
+        return made
+
+    @classmethod
+    def from_triton(
+        cls,
+        kernel: Any,
+        signature: str | Iterable[str] | Mapping[str, str],
+        constants: Mapping[str, Any] | None = None,
+        *,
+        arch: str = "sm_80+ptx",
+        num_warps: int = 4,
+        num_stages: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Library:
+        """A library from a function under @triton.jit, compiled ahead of time; no GPU is needed. `kernel` then knows
+        the block, the shared memory, the parameters, and the pointers to scratch memory that Triton adds.
+
+        Args:
+            signature: a type for each parameter that is no constant, in order or by name: "*fp32" points to float32,
+                "i32" is a number; "*fp32:16" and "i32:16" promise that 16 divides the address or the number.
+            constants: values of constexpr parameters, and of others that are to be fixed.
+            arch: one sm_N, with or without "+ptx"; or "ptx", or one compute_N.
+            num_warps, num_stages, options: Triton's own.
+
+        Raises:
+            InvalidTarget: several devices at once (join libraries by |), or one that Triton does not know.
+            InvalidGraph: signature and constants do not fit the parameters.
+            CompileFailed: Triton refuses the kernel, or it needs what a kTask has not, such as tensor descriptors.
+            MissingPackage: no Triton.
+        """
+        made: Library = _maker("triton").library(
+            kernel,
+            signature,
+            constants or {},
+            arch,
+            {"num_warps": num_warps, "num_stages": num_stages, **(options or {})},
+        )
+        return made
+
+    @classmethod
+    def from_numba(
+        cls, kernel: Any, signature: Any, *, arch: str = "ptx", fastmath: bool = False, launch_bounds: Any = None
+    ) -> Library:
+        """A library from a Python function, under @cuda.jit or not, compiled to PTX by numba-cuda; no GPU is needed.
+        `kernel` then takes a buffer where the function takes an array, and fills in shape and strides.
+
+        Args:
+            signature: numba's, as "void(float32[:, ::1], int32)", or a tuple of its types.
+            arch: "ptx" or one compute_N.
+            fastmath, launch_bounds: numba's own.
+
+        Raises:
+            InvalidTarget: machine code is asked for.
+            CompileFailed: numba refuses the function, or a parameter is of a type that a kTask cannot give it.
+            MissingPackage: no numba-cuda, or not what it compiles with.
+        """
+        made: Library = _maker("numba").library(kernel, signature, arch, fastmath, launch_bounds)
+        return made
+
+    def kernel(
+        self,
+        name: str | None = None,
+        *,
+        grid: int | Sequence[int],
+        args: Iterable[Any] | Mapping[str, Any],
+        block: int | Sequence[int] | None = None,
+        shared_bytes: int | None = None,
+    ) -> Kernel:
+        """A launch of a kernel of this library. What its maker knows may be left out, and is checked if it is said.
+
+        Args:
+            name: a symbol, a name from `from_cuda(names=...)`, that of a Python function, or that of a C++ function
+                of which there is one. None: the library holds one kernel.
+            grid, block, shared_bytes: as in kaas.Kernel. Triton's kernels know their block and shared memory.
+            args: as in kaas.Kernel. Where the parameters are known (Triton, numba): those that the function was
+                written with but for its constants, in order or by name, and plain numbers will do for numbers.
+
+        Raises:
+            UnknownSymbol: no kernel of this name, or several.
+            InvalidGraph: an argument that does not fit its parameter, or a number of arguments that is not theirs.
+        """
+        from kaas import launch
+
+        return launch.kernel(self, name, grid, args, block, shared_bytes)
+
     def __or__(self, other: Library) -> Library:
-        """This library's images, then the other's: `cubin | ptx` runs the cubin where it fits, else the PTX."""
+        """This library's images, then the other's: `cubin | ptx` runs the cubin where it fits, else the PTX.
+
+        Raises:
+            InvalidGraph: a kernel of both that is not launched in the same way.
+        """
+        for entry in self.entries:
+            for same in other.entries:
+                if same.symbol == entry.symbol and replace(same, name=entry.name) != entry:
+                    raise InvalidGraph(f"kernel {entry.name!r} is not launched in the same way in both libraries")
         return Library(
             tuple(dict.fromkeys(self.images + other.images)),
             entries=dict.fromkeys(self.entries + other.entries),

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = [
     {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.constants_file", "kaas.dlpack", "kaas.draw", "kaas.dtypes",
-     "kaas.entries", "kaas.errors", "kaas.graph", "kaas.kernel", "kaas.kernels", "kaas.library", "kaas.literals",
-     "kaas.model_file", "kaas.request", "kaas.store", "kaas.variant"},
+     "kaas.entries", "kaas.errors", "kaas.graph", "kaas.kernel", "kaas.kernels", "kaas.launch", "kaas.library",
+     "kaas.literals", "kaas.model_file", "kaas.request", "kaas.store", "kaas.symbols", "kaas.variant"},
     {"kaas.softgpu"},
     {"kaas.makers"},
     {"kaas.executor"},

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from kaas.errors import InvalidCode, UnknownSymbol
+from kaas.errors import InvalidCode
 from kaas.executor.device import Device, Function, LoadedLibrary
 from kaas.executor.globals import Globals
 from kaas.library import Library
+from kaas.symbols import unknown
 
 
 class Kernels:
@@ -36,7 +36,7 @@ class Kernels:
                 raise
             function = loaded.kernel(symbol)
             if function is None:
-                raise _unknown(library, symbol, loaded.symbols())
+                raise unknown(library, symbol, loaded.symbols())
             self._functions[key] = function
         return self._functions[key]
 
@@ -73,18 +73,3 @@ class Kernels:
                 raise
             self._libraries[name] = loaded
         return self._libraries[name]
-
-
-def _unknown(library: Library, symbol: str, known: list[str]) -> UnknownSymbol:
-    near = tuple(difflib.get_close_matches(symbol, known)) or tuple(name for name in known if symbol in name)
-    if near:
-        hint = f"did you mean {' or '.join(repr(name) for name in near)}?"
-    else:
-        hint = f"its kernels are {', '.join(sorted(known)) or 'none'}"
-    return UnknownSymbol(
-        f"library {library.hash[:12]} has no kernel {symbol!r}; {hint}",
-        library=library.hash,
-        symbol=symbol,
-        kernel=symbol,
-        near=near,
-    )

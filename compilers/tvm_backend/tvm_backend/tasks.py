@@ -27,7 +27,7 @@ def tasks(lowered: Lowered, imported: Imported, library: Library) -> tuple[tuple
         UnsupportedOperators: something in the functions cannot be part of a kTask; all that is found is listed.
     """
     names = {name for entry in imported.functions for name in entry.inputs + entry.outputs}
-    constants = Constants(imported.constants, names)
+    constants = Constants(lowered.names, names)
     kernel_uses = {symbol: uses(function) for symbol, function in lowered.device.items()}
     graphs = [
         Graph(entry, lowered, kernel_uses, constants).walk(lowered.functions[entry.function])
