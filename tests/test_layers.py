@@ -14,9 +14,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.dlpack", "kaas.draw", "kaas.dtypes", "kaas.entries",
-     "kaas.errors", "kaas.graph", "kaas.kernel", "kaas.kernels", "kaas.launch", "kaas.library", "kaas.literals", "kaas.request",
-     "kaas.store", "kaas.symbols"},
+    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.dlpack", "kaas.draw", "kaas.dtypes", "kaas.elf",
+     "kaas.entries", "kaas.errors", "kaas.graph", "kaas.images", "kaas.kernel", "kaas.kernels", "kaas.launch",
+     "kaas.library", "kaas.literals", "kaas.request", "kaas.store", "kaas.symbols"},
     {"kaas.softgpu"},
     {"kaas.makers"},
     {"kaas.executor"},
@@ -46,6 +46,10 @@ ALLOWED_IMPORTERS = {
         "kaas.pool.results",
     },
     "llvmlite": {"kaas.softgpu"},
+    "triton": {"kaas.makers.triton"},
+    "numba": {"kaas.makers.numba"},
+    "numba_cuda": {"kaas.makers.numba"},
+    "cupy": {"kaas.makers.cupy"},
     "zmq": {"kaas.remote"},
     "compilers": set[str](),
     "libraries": set[str](),
