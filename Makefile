@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+TVM    := compilers/tvm_backend
 LOCK   := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet
 
@@ -12,7 +13,7 @@ export PYTHONUNBUFFERED = 1
 test bench: export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fuzz bench dist gpu gpu-expected kernels tables lock clean
+.PHONY: help setup extras demo test check fuzz bench dist gpu gpu-expected kernels tables lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,14 +21,18 @@ help: ## this list
 setup: $(VENV)/.dev ## virtual environment, locked dependencies, the software GPU's driver library
 	@$(BIN)/python -m kaas.softgpu.build
 
+extras: setup ## PyTorch, Triton, CuPy and onnxscript too (up to 7 GB), for the tests and benchmarks that want them
+	@$(PIP) 'torch==2.13.0' 'triton>=3' 'cupy-cuda13x>=14' 'onnxscript>=0.7'
+
 demo: $(VENV)/.run ## three clients share four devices by weight, and an executor is killed meanwhile
 	@$(BIN)/kaas demo $(ARGS)
 
 test: setup ## the test suite; ARGS='-k graph -x' is passed to pytest
 	@$(BIN)/python -m pytest $(ARGS)
 
-dist: setup ## a wheel in dist/ with the software GPU's driver library inside, for machines without a compiler
+dist: setup ## wheels in dist/: KaaS with the software GPU's driver library inside, for machines without a C compiler; kaas-tvm
 	@$(BIN)/hatchling build -t wheel -d dist
+	@cd $(TVM) && $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)
 
 check: $(VENV)/.dev ## lint, formatting and types
 	@$(BIN)/ruff check .
@@ -81,7 +86,8 @@ $(VENV)/.run: requirements/run.txt pyproject.toml | $(BIN)/activate
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.txt $(VENV)/.run
-	@echo "installing the tools of development ..."
+$(VENV)/.dev: requirements/dev.txt $(TVM)/pyproject.toml $(VENV)/.run
+	@echo "installing the tools of development, TVM among them (another 900 MB, once) ..."
 	@$(PIP) --require-hashes --only-binary :all: -r requirements/dev.txt
+	@$(PIP) --no-deps --no-build-isolation --editable $(TVM)
 	@touch $@

@@ -14,17 +14,20 @@ from kaas.kernel import Kernel
 from kaas.library import Library
 from kaas.literals import bf16, boolean, c64, c128, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from kaas.request import View
+from kaas.variant import Variant
 
 if TYPE_CHECKING:
     from kaas.api import Function, init, invoke, pardon, register, shutdown, stats, status
     from kaas.caching import flush, pin, prefetch, put, unpin
     from kaas.etasks import ETask, etask
     from kaas.executor.local import run_local
+    from kaas.model import CompiledModel, load
     from kaas.pool.resident import Resident
 
 __all__ = [
     "Buffer",
     "ClientSettings",
+    "CompiledModel",
     "Config",
     "Device",
     "ETask",
@@ -42,6 +45,7 @@ __all__ = [
     "Resident",
     "Scalar",
     "Struct",
+    "Variant",
     "View",
     "bf16",
     "boolean",
@@ -59,6 +63,7 @@ __all__ = [
     "i64",
     "init",
     "invoke",
+    "load",
     "pardon",
     "pin",
     "prefetch",
@@ -79,10 +84,11 @@ _ON_DEMAND = {
     **dict.fromkeys(("Function", "init", "invoke", "pardon", "register", "shutdown", "stats", "status"), "kaas.api"),
     **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.caching"),
     **dict.fromkeys(("ETask", "etask"), "kaas.etasks"),
+    **dict.fromkeys(("CompiledModel", "load"), "kaas.model"),
     "Resident": "kaas.pool.resident",
     "run_local": "kaas.executor.local",
 }
-"""Names that bring Ray or the CUDA driver's bindings with them, and the modules that hold them."""
+"""Names that bring Ray or the CUDA driver's bindings with them, or may, and the modules that hold them."""
 
 
 def __getattr__(name: str) -> Any:

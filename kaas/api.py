@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from kaas.arguments import Buffer
 from kaas.config import Config, Device
 from kaas.errors import (
     ConfigMismatch,
@@ -25,12 +26,13 @@ from kaas.errors import (
 from kaas.executor import software
 from kaas.graph import KTask
 from kaas.pool import policies, wire
-from kaas.pool.packing import Caller, Signature, bind, pack
+from kaas.pool.packing import Caller, Signature, bind, bind_variants, choose_signature, pack
 from kaas.pool.ray_pool import PoolActor
 from kaas.pool.ray_transport import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.session import STORE, Session
+from kaas.variant import Variant, of_shapes
 
 SOFTWARE_SLOTS = 16
 """Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
@@ -231,9 +233,10 @@ def pardon(task_or_function: KTask | Function) -> bool:
         PoolStopped: the pool is gone; `init` starts another.
     """
     function = task_or_function
-    signature = function._signature if isinstance(function, Function) else _signature(function)
-    pardoned: bool = answer_of(current_session(), "pardon", signature.key)
-    return pardoned
+    signatures = function.upkeep()[0] if isinstance(function, Function) else (_signature(function),)
+    session = current_session()
+    pardoned = [answer_of(session, "pardon", signature.key) for signature in signatures]
+    return any(pardoned)
 
 
 def answer_of(session: Session, method: str, *args: Any) -> Any:
@@ -324,9 +327,29 @@ def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Functio
     if not isinstance(task, KTask):
         raise InvalidRequest(f"kaas.register takes a KTask, not {task!r}")
     signature, objects = bind(task, constants, STORE)
+    return _registered(session, task.label, (signature,), objects)
+
+
+def register_variants(name: str, variants: Sequence[Variant], constants: Mapping[str, Any]) -> Function:
+    """A function of a model: several kTasks for inputs of different shapes, which share constants.
+
+    Args:
+        variants: all with inputs of the same names. constants: by buffer name, exactly those that they read, as of
+            `register`.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest
+    """
+    session = current_session()
+    signatures, objects = bind_variants(variants, constants, STORE)
+    return _registered(session, name, signatures, objects)
+
+
+def _registered(session: Session, name: str, signatures: tuple[Signature, ...], objects: tuple[Any, ...]) -> Function:
     refs = tuple(value for value in objects if isinstance(value, ray.ObjectRef))
-    function = Function(session.name, signature, ray.put(objects) if objects else None, refs)
-    session.introduce(signature)
+    function = Function(session.name, name, signatures, ray.put(objects) if objects else None, refs)
+    for signature in signatures:
+        session.introduce(signature)
     return function
 
 
@@ -368,20 +391,34 @@ class Options:
 
 
 class Function:
-    """A registered kTask with its constants bound. Made by `register`; it can be sent to Ray tasks and used there."""
+    """A registered kTask with its constants bound, or several that share them: a model's variants, of which each
+    invocation takes the one for the shapes of its inputs. It can be sent to Ray tasks and used there."""
 
     def __init__(
-        self, pool: str, signature: Signature, constants: Any, awaited: Sequence[Any], options: Options | None = None
+        self,
+        pool: str,
+        name: str,
+        signatures: tuple[Signature, ...],
+        constants: Any,
+        awaited: Sequence[Any],
+        options: Options | None = None,
     ) -> None:
         self._pool = pool
-        self._signature = signature
+        self._name = name
+        self._signatures = signatures
         self._constants = constants
         self._awaited = list(awaited)  # constants that were references; emptied when they are known to be complete
         self._options = options or Options()
 
     @property
+    def tasks(self) -> tuple[KTask, ...]:
+        """Its kTasks: of a model one for each variant, those for the smallest inputs first."""
+        return tuple(signature.task for signature in self._signatures)
+
+    @property
     def task(self) -> KTask:
-        return self._signature.task
+        """Its kTask, or the first of them."""
+        return self._signatures[0].task
 
     @property
     def client(self) -> str | None:
@@ -408,55 +445,76 @@ class Function:
             "keep": keep,
         }
         changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        options = replace(self._options, **changed)
-        return Function(self._pool, self._signature, self._constants, self._awaited, options)
+        return self._with(self._signatures, replace(self._options, **changed))
 
-    def remote(self, /, **inputs: Any) -> Any:
+    def variant(self, /, **shapes: int | Sequence[int]) -> Function:
+        """This function for inputs of these shapes only, by name: what to call with references, whose shapes cannot be
+        seen. `f.variant(x=(8, 3, 224, 224)).remote(x=ref)`. Not all need be given, if the others decide.
+
+        Raises:
+            UnexpectedInput: no such input. NoVariant: none is for these shapes. UndecidedVariant: several are.
+        """
+        number = of_shapes(self._name, [signature.taken for signature in self._signatures], shapes)
+        return self._with((self._signatures[number],), self._options)
+
+    def _with(self, signatures: tuple[Signature, ...], options: Options) -> Function:
+        return Function(self._pool, self._name, signatures, self._constants, self._awaited, options)
+
+    def remote(self, /, *arrays: Any, **inputs: Any) -> Any:
         """Invoke it; see `invoke` for what inputs may be and what comes back. Scalars may stand among the inputs.
+
+        Inputs are given by name, or in order: that of the model, or that in which a kTask's kernels first read them
+        (`KTask.inputs`).
 
         In a Ray task that has not called `init`, this attaches to the pool in which the function was registered.
         """
         session = session_for(self._pool)
         options = self._options
         scalars = dict(options.scalars or {})
-        for name in [n for n in inputs if n in self.task.scalars and n not in self._signature.given]:
+        first = self._signatures[0]
+        for name in [n for n in inputs if n in first.task.scalars and n not in first.taken]:
             scalars[name] = inputs.pop(name)
-        return self._send(session, inputs, replace(options, scalars=scalars))
+        return self._send(session, inputs, replace(options, scalars=scalars), arrays)
 
-    def _send(self, session: Session, inputs: Mapping[str, Any], options: Options) -> Any:
+    def _send(self, session: Session, inputs: Mapping[str, Any], options: Options, arrays: Sequence[Any] = ()) -> Any:
         if self._awaited and STORE.complete(self._awaited):
             self._awaited.clear()
         caller = options.caller(session)
-        message, refs = pack(self._signature, inputs, options.scalars, caller, STORE, self._constants, self._awaited)
+        signature, inputs = choose_signature(self._name, self._signatures, arrays, inputs, STORE)
+        message, refs = pack(signature, inputs, options.scalars, caller, STORE, self._constants, self._awaited)
         try:
-            return session.send(self._signature, message, refs)
+            return session.send(signature, message, refs)
         except KaasError:
             raise
         except ValueError as error:  # Ray no longer knows who owns the constants
             raise NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again") from error
 
-    def upkeep(self) -> tuple[Signature, list[Any]]:
-        """What `kaas.caching` says of it: its signature, and the references to its constants and to those awaited."""
-        return self._signature, [*(() if self._constants is None else (self._constants,)), *self._awaited]
+    def upkeep(self) -> tuple[tuple[Signature, ...], list[Any]]:
+        """What `kaas.caching` says of it: its signatures, and the references to its constants and to those awaited."""
+        return self._signatures, [*(() if self._constants is None else (self._constants,)), *self._awaited]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = (self._pool, self.task, self._signature.spec.bindings, self._constants, self._awaited, self._options)
-        return _function, parts
+        parts = [(signature.task, signature.spec.bindings, signature.inputs) for signature in self._signatures]
+        return _function, (self._pool, self._name, parts, self._constants, self._awaited, self._options)
 
     def __repr__(self) -> str:
-        bound = ", ".join(binding.buffer for binding in self._signature.spec.bindings)
-        return f"<kaas.Function {self.task.label!r} in pool {self._pool!r}, constants: {bound or 'none'}>"
+        bound = dict.fromkeys(binding.buffer for signature in self._signatures for binding in signature.spec.bindings)
+        variants = f", {len(self._signatures)} variants" if len(self._signatures) > 1 else ""
+        return (
+            f"<kaas.Function {self._name!r} in pool {self._pool!r}{variants}, constants: {', '.join(bound) or 'none'}>"
+        )
 
 
 def _function(
     pool: str,
-    task: KTask,
-    bindings: Sequence[wire.Binding],
+    name: str,
+    parts: Sequence[tuple[KTask, Sequence[wire.Binding], Sequence[Buffer] | None]],
     constants: Any,
     awaited: Sequence[Any],
     options: Options,
 ) -> Function:
-    return Function(pool, Signature.of(task, bindings), constants, awaited, options)
+    signatures = tuple(Signature.of(*part) for part in parts)
+    return Function(pool, name, signatures, constants, awaited, options)
 
 
 def _attach_in_task(name: str) -> Session:

@@ -6,6 +6,7 @@ devices, None is each of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kaas.api import Function, answer_of, current_session
@@ -13,6 +14,7 @@ from kaas.arguments import Buffer
 from kaas.errors import InvalidRequest
 from kaas.executor.tensors import on_host
 from kaas.pool import wire
+from kaas.pool.packing import Signature
 from kaas.request import raw_bytes
 from kaas.session import STORE, Session
 
@@ -90,26 +92,32 @@ def _name(target: Any) -> bytes:
     if not isinstance(target, Function):
         name: bytes = target.binary()
         return name
-    signature, refs = target.upkeep()
-    return refs[0].binary() if signature.spec.bindings else signature.key.encode()
+    signatures, refs = target.upkeep()
+    return refs[0].binary() if _bound(signatures) else "".join(signature.key for signature in signatures).encode()
+
+
+def _bound(signatures: Sequence[Signature]) -> bool:
+    """Whether the function has constants."""
+    return any(signature.spec.bindings for signature in signatures)
 
 
 def _message(session: Session, action: str, target: Any, device: int | None) -> tuple[bytes, list[Any]]:
     if device is not None and type(device) is not int:  # nor a boolean
         raise InvalidRequest(f"a device is a number, not {device!r}")
     session.check()
-    function: str | None = None
+    functions: tuple[str, ...] = ()
     refs: list[Any] = []
     objects = False
     client = session.client
     if isinstance(target, Function):
-        signature, refs = target.upkeep()
+        signatures, refs = target.upkeep()
         client = target.client or client
-        session.introduce(signature)
-        function, objects = signature.key, bool(signature.spec.bindings)
+        for signature in signatures:
+            session.introduce(signature)
+        functions, objects = tuple(signature.key for signature in signatures), _bound(signatures)
     elif STORE.is_ref(target):
         refs, objects = [target], True
     elif target is not None or action not in ("unpin", "flush"):
         raise InvalidRequest(f"kaas.{action} takes a Function or an ObjectRef, not {target!r}")
     ready = action in ("unpin", "flush") or not refs or STORE.complete(refs)
-    return wire.encode(wire.Upkeep(action, device, function, objects, ready, client)), refs
+    return wire.encode(wire.Upkeep(action, device, functions, objects, ready, client)), refs

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kaas import draw
-from kaas.dtypes import is_integer_kind
-from kaas.errors import InvalidRequest, KaasError
-from kaas.graph import KTask
-
-if TYPE_CHECKING:
-    from kaas.executor.profile import KernelTime
+from kaas import compile_command, file_commands
+from kaas.errors import KaasError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 
-TaskFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a kTask as KTask.to_json writes it")]
+for command in (file_commands.inspect, file_commands.check, file_commands.run):
+    app.command()(command)
+app.command("compile")(compile_command.compile_model)
 
 
 @app.command()
@@ -117,144 +113,6 @@ def replay(
     for name, said in (("event", found.event), ("expected", found.expected), ("got", found.got)):
         console.print(f"{name}: {escape(str(said))}", soft_wrap=True)
     raise typer.Exit(1)
-
-
-@app.command()
-def inspect(task_file: TaskFile) -> None:
-    """Draw a kTask: its kernels, what they read and write, and its buffers."""
-    print(draw.text(_load(task_file)))
-
-
-@app.command()
-def check(task_file: TaskFile) -> None:
-    """Check a kTask against its code images and this machine's first device, without running it."""
-    from kaas.executor import local
-
-    task = _load(task_file)
-    local.check(task)
-    console.print(f"[green]ok[/] {escape(task.label)}: {len(task.kernels)} kernels, {len(task.libraries)} libraries")
-
-
-@app.command()
-def run(
-    task_file: TaskFile,
-    inputs: Annotated[list[str] | None, typer.Option("--input", help="name=file.npy; other files are bytes")] = None,
-    scalars: Annotated[list[str] | None, typer.Option("--scalar", help="name=value")] = None,
-    output: Annotated[Path | None, typer.Option(file_okay=False, help="folder for the outputs, as name.npy")] = None,
-    local: Annotated[bool, typer.Option("--local/--ray", help="in this process, or through a pool on Ray")] = True,
-    profile: Annotated[bool, typer.Option("--profile", help="kernel by kernel, without the graph")] = False,
-) -> None:
-    """Run a kTask and print how long its stages, or its kernels, took."""
-    task = _load(task_file)
-    arrays = {name: _read(Path(path)) for name, path in _pairs(inputs, "--input").items()}
-    values = {name: _scalar(task, name, text) for name, text in _pairs(scalars, "--scalar").items()}
-    outputs, stages, kernels = (_run_here if local else _run_on_ray)(task, arrays, values, profile)
-    for name, array in outputs.items():
-        console.print(f"{escape(name)}: {array.dtype}{escape(str(list(array.shape)))}")
-        if output is not None:
-            _save(output, name, array)
-    table = Table("stage", "milliseconds")
-    for stage, seconds in stages.items():
-        table.add_row(stage, f"{seconds * 1e3:.3f}")
-    console.print(table)
-    if kernels:
-        console.print(_kernel_table(kernels))
-
-
-Outcome = tuple[Mapping[str, Any], Mapping[str, float], tuple["KernelTime", ...]]
-"""Outputs, seconds of each stage, what each kernel took."""
-
-
-def _run_here(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any], profile: bool) -> Outcome:
-    from kaas.executor import local
-
-    result = local.run(task, arrays, scalars=scalars, profile=profile)
-    return result.outputs, result.stats.stages, result.stats.kernels
-
-
-def _run_on_ray(task: KTask, arrays: Mapping[str, Any], scalars: Mapping[str, Any], profile: bool) -> Outcome:
-    from kaas import api
-    from kaas.executor.profile import KernelTime
-
-    opened = api.init()
-    try:
-        refs = api.invoke(task, arrays, scalars=scalars, profile=profile)
-        refs = refs if isinstance(refs, tuple) else (refs,)
-        names = [buffer.name for buffer in task.outputs]
-        outputs = {name: ref.future().result() for name, ref in zip(names, refs, strict=True)}
-        stats = api.stats()
-        stages = {entry.stage: entry.p50_s for entry in stats.stages if entry.function == task.label}
-        told = (entry for entry in stats.kernels if entry.function == task.label)
-        kernels = tuple(KernelTime(entry.symbol, entry.index, entry.total_s, entry.launches) for entry in told)
-    finally:
-        if opened:
-            api.shutdown()
-    return outputs, stages, kernels
-
-
-def _kernel_table(kernels: Sequence[KernelTime]) -> Table:
-    """What all launches of each symbol took together, the dearest first."""
-    launches: defaultdict[str, int] = defaultdict(int)
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for kernel in kernels:
-        launches[kernel.symbol] += kernel.launches
-        seconds[kernel.symbol] += kernel.seconds
-    total_s = sum(seconds.values()) or 1.0
-    table = Table("kernel", "launches", "milliseconds", "share", title="one by one, without the graph")
-    for symbol in sorted(seconds, key=seconds.__getitem__, reverse=True):
-        took_s = seconds[symbol]
-        table.add_row(escape(symbol), str(launches[symbol]), f"{took_s * 1e3:.3f}", f"{took_s / total_s:.1%}")
-    return table
-
-
-def _load(path: Path) -> KTask:
-    return KTask.from_json(path.read_bytes())
-
-
-def _pairs(entries: Sequence[str] | None, option: str) -> dict[str, str]:
-    pairs = {}
-    for entry in entries or ():
-        name, separator, value = entry.partition("=")
-        if not (name and separator and value):
-            raise InvalidRequest(f"{option} takes name=value, not {entry!r}")
-        pairs[name] = value
-    return pairs
-
-
-def _read(path: Path) -> Any:
-    import numpy as np
-
-    try:
-        return np.load(path) if path.suffix == ".npy" else path.read_bytes()
-    except (OSError, ValueError, EOFError) as error:
-        raise InvalidRequest(f"cannot read {path}: {error}") from error
-
-
-def _save(folder: Path, name: str, array: Any) -> None:
-    """An array as name.npy; of a dtype that NumPy's format lacks (bfloat16, float8), the bytes as unsigned integers."""
-    import numpy as np
-
-    if Path(name).name != name:
-        raise InvalidRequest(f"output {name!r} cannot be a file's name", buffer=name)
-    plain = array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / f"{name}.npy", plain)
-    except OSError as error:
-        raise InvalidRequest(f"cannot write {name!r} to {folder}: {error}", buffer=name) from error
-
-
-def _scalar(task: KTask, name: str, text: str) -> Any:
-    """The text as a value of the scalar's kind; names and ranges are checked where all scalars are."""
-    kind = task.scalars.get(name, "")
-    try:
-        if kind == "boolean":
-            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
-        if is_integer_kind(kind):
-            return int(text, 0)
-        return complex(text) if kind.startswith("c") else float(text)
-    except (KeyError, ValueError) as error:
-        raise InvalidRequest(f"--scalar {name}: {text!r} is no {kind or 'number'}", scalar=name) from error
 
 
 def main() -> None:

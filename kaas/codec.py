@@ -34,23 +34,35 @@ Fields = tuple[list[Kernel], list[str], int | Scalar, str | None]
 
 def content_hash(task: KTask) -> str:
     """SHA-256, hex, of everything that makes the kTask what it is."""
-    canonical = json.dumps(_content(task), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    canonical = json.dumps(content(task), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def to_dict(task: KTask) -> dict[str, Any]:
-    return {"kaas": FORMAT, **_content(task), "libraries": {lib.hash: _images(lib) for lib in task.libraries}}
+    return {"kaas": FORMAT, **content(task), "libraries": {lib.hash: _images(lib) for lib in task.libraries}}
 
 
 def from_dict(data: Mapping[str, Any]) -> Fields:
     _require_fields(data)
     try:
-        _know("kTask", data, "kaas buffers kernels outputs name iterations libraries")
         libraries = {name: Library(tuple(Image(i["kind"], i["data"]) for i in images))
                      for name, images in data["libraries"].items()}  # fmt: skip
-        changed = [name for name, library in libraries.items() if name != library.hash]
-        if changed:
-            raise InvalidGraph(f"code images do not have the content that the kTask names: {', '.join(changed)}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidGraph(f"this is no encoded kTask: {_words(error)}") from error
+    changed = [name for name, library in libraries.items() if name != library.hash]
+    if changed:
+        raise InvalidGraph(f"code images do not have the content that the kTask names: {', '.join(changed)}")
+    return from_content({name: data[name] for name in data.keys() - {"kaas", "libraries"}}, libraries)
+
+
+def from_content(data: Mapping[str, Any], libraries: Mapping[str, Library]) -> Fields:
+    """The inverse of `content`, given the libraries by hash.
+
+    Raises:
+        InvalidGraph
+    """
+    try:
+        _know("kTask", data, "buffers kernels outputs name iterations")
         buffers = _buffers(data["buffers"])
         kernels = [_kernel(entry, libraries, buffers) for entry in data["kernels"]]
         repeat = data.get("iterations", 1)
@@ -104,26 +116,28 @@ def from_msgpack(data: bytes) -> Fields:
 # --- to plain values
 
 
-def _content(task: KTask) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        "buffers": [_from_buffer(buffer) for buffer in task.buffers],
+def content(task: KTask) -> dict[str, Any]:
+    """As `to_dict`, without the code: kernels name their libraries by hash."""
+    data: dict[str, Any] = {
+        "buffers": [from_buffer(buffer) for buffer in task.buffers],
         "kernels": [{"kernel": _from_kernel(kernel)} for kernel in task.kernels],
         "outputs": [buffer.name for buffer in task.outputs],
     }
     if task.name is not None:
-        content["name"] = task.name
+        data["name"] = task.name
     if isinstance(task.iterations, Scalar):
-        content["iterations"] = _from_argument(task.iterations)
+        data["iterations"] = _from_argument(task.iterations)
     elif task.iterations != 1:
-        content["iterations"] = task.iterations
-    return content
+        data["iterations"] = task.iterations
+    return data
 
 
 def _images(library: Library) -> list[dict[str, Any]]:
     return [{"kind": image.kind, "data": image.data} for image in library.images]
 
 
-def _from_buffer(buffer: Buffer) -> dict[str, Any]:
+def from_buffer(buffer: Buffer) -> dict[str, Any]:
+    """A buffer as a dict; `to_buffer` is its inverse."""
     data = {"name": buffer.name, "shape": list(buffer.shape), "dtype": buffer.dtype}
     return data | ({"init": buffer.init} if buffer.init is not None else {})
 
@@ -187,14 +201,18 @@ def _know(what: str, data: Mapping[str, Any], fields: str) -> None:
 
 def _buffers(entries: Iterable[Mapping[str, Any]]) -> dict[str, Buffer]:
     buffers: dict[str, Buffer] = {}
-    for buffer in map(_buffer, entries):
+    for buffer in map(to_buffer, entries):
         known = buffers.setdefault(buffer.name, buffer)
         if known != buffer:
             raise DuplicateBuffer(f"two buffers named {known.name!r}: {known} and {buffer}", buffer=known.name)
     return buffers
 
 
-def _buffer(data: Mapping[str, Any]) -> Buffer:
+def to_buffer(data: Mapping[str, Any]) -> Buffer:
+    """
+    Raises:
+        InvalidGraph; KeyError, TypeError: a field is missing, or data is no dict.
+    """
     _know("buffer", data, "name shape dtype init")
     return Buffer(data["name"], data["shape"], data["dtype"], init=data.get("init"))
 

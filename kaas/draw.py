@@ -26,13 +26,13 @@ def text(task: KTask) -> str:
     for index, kernel in enumerate(task.kernels):
         after = [earlier for earlier, later in task.edges if later == index]
         waits = f"  after {', '.join(map(str, after))}" if after else ""
-        lines.append(f"  {index:>3}  {_signature(kernel)}  <<<{_dims(kernel.grid)}, {_dims(kernel.block)}>>>{waits}")
+        lines.append(f"  {index:>3}  {_signature(kernel)}  <<<{dims(kernel.grid)}, {dims(kernel.block)}>>>{waits}")
     for role in ("inputs", "outputs", "temporaries"):
         for buffer in getattr(task, role):
             shape = "×".join(map(str, buffer.shape)) or "scalar"
             lines.append(f"  {role:<11} {buffer.name:<16} {shape:>16} {buffer.dtype:<10} {buffer.nbytes:>12,} bytes")
     lines += [f"  {'scalar':<11} {name:<16} {kind:>16}" for name, kind in task.scalars.items()]
-    return "\n".join(map(_printable, lines))
+    return "\n".join(map(printable, lines))
 
 
 def html(task: KTask) -> str:
@@ -61,7 +61,8 @@ def _signature(kernel: Kernel) -> str:
     return f"{kernel.symbol}({reads}) → {writes}"
 
 
-def _dims(extent: tuple[int, int, int]) -> str:
+def dims(extent: tuple[int, int, int]) -> str:
+    """A grid or a block, as `4×32`."""
     return "×".join(str(n) for n in extent if n > 1) or "1"
 
 
@@ -71,7 +72,7 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
 
 
 def _box(kernel: Kernel, x: int, y: int) -> str:
-    detail = f"{_signature(kernel)} grid {_dims(kernel.grid)} block {_dims(kernel.block)}"
+    detail = f"{_signature(kernel)} grid {dims(kernel.grid)} block {dims(kernel.block)}"
     reads = ", ".join(buffer.name for buffer in kernel.reads)
     writes = ", ".join(buffer.name for buffer in kernel.writes)
     return (
@@ -82,13 +83,13 @@ def _box(kernel: Kernel, x: int, y: int) -> str:
     )
 
 
-def _printable(label: str) -> str:
-    """label without control characters: XML forbids them, terminals obey them."""
+def printable(label: str) -> str:
+    """A text without control characters: XML forbids them, terminals obey them."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in label)
 
 
 def _escape(label: str) -> str:
-    return escape(_printable(label))
+    return escape(printable(label))
 
 
 def _short(label: str, length: int) -> str:

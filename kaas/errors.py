@@ -118,6 +118,23 @@ class ScalarConflict(InvalidGraph):
     kinds: tuple[str, ...]
 
 
+# --- a compiled model is wrong
+
+
+class InvalidModel(KaasError, ValueError):
+    """A model whose variants, inputs and constants do not fit each other."""
+
+    model: str
+    buffer: str
+
+
+class CorruptModel(KaasError, ValueError):
+    """A file that is no model, or not all of one, or one of another version; `reason` says what is wrong in `path`."""
+
+    path: str
+    reason: str
+
+
 # --- the code image is wrong, or does not fit the kTask
 
 
@@ -224,6 +241,22 @@ class WrongDtype(InvalidRequest):
 
 class NotContiguous(InvalidRequest):
     """An input whose bytes do not lie in C order without gaps, or an object that has no bytes at all."""
+
+
+class NoVariant(InvalidRequest):
+    """Inputs of shapes or dtypes for which a model was not compiled.
+
+    Fields:
+        given: what is known of the inputs, by name, as `float32[8, 4]`. variants: likewise, of each that there is.
+    """
+
+    given: dict[str, str]
+    variants: tuple[dict[str, str], ...]
+
+
+class UndecidedVariant(NoVariant):
+    """Inputs that fit several variants of a model, since the shapes of references cannot be known here: these are the
+    `variants`."""
 
 
 class MissingScalar(InvalidRequest):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Mapping
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kaas.arguments import Buffer, Scalar, integer
@@ -65,20 +67,25 @@ def check_names(task: KTask, names: Iterable[str]) -> None:
     Raises:
         MissingInput, UnexpectedInput: names are not exactly the kTask's inputs.
     """
-    expected = {buffer.name for buffer in task.inputs}
+    check_taken(f"kTask {task.label!r}", task.label, task.inputs, names)
+
+
+def check_taken(what: str, label: str, inputs: Iterable[Buffer], names: Iterable[str]) -> None:
+    """As `check_names`, for inputs that a kTask or something else takes, which `what` calls it and `label` names.
+
+    Raises:
+        MissingInput, UnexpectedInput
+    """
+    taken = {buffer.name: buffer for buffer in inputs}
     given = set(names)
-    for name in sorted(given - expected, key=str):
-        near = tuple(difflib.get_close_matches(str(name), expected))
-        hint = f"; did you mean {near[0]!r}?" if near else f"; its inputs are {', '.join(sorted(expected)) or 'none'}"
-        raise UnexpectedInput(
-            f"kTask {task.label!r} has no input {name!r}{hint}", task=task.label, buffer=str(name), near=near
-        )
-    for buffer in task.inputs:
+    for name in sorted(given - taken.keys(), key=str):
+        near = tuple(difflib.get_close_matches(str(name), taken))
+        hint = f"; did you mean {near[0]!r}?" if near else f"; its inputs are {', '.join(sorted(taken)) or 'none'}"
+        raise UnexpectedInput(f"{what} has no input {name!r}{hint}", task=label, buffer=str(name), near=near)
+    for buffer in taken.values():
         if buffer.name not in given:
             raise MissingInput(
-                f"kTask {task.label!r}: input {buffer.name!r} ({buffer.nbytes} bytes) was not given",
-                task=task.label,
-                buffer=buffer.name,
+                f"{what}: input {buffer.name!r} ({buffer.nbytes} bytes) was not given", task=label, buffer=buffer.name
             )
 
 
@@ -222,3 +229,9 @@ def iterations_of(task: KTask, scalars: Mapping[str, bytes]) -> int:
     if isinstance(task.iterations, Scalar):
         return int(decode(task.iterations.kind, scalars[task.iterations.name]))
     return task.iterations
+
+
+@lru_cache(maxsize=1024)
+def outputs_type(names: tuple[str, ...]) -> Callable[..., Any]:
+    """The named tuple in which several outputs come back."""
+    return namedtuple("Outputs", names, rename=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
 from secrets import token_hex
 from typing import Any
@@ -18,6 +17,7 @@ from kaas.errors import PoolStopped
 from kaas.pool import wire
 from kaas.pool.packing import Signature
 from kaas.pool.ray_pool import existing
+from kaas.request import outputs_type
 
 
 class _RayStore:
@@ -92,7 +92,7 @@ class Session:
         if len(outputs) == 1:
             return self.invoke.remote(message, refs) if refs else self.invoke.remote(message)
         sent = self.invoke.options(num_returns=len(outputs)).remote(message, refs)
-        return _outputs_type(tuple(buffer.name for buffer in outputs))(*sent)
+        return outputs_type(tuple(buffer.name for buffer in outputs))(*sent)
 
     def introduce(self, signature: Signature) -> None:
         """Tell the pool of a function, once; the message needs no answer."""
@@ -105,8 +105,3 @@ class Session:
         """Tell the pool of a function, now and in each later life of it."""
         self.registered[key] = tell
         tell()
-
-
-@lru_cache(maxsize=1024)
-def _outputs_type(names: tuple[str, ...]) -> Callable[..., Any]:
-    return namedtuple("Outputs", names, rename=True)

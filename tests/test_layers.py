@@ -11,20 +11,23 @@ from pathlib import Path
 
 import pytest
 
+import kaas
+
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.dlpack", "kaas.draw", "kaas.dtypes", "kaas.elf",
-     "kaas.entries", "kaas.errors", "kaas.graph", "kaas.images", "kaas.kernel", "kaas.kernels", "kaas.launch",
-     "kaas.library", "kaas.literals", "kaas.request", "kaas.store", "kaas.symbols"},
+    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.constants_file", "kaas.dlpack", "kaas.draw", "kaas.dtypes",
+     "kaas.elf", "kaas.entries", "kaas.errors", "kaas.graph", "kaas.images", "kaas.kernel", "kaas.kernels",
+     "kaas.launch", "kaas.library", "kaas.literals", "kaas.model_file", "kaas.request", "kaas.store", "kaas.symbols",
+     "kaas.variant"},
     {"kaas.softgpu"},
     {"kaas.makers"},
     {"kaas.executor"},
     {"kaas.pool"},
     {"kaas.session"},
     {"kaas.api"},
-    {"kaas.caching", "kaas.etasks"},
-    {"kaas.remote", "kaas.demo", "kaas.cli"},
+    {"kaas.caching", "kaas.etasks", "kaas.model"},
+    {"kaas.remote", "kaas.demo", "kaas.cli", "kaas.compile_command", "kaas.file_commands"},
 ]  # fmt: skip
 """Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of
 public names, stands above all."""
@@ -51,6 +54,11 @@ ALLOWED_IMPORTERS = {
     "numba_cuda": {"kaas.makers.numba"},
     "cupy": {"kaas.makers.cupy"},
     "zmq": {"kaas.remote"},
+    "onnx": set[str](),
+    "torch": set[str](),
+    "tvm": set[str](),
+    "tvm_ffi": set[str](),
+    "tvm_backend": set[str](),
     "compilers": set[str](),
     "libraries": set[str](),
     "benchmarks": set[str](),
@@ -67,12 +75,17 @@ DECIDERS = ("kaas.pool.events", "kaas.pool.policies", "kaas.pool.checked", "kaas
 NOT_FOR_DECIDERS = {"asyncio", "cuda", "os", "random", "ray", "secrets", "socket", "threading", "time", "zmq"}
 
 
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+def name_of(path: Path, root: Path = ROOT) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 MODULES = {name_of(path): path for path in sorted((ROOT / "kaas").rglob("*.py"))}
+
+COMPILERS = ROOT / "compilers" / "tvm_backend"
+"""Where the distribution kaas-tvm stands: it uses kaas as anybody does, by its public names."""
+
+COMPILER_MODULES = sorted((COMPILERS / "tvm_backend").rglob("*.py"))
 
 
 def within(module: str, packages: set[str] | tuple[str, ...]) -> bool:
@@ -141,3 +154,35 @@ def test_importing_kaas_is_light() -> None:
     program = "import kaas, sys; print(*{name.partition('.')[0] for name in sys.modules})"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not set(ended.stdout.split()) & {"asyncio", "cuda", "llvmlite", "ray", "rich", "typer", "zmq"}
+
+
+def names_of_kaas(tree: ast.AST) -> Iterator[str]:
+    """Every name of kaas that a file uses, as it is written there, imported for types too: `kaas.pool.core`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names if within(alias.name, {"kaas"}) and alias.name != "kaas")
+            case ast.ImportFrom(module="kaas", level=0, names=names):
+                yield from (f"kaas.{alias.name}" for alias in names)
+            case ast.ImportFrom(module=str(origin), level=0) if within(origin, {"kaas"}):
+                yield origin
+            case ast.Attribute(value=ast.Name(id="kaas"), attr=attribute):
+                yield f"kaas.{attribute}"
+
+
+@pytest.mark.parametrize("path", COMPILER_MODULES, ids=lambda path: name_of(path, COMPILERS))
+def test_the_compiler_uses_public_names(path: Path) -> None:
+    public = {f"kaas.{name}" for name in kaas.__all__}
+    assert set(names_of_kaas(ast.parse(path.read_text()))) <= public
+
+
+def test_names_of_kaas_are_found_however_they_are_written() -> None:
+    program = """
+import kaas, kaas.pool.core
+from kaas import KTask
+from kaas.executor.plan import Plan
+from .kaas import mine
+def late(): return kaas.Buffer, other.kaas
+"""
+    used = {"kaas.pool.core", "kaas.KTask", "kaas.executor.plan", "kaas.Buffer"}
+    assert set(names_of_kaas(ast.parse(program))) == used

@@ -7,12 +7,13 @@ import os
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
-FOLDERS = ("kaas", "benchmarks", "examples", "tests")
+FOLDERS = ("kaas", "compilers", "benchmarks", "examples", "tests")
 SOURCES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -21,6 +22,12 @@ def locked(path: Path) -> dict[str, str]:
     """name -> what is pinned there, without its hashes."""
     pins = re.findall(r"^([a-z0-9][a-z0-9._-]*)==(\S+)", path.read_text(), re.MULTILINE)
     return dict(pins)
+
+
+def compiler() -> dict[str, Any]:
+    """What kaas-tvm, the distribution in compilers/tvm_backend, says of itself."""
+    project: dict[str, Any] = tomllib.loads((ROOT / "compilers" / "tvm_backend" / "pyproject.toml").read_text())
+    return dict(project["project"])
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: str(path.name))
@@ -36,9 +43,17 @@ def test_locks_hold_what_the_project_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
     dev = [need for group in groups.values() for need in group if isinstance(need, str)]
+    dev += [need for need in compiler()["dependencies"] if not need.startswith("kaas")]
     for lock, needs in (("run.txt", project["project"]["dependencies"]), ("dev.txt", dev)):
         names = {re.split(r"[<>=\[ ]", need)[0] for need in needs}
         assert names <= locked(ROOT / "requirements" / lock).keys()
+
+
+def test_the_compiler_goes_with_this_version_of_kaas() -> None:
+    kaas = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert compiler()["version"] == kaas["version"]
+    assert compiler()["requires-python"] == kaas["requires-python"]
+    assert compiler()["name"] in kaas["optional-dependencies"]["tvm"]
 
 
 def test_locks_agree() -> None:
@@ -48,7 +63,7 @@ def test_locks_agree() -> None:
 
 def test_targets_are_there_and_listed() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in ("setup", "demo", "test", "check", "bench", "dist", "gpu", "help"):
+    for target in ("setup", "extras", "demo", "test", "check", "bench", "dist", "gpu", "help"):
         assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
@@ -58,7 +73,7 @@ def test_documents_point_to_what_exists(path: Path) -> None:
     text = path.read_text()
     links = re.findall(r"\]\(([^)#:]+)\)", text)
     assert not [link for link in links if not (path.parent / link).exists()]
-    files = re.findall(r"`((?:kaas|tests|benchmarks|examples|docs)/[\w./]+)`", text)
+    files = re.findall(r"`((?:kaas|compilers|tests|benchmarks|examples|docs)/[\w./]+)`", text)
     assert not [name for name in files if not (ROOT / name).exists()]
 
 

@@ -1,0 +1,11 @@
+"""Seven models with weights and inputs from seeds, and what PyTorch answers.
+
+`MODELS` has them by name. Each is an architecture (`architectures/`, for PyTorch), and the same as an ONNX graph
+without its weights (`graphs/`) with PyTorch's answer (`answers/`), for machines without PyTorch. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from benchmarks.models.catalogue import MODELS, Model, relative_error, same_top1
+
+__all__ = ["MODELS", "Model", "relative_error", "same_top1"]

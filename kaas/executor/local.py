@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from kaas.executor.executor import Executor, Result
+    from kaas.executor.inputs import Source
     from kaas.executor.plan import Plan
     from kaas.executor.profile import KernelTime
 
@@ -76,7 +77,7 @@ def run(
     given = mapping(task, "inputs", inputs)
     check_names(task, given)
     encoded = encode_scalars(task, scalars)
-    sources = {name: _source(value) for name, value in given.items()}
+    sources = {name: source_of(value) for name, value in given.items()}
     return executor_for(device).run(Request(task, sources, encoded, profile=profile, limit_s=limit_s))
 
 
@@ -113,7 +114,8 @@ def executor_for(device: Device | int | None = None) -> Executor:
         return _executors[key]
 
 
-def _source(value: Any) -> Any:
+def source_of(value: Any) -> Source:
+    """Where an input comes from that is passed by value: an array, or a View of one."""
     from kaas.executor.inputs import Source
 
     if isinstance(value, View):

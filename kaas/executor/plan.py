@@ -7,11 +7,11 @@ A plan says where each of them goes in the launches' parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kaas.arguments import POINTER_BYTES, Access, Buffer, Literal, Pointers, Scalar, Struct, argument_bytes
+from kaas.arguments import POINTER_BYTES, Access, Argument, Buffer, Literal, Pointers, Scalar, Struct, argument_bytes
 from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
 from kaas.executor.arena import Layout, Order, Tenant, lay_out
 from kaas.executor.device import Function, Launch, Limits, ParameterBlock
@@ -83,6 +83,20 @@ class Plan:
     def private_mask(self) -> int:
         """What `layout` takes when every input that may come from the cache does."""
         return sum(1 << index for index in self.private)
+
+
+def arena_bytes(task: KTask, cached: Collection[Buffer]) -> int:
+    """What a request needs beside the cache; no device is needed to know it.
+
+    Args:
+        cached: the inputs that come from the cache, such as a function's constants; all others lie in the arena.
+    """
+    index = {buffer: number for number, buffer in enumerate(task.buffers)}
+    pointers = (table for kernel in task.kernels for argument in kernel.args for table in _tables(argument))
+    tables = dict.fromkeys(_entries(table, index) for table in pointers)
+    away = {index[buffer] for buffer in cached if buffer not in task.private_inputs}
+    tenants = (tenant for tenant in _tenants(task, index, tables) if tenant.index not in away)
+    return lay_out(tenants, Order(len(task.kernels), task.edges)).nbytes
 
 
 def make_plan(task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int, device: str) -> Plan:
@@ -180,8 +194,20 @@ class _Parameters:
         if isinstance(target, Access):
             self.accesses[self.buffers[target.buffer]].append(Patch(launch, at, target.offset_bytes))
         else:
-            table = tuple((self.buffers[entry.buffer], entry.offset_bytes) for entry in target.entries)
-            self.tables.setdefault(table, []).append(Patch(launch, at))
+            self.tables.setdefault(_entries(target, self.buffers), []).append(Patch(launch, at))
+
+
+def _entries(table: Pointers, buffers: Mapping[Buffer, int]) -> Table:
+    return tuple((buffers[entry.buffer], entry.offset_bytes) for entry in table.entries)
+
+
+def _tables(argument: Argument) -> Iterator[Pointers]:
+    """Every table of pointers inside an argument."""
+    match argument:
+        case Pointers():
+            yield argument
+        case Struct():
+            yield from (target for _, target in argument.pointers if isinstance(target, Pointers))
 
 
 # --- checks

@@ -184,9 +184,9 @@ class ExecutorActor:
         return array, key
 
     @ray.method(concurrency_group=UPKEEP)
-    def upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None = None) -> bytes:
+    def upkeep(self, message: bytes, refs: Sequence[Any], introductions: Sequence[Introduction] = ()) -> bytes:
         """What a program wants of the cache; an encoded Answer without outputs."""
-        return self._answer(lambda: self._upkeep(message, refs, introduction))
+        return self._answer(lambda: self._upkeep(message, refs, introductions))
 
     @ray.method(concurrency_group=UPKEEP)
     def follow(self, message: bytes, refs: Sequence[Any]) -> bytes:
@@ -224,14 +224,15 @@ class ExecutorActor:
             return _of_cache(self._with_inputs(lambda get: executor.load(unpack_keyed(decided.loads, refs, get))))
         return wire.RunRecord({}, {}, [], list(self._executor.flush(decided.drops)), 0.0)
 
-    def _upkeep(self, message: bytes, refs: Sequence[Any], introduction: Introduction | None) -> wire.RunRecord:
-        if introduction is not None:
+    def _upkeep(self, message: bytes, refs: Sequence[Any], introductions: Sequence[Introduction]) -> wire.RunRecord:
+        for introduction in introductions:
             self._meet(introduction)
         assert self._executor is not None, "start comes first"
         upkeep = wire.decode_upkeep(message)
-        spec, task = self._functions[upkeep.function] if upkeep.function else (None, None)
-        named = unpack_objects(upkeep, spec, refs, _get)
-        everything = not (upkeep.objects or upkeep.function)
+        met = [self._functions[key] for key in upkeep.functions]
+        specs = [spec for spec, _ in met]
+        named = unpack_objects(upkeep, specs, refs, _get)
+        everything = not (upkeep.objects or upkeep.functions)
         keys = None if everything else [source.key for source in named if source.key is not None]
         match upkeep.action:
             case "flush":
@@ -240,11 +241,11 @@ class ExecutorActor:
                 self._executor.unpin(keys)
                 return wire.RunRecord({}, {}, [], [], 0.0)
             case _:
-                if task is not None:
+                for _, task in met:
                     self._executor.prepare(task)
                 executor, pin = self._executor, upkeep.action == "pin"
                 return _of_cache(
-                    self._with_inputs(lambda get: executor.load(unpack_objects(upkeep, spec, refs, get), pin=pin))
+                    self._with_inputs(lambda get: executor.load(unpack_objects(upkeep, specs, refs, get), pin=pin))
                 )
 
     def _run(

@@ -12,6 +12,7 @@ from kaas.executor.tensors import on_host
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.request import View, check_names, encode_scalars, input_bytes, mapping
+from kaas.variant import Variant, by_position, choose
 
 if TYPE_CHECKING:
     from kaas.executor.executor import Source
@@ -43,18 +44,35 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A function as its callers see it: the inputs they give, and what is bound already."""
+    """A kTask of a function as its callers see it: the inputs they give, and what is bound already.
+
+    Fields:
+        given: the inputs that travel. taken: those that callers give, in order: the same, but for a model's inputs that
+            no kernel reads. variant: the kTask is a model's, for inputs of exactly these shapes.
+    """
 
     task: KTask
     spec: wire.FunctionSpec
     key: str
     given: Mapping[str, Buffer] = field(repr=False)
+    taken: Mapping[str, Buffer] = field(repr=False)
+    variant: bool = False
 
     @classmethod
-    def of(cls, task: KTask, bindings: Sequence[wire.Binding] = ()) -> Signature:
+    def of(
+        cls, task: KTask, bindings: Sequence[wire.Binding] = (), inputs: Sequence[Buffer] | None = None
+    ) -> Signature:
+        """inputs: of a model's variant, all that callers give."""
         spec = wire.FunctionSpec(task.key, tuple(bindings))
         bound = {binding.buffer for binding in bindings}
-        return cls(task, spec, spec.key, {b.name: b for b in task.inputs if b.name not in bound})
+        given = {buffer.name: buffer for buffer in task.inputs if buffer.name not in bound}
+        taken = given if inputs is None else {buffer.name: buffer for buffer in inputs}
+        return cls(task, spec, spec.key, given, taken, inputs is not None)
+
+    @property
+    def inputs(self) -> tuple[Buffer, ...] | None:
+        """As `of` takes them."""
+        return tuple(self.taken.values()) if self.variant else None
 
     def check_names(self, names: Sequence[str]) -> None:
         """
@@ -80,8 +98,32 @@ def bind(task: KTask, constants: Mapping[str, Any] | None, store: Store) -> tupl
         InvalidRequest, UnexpectedInput, WrongSize, WrongDtype, NotContiguous
     """
     constants = mapping(task, "constants", constants)
-    known = {buffer.name: buffer for buffer in task.inputs}
-    check_names(task, [*constants, *(name for name in known if name not in constants)])
+    check_names(task, [*constants, *(buffer.name for buffer in task.inputs if buffer.name not in constants)])
+    bindings, objects = _bind(task.inputs, constants, store)
+    return Signature.of(task, bindings), objects
+
+
+def bind_variants(
+    variants: Sequence[Variant], constants: Mapping[str, Any], store: Store
+) -> tuple[tuple[Signature, ...], tuple[Any, ...]]:
+    """The signatures of a model's variants, and the tuple of objects that all of them find their constants in.
+
+    Raises:
+        InvalidRequest, WrongSize, WrongDtype, NotContiguous
+    """
+    read = {buffer.name: buffer for variant in variants for buffer in variant.constants}
+    bindings, objects = _bind(tuple(read.values()), constants, store)
+    by_name = {binding.buffer: binding for binding in bindings}
+    return tuple(
+        Signature.of(variant.task, [by_name[buffer.name] for buffer in variant.constants], variant.inputs)
+        for variant in variants
+    ), objects
+
+
+def _bind(
+    buffers: Sequence[Buffer], constants: Mapping[str, Any], store: Store
+) -> tuple[list[wire.Binding], tuple[Any, ...]]:
+    known = {buffer.name: buffer for buffer in buffers}
     entries: dict[int, int] = {}
     objects: list[Any] = []
     bindings: list[wire.Binding] = []
@@ -94,7 +136,27 @@ def bind(task: KTask, constants: Mapping[str, Any] | None, store: Store) -> tupl
             kept = objects[entry]
             input_bytes(known[name], kept if offset is None else View(kept, offset))
         bindings.append(wire.Binding(name, entry, offset))
-    return Signature.of(task, bindings), tuple(objects)
+    return bindings, tuple(objects)
+
+
+def choose_signature(
+    label: str, signatures: Sequence[Signature], positional: Sequence[Any], named: Mapping[str, Any], store: Store
+) -> tuple[Signature, Mapping[str, Any]]:
+    """Which of a function's signatures is for these inputs, and those of them that it reads, by name.
+
+    Raises:
+        InvalidRequest, MissingInput, UnexpectedInput, NoVariant, UndecidedVariant, NotContiguous
+    """
+    first = signatures[0]
+    if not first.variant:
+        return first, by_position(label, first.taken, positional, named) if positional else named
+    inputs = by_position(label, first.taken, positional, mapping(first.task, "inputs", named))
+    taken = [signature.taken for signature in signatures]
+    signature = signatures[choose(label, taken, inputs, store.is_ref)]
+    for name in inputs.keys() - signature.given.keys():
+        if not store.is_ref(inputs[name]):
+            input_bytes(signature.taken[name], on_host(name, inputs[name]))
+    return signature, {name: value for name, value in inputs.items() if name in signature.given}
 
 
 def pack(
@@ -220,17 +282,17 @@ def unpack(
 
 
 def unpack_objects(
-    upkeep: wire.Upkeep, spec: wire.FunctionSpec | None, refs: Sequence[Any], get: Callable[[Any], Any]
+    upkeep: wire.Upkeep, specs: Sequence[wire.FunctionSpec], refs: Sequence[Any], get: Callable[[Any], Any]
 ) -> list[Source]:
     """The objects that an Upkeep is about."""
     from kaas.executor.executor import Source
 
     if not upkeep.objects:
         return []
-    if spec is None:
+    if not specs:
         return [Source(key=refs[0].binary(), fetch=_Fetch(get, refs[0]))]
     constants = _Constants(get, refs[0])
-    entries = dict.fromkeys(binding.entry for binding in spec.bindings)
+    entries = dict.fromkeys(binding.entry for spec in specs for binding in spec.bindings)
     return [
         Source(key=constant_key(constants.ref, entry), fetch=constants.entry(entry), constant=True) for entry in entries
     ]

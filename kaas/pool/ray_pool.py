@@ -178,16 +178,15 @@ class PoolActor:
         self._open_calls += 1
         try:
             upkeep = wire.decode_upkeep(message)
-            key = upkeep.function
             pool = await self._opened()
-            function = None if key is None else await self._function(key)
+            functions = [await self._function(key) for key in upkeep.functions]
             assert self._readiness is not None, "made together with the pool"
             incomplete = None if upkeep.ready else self._readiness.of(refs)
             if incomplete is not None:
                 await self._unless_stopped(incomplete)
-            target = refs[0].binary() if upkeep.objects else (key or "").encode()
-            label = "" if function is None else function.label
-            order = Order(Orders(function, message, refs), label, upkeep.client)
+            target = refs[0].binary() if upkeep.objects else "".join(upkeep.functions).encode()
+            label = ", ".join(dict.fromkeys(function.label for function in functions))
+            order = Order(Orders(functions, message, refs), label, upkeep.client)
             if upkeep.action == "unpin":
                 pool.unpin(target or None, upkeep.device)
             if upkeep.action == "pin":

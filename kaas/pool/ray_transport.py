@@ -62,9 +62,9 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """An Upkeep on its way; function: the one that it is about, if it is about one."""
+    """An Upkeep on its way; functions: those that it is about."""
 
-    function: RegisteredFunction | None
+    functions: Sequence[RegisteredFunction]
     message: bytes
     refs: Sequence[Any]
 
@@ -255,11 +255,13 @@ class RayTransport:
 
     async def upkeep(self, worker: int, order: Order) -> Reply:
         orders: Orders = order.payload
-        actor, function = self._actor(worker), orders.function
-        introduction = None if function is None else self._introduction(worker, function)
-        reply = await _reply(actor.upkeep.remote(orders.message, orders.refs, introduction))
+        actor = self._actor(worker)
+        introductions = [self._introduction(worker, function) for function in orders.functions]
+        new = [introduction for introduction in introductions if introduction is not None]
+        reply = await _reply(actor.upkeep.remote(orders.message, orders.refs, new))
         if reply.error is None:
-            self._introduced(worker, function, introduction)
+            for function, introduction in zip(orders.functions, introductions, strict=True):
+                self._introduced(worker, function, introduction)
         return reply
 
     async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:

@@ -77,13 +77,13 @@ class Upkeep(msgspec.Struct, frozen=True, array_like=True):
     """What a program wants of the caches of one device, or of all. Beside it travels the reference to the object or to
     a function's constants, if there is one, and then those that must be complete first.
 
-    action: "prefetch", "pin", "unpin" or "flush". function: its kTask is meant and its constants; None with a
-    reference: that object; None without: everything. objects: whether a reference is there.
+    action: "prefetch", "pin", "unpin" or "flush". functions: their kTasks are meant and their constants, which they
+    share; none with a reference: that object; none without: everything. objects: whether a reference is there.
     """
 
     action: str
     device: int | None
-    function: str | None
+    functions: tuple[str, ...]
     objects: bool
     ready: bool
     client: str

@@ -186,7 +186,7 @@ def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
     watched = actor.watch.remote()
     runs = [actor.run.remote(*invocation(crash_task())) for _ in range(3)]
     answers = ray.get(runs, timeout=PATIENCE_S)
-    orders = wire.encode(wire.Upkeep("flush", None, None, False, True, "alice"))
+    orders = wire.encode(wire.Upkeep("flush", None, (), False, True, "alice"))
     answers.append(ray.get(actor.upkeep.remote(orders, []), timeout=PATIENCE_S))
     for answer in map(wire.decode_answer, answers):
         assert answer.error is not None

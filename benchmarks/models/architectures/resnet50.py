@@ -1,21 +1,22 @@
-"""ResNet-50 in PyTorch, with the weights of `resnet50`."""
+"""ResNet-50: pictures of 224 x 224 in 1000 classes (He et al., Deep residual learning, 2015)."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from benchmarks.models.resnet50 import weight
-
 
 class Bottleneck(nn.Module):
+    """The stride is in the convolution of 3 x 3, as in most implementations."""
+
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
-        self.shortcut, self.bn = nn.Identity(), nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
+        self.bn: nn.Module = nn.Identity()
         if stride != 1 or channels != 4 * width:
             self.shortcut = nn.Conv2d(channels, 4 * width, 1, stride, bias=False)
             self.bn = nn.BatchNorm2d(4 * width)
@@ -43,14 +44,3 @@ class ResNet50(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.blocks(self.pool(self.bn1(self.conv1(x)).relu()))
         return self.fc(self.mean(x).flatten(1))
-
-
-def network() -> nn.Module:
-    """For inference."""
-    made = ResNet50().eval()
-    state = {
-        name: torch.from_numpy(weight(name, tuple(value.shape))) if value.is_floating_point() else value
-        for name, value in made.state_dict().items()
-    }
-    made.load_state_dict(state)
-    return made

@@ -1,0 +1,73 @@
+"""Files that hold models: told apart by their first bytes, not by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tvm_backend.errors import InvalidModel
+from tvm_backend.frontends import Prepared, imported
+from tvm_backend.frontends.content import Digest, feed
+
+ZIP = b"PK\x03\x04"
+CHUNK_BYTES = 16 << 20
+
+
+def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
+    """A file with an onnx.ModelProto, or one with a torch.export.ExportedProgram: a zip.
+
+    Raises:
+        InvalidModel: no such file, neither of the two, or the package that reads it is not installed.
+    """
+    path = Path(model)
+    return Prepared(
+        lambda digest: _feed(digest, path, name), lambda: imported(read(path, name), examples, batch_sizes, name)
+    )
+
+
+def read(path: Path, name: str) -> Any:
+    """The model in a file; errors as of `prepared`."""
+    with _opened(path, name) as file:
+        start = file.read(len(ZIP))
+    if start == ZIP:
+        _installed("torch", path, name)
+        from tvm_backend.frontends import from_torch
+
+        return from_torch.read(path, name)
+    _installed("onnx", path, name)
+    from tvm_backend.frontends import from_onnx
+
+    return from_onnx.read(path, name)
+
+
+def _feed(digest: Digest, path: Path, name: str) -> None:
+    """The file's bytes, and those of the files that an ONNX model keeps its tensors in."""
+    with _opened(path, name) as file:
+        content = file.read()
+    feed(digest, str(len(content)))
+    digest.update(content)
+    if content.startswith(ZIP) or b"location" not in content:
+        return
+    _installed("onnx", path, name)
+    from tvm_backend.frontends import from_onnx
+
+    for other in from_onnx.external_files(path, name):
+        with _opened(other, name) as file:
+            feed(digest, f"{other.name} {other.stat().st_size}")
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+
+
+def _opened(path: Path, name: str) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InvalidModel(f"{path} cannot be read: {error}", model=name, path=str(path)) from error
+
+
+def _installed(package: str, path: Path, name: str) -> None:
+    if find_spec(package) is None:
+        message = f"{path} needs {package}, which is not installed: pip install kaas-tvm[{package}]"
+        raise InvalidModel(message, model=name, path=str(path))

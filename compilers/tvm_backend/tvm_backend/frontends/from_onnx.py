@@ -1,0 +1,207 @@
+"""ONNX models: read, checked against TVM's conversions node by node, converted for each batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from onnx import inliner, numpy_helper
+from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
+
+from tvm_backend.errors import CompileError, InvalidModel
+from tvm_backend.frontends import Imported, Prepared
+from tvm_backend.frontends.content import Digest
+from tvm_backend.frontends.onnx_constants import SMALL, Values
+from tvm_backend.frontends.onnx_nodes import STANDARD, Importer, is_known, where
+from tvm_backend.frontends.parts import Part, merged, output_names
+from tvm_backend.frontends.shapes import Input, batch_dimension, bindings, by_name
+
+
+def prepared(model: onnx.ModelProto, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
+    """A ModelProto; its bytes are its content."""
+
+    def content(digest: Digest) -> None:
+        graph = onnx.ModelProto()
+        graph.CopyFrom(model)
+        del graph.graph.initializer[:]  # a message of more than 2 GB cannot be written
+        digest.update(graph.SerializeToString(deterministic=True))
+        for tensor in model.graph.initializer:
+            digest.update(tensor.SerializeToString(deterministic=True))
+
+    return Prepared(content, lambda: imported(model, examples, batch_sizes, name))
+
+
+def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
+    """
+    Args:
+        model: a ModelProto.
+
+    Raises:
+        InvalidModel: a model that ONNX does not take, or inputs that do not go with the rest.
+        UnsupportedOperators: nodes that TVM cannot convert.
+    """
+    model = decomposed(checked(model, name), name)
+    graph = model.graph
+    inputs = declared_inputs(graph, name)
+    found = bindings(name, inputs, by_name(name, [each.name for each in inputs], examples), batch_sizes)
+    arrays = {tensor.name: array(tensor, name) for tensor in graph.initializer}
+    tensors = {tensor: tvm.runtime.tensor(value) for tensor, value in arrays.items()}
+    small = {tensor: value for tensor, value in arrays.items() if value.size <= SMALL}
+    parts = []
+    for binding in found:
+        known = Values(small, model.opset_import)
+        importer = Importer({each.name: list(binding.shape(each)) for each in inputs}, tensors, known, graph)
+        module = importer.converted(name, opset(model))
+        names = output_names(module["main"].ret_ty, [output.name for output in graph.output])
+        parts.append(
+            Part(binding.batch_size, module, "main", tuple(each.name for each in inputs), names, importer.origins)
+        )
+    module, entries = merged(name, parts)
+    return Imported(name, module, entries, arrays)
+
+
+def read(path: Path, name: str) -> onnx.ModelProto:
+    """
+    Raises:
+        InvalidModel: no such file, no ONNX file, or one whose external data is not there.
+    """
+    try:
+        return onnx.load(path)
+    except Exception as error:  # protobuf's errors, the checker's, OSError
+        what = "cannot be read" if isinstance(error, OSError) else "is not an ONNX model, or its external data is wrong"
+        raise InvalidModel(f"{path} {what}: {error}", model=name, path=str(path)) from error
+
+
+def external_files(path: Path, name: str) -> list[Path]:
+    """The files beside it that hold a model's tensors.
+
+    Raises:
+        InvalidModel: it is no ONNX model.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's errors
+        raise InvalidModel(f"{path} is not an ONNX model: {error}", model=name, path=str(path)) from error
+    outside = [tensor for tensor in _get_all_tensors(model) if uses_external_data(tensor)]
+    return sorted({path.parent / ExternalDataInfo(tensor).location for tensor in outside})
+
+
+def checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model, if it is one whose graph can be looked at.
+
+    Raises:
+        InvalidModel: it is not.
+    """
+    if not model.HasField("graph") or not model.graph.output:
+        raise InvalidModel(f"{name} is not an ONNX model: it has no graph with an output", model=name)
+    if model.ir_version < 3:
+        raise InvalidModel(f"{name} is of ONNX IR version {model.ir_version}; 3 is the oldest read", model=name)
+    outside = [tensor.name for tensor in model.graph.initializer if uses_external_data(tensor)]
+    if outside:
+        message = (
+            f"{name}: {outside[0]!r} has its data in another file: give the model's path, or load it with onnx.load"
+        )
+        raise InvalidModel(message, model=name, names=tuple(outside))
+    sparse = [tensor.values.name for tensor in model.graph.sparse_initializer]
+    if sparse:
+        raise InvalidModel(f"{name}: initializers {', '.join(sparse)} are sparse", model=name, names=tuple(sparse))
+    made = {tensor.name for tensor in model.graph.initializer} | {each.name for each in model.graph.input} | {""}
+    for index, node in enumerate(model.graph.node):
+        unknown = [given for given in node.input if given not in made]
+        if unknown:
+            place = where(index, node, len(model.graph.node))
+            message = f"{name}: {place} reads {unknown[0]!r}, which nothing before it makes"
+            raise InvalidModel(message, model=name, names=tuple(unknown))
+        made.update(node.output)
+    unknown = [output.name for output in model.graph.output if output.name not in made]
+    if unknown:
+        message = f"{name}: nothing makes the output {unknown[0]!r}"
+        raise InvalidModel(message, model=name, names=tuple(unknown))
+    return model
+
+
+def decomposed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model with its own functions laid out, and operators that TVM does not know in terms of others, where ONNX
+    defines them so.
+
+    Raises:
+        CompileError: the model's functions are wrong.
+    """
+    if model.functions:
+        try:
+            model = inliner.inline_local_functions(model)
+        except Exception as error:  # the inliner is C++ and raises its own  # noqa: BLE001
+            message = f"{name}: ONNX cannot lay out its functions: {error}"
+            raise CompileError(message, model=name, stage="import") from error
+    unknown = sorted({(node.domain, node.op_type) for node in model.graph.node if not is_known(node)})
+    if not unknown:
+        return model
+    try:
+        return inliner.inline_selected_functions(_typed(model), unknown, inline_schema_functions=True)
+    except Exception:  # an operator before it gives no types, say; each that stays is told with its place  # noqa: BLE001
+        return model
+
+
+def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the types of its tensors, which some definitions depend on."""
+    typed = onnx.shape_inference.infer_shapes(model)
+    typed.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in model.graph.initializer
+    )
+    return typed
+
+
+def declared_inputs(graph: onnx.GraphProto, name: str) -> tuple[Input, ...]:
+    """The graph's inputs without its initializers. A first dimension without a name is the batch; others without one
+    are called `input.axis`.
+
+    Raises:
+        InvalidModel: an input that is no tensor of known rank and dtype.
+    """
+    initialized = {tensor.name for tensor in graph.initializer}
+    inputs = []
+    for value in graph.input:
+        if value.name in initialized:
+            continue
+        tensor = value.type.tensor_type
+        if not value.type.HasField("tensor_type") or not tensor.HasField("shape") or tensor.elem_type not in DTYPES:
+            message = f"{name}: input {value.name!r} is no tensor of numbers whose rank is known"
+            raise InvalidModel(message, model=name, input=value.name)
+        shape: list[int | str] = []
+        for axis, size in enumerate(tensor.shape.dim):
+            known = size.HasField("dim_value") and size.dim_value >= 0
+            shape.append(int(size.dim_value) if known else size.dim_param or f"{value.name}.{axis}")
+        inputs.append(Input(value.name, tuple(shape), DTYPES[tensor.elem_type]))
+    batch = batch_dimension(inputs)
+    return tuple(
+        Input(each.name, (batch, *each.shape[1:]), each.dtype)
+        if batch is not None and each.shape[:1] == (f"{each.name}.0",)
+        else each
+        for each in inputs
+    )
+
+
+DTYPES = {
+    getattr(onnx.TensorProto, kind): str(onnx.helper.tensor_dtype_to_np_dtype(getattr(onnx.TensorProto, kind)))
+    for kind in (
+        "FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT8", "INT16", "INT32", "INT64",
+        "UINT8", "UINT16", "UINT32", "UINT64", "BOOL",
+    )
+}  # fmt: skip
+
+
+def array(tensor: onnx.TensorProto, name: str) -> np.ndarray[Any, Any]:
+    try:
+        return numpy_helper.to_array(tensor)
+    except Exception as error:  # data of another size than the shape, say
+        message = f"{name}: initializer {tensor.name!r} cannot be read: {error}"
+        raise InvalidModel(message, model=name, names=(tensor.name,)) from error
+
+
+def opset(model: onnx.ModelProto) -> int:
+    return next((each.version for each in model.opset_import if each.domain in ("", STANDARD)), 1)

@@ -1,0 +1,152 @@
+"""Relax modules, and TVM's own `nn` modules, which become one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.frontend import nn
+
+from tvm_backend.errors import CompileError, InvalidModel
+from tvm_backend.frontends import Imported, Prepared
+from tvm_backend.frontends.content import feed_parts
+from tvm_backend.frontends.parts import Part, merged, output_names, tensor_inputs
+from tvm_backend.frontends.shapes import Input, bindings, by_name, dtype_of, open_batch
+
+Parts = tuple[list[Part], dict[str, tvm.runtime.Tensor]]
+"""The model for each batch size, and its parameters by name."""
+
+
+def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
+    """A Relax module or an nn module."""
+    read = parts_of_nn if isinstance(model, nn.Module) else parts_of_relax
+    parts, constants = read(model, examples, batch_sizes, name)
+
+    def imported() -> Imported:
+        module, entries = merged(name, parts)
+        return Imported(name, module, entries, {each: value.numpy() for each, value in constants.items()})
+
+    return Prepared(lambda digest: feed_parts(digest, parts), imported)
+
+
+def parts_of_relax(module: tvm.IRModule, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Parts:
+    """
+    Args:
+        module: its function `main`, or its only one, is the model. Its parameters are the model's inputs, but for those
+            beyond `num_input`, whose values stand in its attribute `params` as TVM's frontends leave them.
+
+    Raises:
+        InvalidModel: no such function, parameters that are no tensors, or without a value.
+    """
+    function = _main(module, name)
+    module, constants = _with_parameters(module, function, name)
+    tensor_inputs(name, module[function].params)
+    inputs = tuple(_declared(parameter) for parameter in module[function].params)
+    names = tuple(each.name for each in inputs)
+    parts = []
+    for binding in bindings(name, inputs, by_name(name, names, examples), batch_sizes):
+        bound = closed(module, function, binding.sizes)
+        parts.append(Part(binding.batch_size, bound, function, names, output_names(bound[function].ret_ty)))
+    return parts, constants
+
+
+def parts_of_nn(model: nn.Module, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Parts:
+    """
+    Args:
+        model: its method `forward` is the model, its parameters have values.
+        examples: for each argument of `forward` an array or an `nn.spec.Tensor`, whose shape may name open dimensions.
+
+    Raises:
+        InvalidModel: parameters without values, missing or wrong examples.
+    """
+    arguments = tuple(inspect.signature(model.forward).parameters)
+    given = by_name(name, arguments, examples)
+    missing = tuple(each for each in arguments if each not in given)
+    if missing:
+        message = f"{name} says nothing of its inputs' shapes: example_inputs needs {', '.join(missing)}"
+        raise InvalidModel(message, model=name, names=missing)
+    inputs = _specified({each: given[each] for each in arguments}, batch_sizes is not None)
+    parts, values = [], dict[str, tvm.runtime.Tensor]()
+    for binding in bindings(name, inputs, {}, batch_sizes):
+        specification = {each.name: nn.spec.Tensor(binding.shape(each), each.dtype) for each in inputs}
+        module, parameters = _exported(model, specification, name)
+        values = _values(parameters, name)
+        variables = module["forward"].params[len(inputs) :]  # dots in names may have become something else there
+        bound = dict(zip(variables, values.values(), strict=True))
+        module = relax.transform.BindParams("forward", bound)(module)
+        tensor_inputs(name, module["forward"].params)
+        names = output_names(module["forward"].ret_ty)
+        parts.append(Part(binding.batch_size, module, "forward", arguments, names))
+    return parts, values
+
+
+def closed(module: tvm.IRModule, function: str, sizes: Mapping[str, int]) -> tvm.IRModule:
+    """The module with these symbolic sizes bound in one of its functions."""
+    used = {variable.name for variable in relax.analysis.free_symbolic_vars(module[function])}
+    used |= {variable.name for variable in relax.analysis.defined_symbolic_vars(module[function])}
+    bound = {each: size for each, size in sizes.items() if each in used}
+    return relax.transform.BindSymbolicVars(bound, function)(module) if bound else module
+
+
+def _main(module: tvm.IRModule, name: str) -> str:
+    functions = [each.name_hint for each, value in module.functions.items() if isinstance(value, relax.Function)]
+    public = [each for each in functions if "global_symbol" in (module[each].attrs or {})] or functions
+    if "main" in functions:
+        return "main"
+    if len(public) == 1:
+        return str(public[0])
+    message = f"{name}: a Relax module needs a function 'main', or a single one; it has {', '.join(public) or 'none'}"
+    raise InvalidModel(message, model=name, names=tuple(public))
+
+
+def _with_parameters(
+    module: tvm.IRModule, function: str, name: str
+) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor]]:
+    main = module[function]
+    attributes = main.attrs or {}
+    count = int(attributes["num_input"]) if "num_input" in attributes else len(main.params)
+    parameters = main.params[count:]
+    values = list(attributes["params"]) if "params" in attributes else []
+    if len(values) != len(parameters):
+        missing = tuple(each.name for each in parameters[len(values) :])
+        message = f"{name}: no values for the parameters {', '.join(missing)}; bind them by relax.transform.BindParams"
+        raise InvalidModel(message, model=name, names=missing)
+    named = {each.name: value for each, value in zip(parameters, values, strict=True)}
+    module = module.clone()
+    module[function] = main.without_attr("params") if "params" in attributes else main
+    if named:
+        module = relax.transform.BindParams(function, named)(module)
+    return module, named
+
+
+def _declared(parameter: relax.Var) -> Input:
+    shape = tuple(int(size) if isinstance(size, tvm.tirx.IntImm) else str(size) for size in parameter.ty.shape)
+    return Input(parameter.name, shape, str(parameter.ty.dtype))
+
+
+def _specified(given: Mapping[str, Any], batched: bool) -> tuple[Input, ...]:
+    if any(isinstance(size, str) for example in given.values() for size in example.shape):
+        return tuple(Input(each, tuple(example.shape), dtype_of(example)) for each, example in given.items())
+    return open_batch(given, batched)
+
+
+def _values(parameters: Sequence[tuple[str, nn.Parameter]], name: str) -> dict[str, tvm.runtime.Tensor]:
+    unset = tuple(each for each, parameter in parameters if parameter.data is None)
+    if unset:
+        message = f"{name}: parameters without values: {', '.join(unset)}; set their .data, or call load_state_dict"
+        raise InvalidModel(message, model=name, names=unset)
+    return {each: parameter.data for each, parameter in parameters}
+
+
+def _exported(
+    model: nn.Module, specification: Mapping[str, Any], name: str
+) -> tuple[tvm.IRModule, Sequence[tuple[str, nn.Parameter]]]:
+    try:
+        module, parameters = model.export_tvm({"forward": dict(specification)})
+    except Exception as error:  # the module's own forward ran
+        message = f"{name}: its forward cannot be exported: {error}"
+        raise CompileError(message, model=name, stage="import") from error
+    return module, parameters

@@ -1,0 +1,191 @@
+"""What a PrimFunc does on the host: its launches, read by interpreting the code that TVM would compile for the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, tirx
+
+import kaas
+from kaas import Buffer, Literal
+from tvm_backend.evaluate import NotConstant, Number, brief, evaluate, integer
+from tvm_backend.errors import Place
+
+AXES = ("x", "y", "z")
+SHARED = "tirx.use_dyn_shared_memory"
+MOST_STEPS = 100_000
+"""Launches of one PrimFunc; beyond that a model is better written otherwise."""
+
+KINDS = {
+    **{f"{name}{bits}": f"{name[0]}{bits}" for name in ("int", "uint", "float") for bits in (8, 16, 32, 64)},
+    "bfloat16": "bf16",
+    "bool": "boolean",
+}
+"""Kinds of literals by TVM's dtype."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workspace:
+    """Memory that a PrimFunc has for the time of its call."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """base: the number of a parameter of the PrimFunc, or a workspace."""
+
+    base: int | Workspace
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One call of a kernel, its arguments in the kernel's own order."""
+
+    symbol: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    arguments: tuple[Pointer | Literal, ...]
+
+
+def launches(function: tirx.PrimFunc, scalars: Iterable[Number] = ()) -> tuple[list[Launch], list[Place]]:
+    """What a call of the function launches, in order, and what else it does that no kTask can.
+
+    Args:
+        scalars: the values of the parameters that are no buffers, in order.
+    """
+    name = str(function.attrs["global_symbol"])
+    host = _Host(name)
+    given = iter(scalars)
+    for position, parameter in enumerate(function.params):
+        if isinstance(parameter.ty, tirx.BufferType):
+            host.pointers[parameter] = Pointer(position, 0)
+        else:
+            host.values[parameter] = next(given)
+    host.run(function.body)
+    return host.launches, host.problems
+
+
+@dataclass(slots=True)
+class _Host:
+    name: str
+    pointers: dict[Any, Pointer] = field(default_factory=dict)
+    values: dict[Any, Number] = field(default_factory=dict)
+    launches: list[Launch] = field(default_factory=list)
+    problems: list[Place] = field(default_factory=list)
+
+    def run(self, statement: Any) -> None:
+        try:
+            self.step(statement)
+        except NotConstant as error:
+            self.refuse(error.operator, str(error))
+
+    def step(self, statement: Any) -> None:
+        match statement:
+            case tirx.SeqStmt():
+                for one in statement.seq:
+                    self.run(one)
+            case tirx.DeclBuffer():
+                self.pointers[statement.buffer] = self.pointer(statement.data)
+            case tirx.AllocBuffer():
+                self.pointers[statement.buffer] = Pointer(self.workspace(statement.buffer), 0)
+            case tirx.Bind():
+                self.bind(statement.var, statement.value)
+            case tirx.For():
+                self.loop(statement)
+            case tirx.IfThenElse():
+                branch = statement.then_case if evaluate(statement.condition, self.values) else statement.else_case
+                if branch is not None:
+                    self.run(branch)
+            case tirx.AttrStmt():
+                self.run(statement.body)
+            case tirx.Evaluate(value=ir.Call() as call):
+                self.call(call)
+            case tirx.AssertStmt():
+                if not evaluate(statement.condition, self.values):
+                    self.refuse("tirx.AssertStmt", f"{brief(statement.condition)} does not hold")
+            case tirx.Evaluate():
+                evaluate(statement.value, self.values)
+            case _:
+                self.refuse(f"tirx.{type(statement).__name__}", f"runs on the host: {brief(statement)}")
+
+    def refuse(self, operator: str, reason: str) -> None:
+        self.problems.append(Place(operator, self.name, reason))
+
+    def loop(self, statement: tirx.For) -> None:
+        first, count = integer(statement.min, self.values), integer(statement.extent, self.values)
+        for number in range(first, first + count):
+            self.values[statement.loop_var] = number
+            self.run(statement.body)
+            if len(self.launches) > MOST_STEPS or self.problems:
+                break
+
+    def bind(self, variable: ir.Var, value: Any) -> None:
+        if isinstance(variable.ty, ir.PointerType):
+            self.pointers[variable] = self.pointer(value)
+        else:
+            self.values[variable] = evaluate(value, self.values)
+
+    def workspace(self, buffer: ir.Var) -> Workspace:
+        shape = [integer(extent, self.values) for extent in buffer.shape]
+        return Workspace(buffer.name, Buffer(buffer.name, shape, str(buffer.dtype)).nbytes)
+
+    def pointer(self, value: Any) -> Pointer:
+        match value:
+            case ir.Call(op=ir.Op(name="tirx.buffer_data"), args=[buffer]) if buffer in self.pointers:
+                return self.pointers[buffer]
+            case ir.Var() if value in self.pointers:
+                return self.pointers[value]
+            case ir.Call(op=ir.Op(name="tirx.handle_add_byte_offset"), args=[base, offset]):
+                start = self.pointer(base)
+                return Pointer(start.base, start.offset_bytes + integer(offset, self.values))
+            case ir.Call(op=ir.Op(name="tirx.reinterpret"), args=[base]):
+                return self.pointer(base)
+        raise NotConstant(value, f"where {brief(value)} points is not known before it runs")
+
+    def call(self, call: ir.Call) -> None:
+        match call.op:
+            case ir.Op(name="tirx.call_ffi_kernel"):
+                self.launches.append(self.launch(call))
+            case ir.Op(name="tirx.call_packed" | "tirx.call_cpacked" | "tirx.call_extern" | "tirx.call_pure_extern"):
+                self.refuse(str(call.args[0].value), "is a function of the host")
+            case _:
+                self.refuse(call.op.name, f"runs on the host: {brief(call)}")
+
+    def launch(self, call: ir.Call) -> Launch:
+        tags = [str(tag) for tag in call.attrs.launch_params]
+        symbol, *values = call.args
+        count = len(values) - len(tags)
+        extents = {
+            tag: integer(value, self.values) for tag, value in zip(tags, values[count:], strict=True)
+        }
+        unknown = [tag for tag in tags if tag != SHARED and not tag.startswith(("blockIdx.", "threadIdx."))]
+        if unknown:
+            self.refuse("tirx.call_ffi_kernel", f"a launch with {', '.join(unknown)}")
+        return Launch(
+            symbol.value,
+            _extents(extents, "blockIdx"),
+            _extents(extents, "threadIdx"),
+            extents.get(SHARED, 0),
+            tuple(self.argument(value) for value in values[:count]),
+        )
+
+    def argument(self, value: Any) -> Pointer | Literal:
+        if isinstance(value.ty, ir.PointerType):
+            return self.pointer(value)
+        kind = KINDS.get(str(value.ty))
+        if kind is None:
+            raise NotConstant(value, f"an argument of type {value.ty}: {brief(value)}")
+        made: Literal = getattr(kaas, kind)(evaluate(value, self.values))
+        return made
+
+
+def _extents(extents: dict[str, int], what: str) -> tuple[int, int, int]:
+    x, y, z = (extents.get(f"{what}.{axis}", 1) for axis in AXES)
+    return x, y, z
+

@@ -1,0 +1,98 @@
+"""Results that no kernel would write, copied by one: inputs, constants, and what another result already is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, relax, te
+from tvm.s_tir import dlight
+
+from tvm_backend.targets import Target
+
+VIEWS = ("relax.reshape",)
+"""Operators whose result lies where their argument does."""
+
+
+def own_outputs(target: Target) -> tvm.transform.Pass:
+    """A pass after which each result of each Relax function is a tensor of its own.
+
+    It runs when reshapes are views already and results are not arguments yet.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="OwnOutputs")  # type: ignore[untyped-decorator]
+    def run(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        copies = _Copies(relax.BlockBuilder(module), target)
+        for variable, function in module.functions.items():
+            if isinstance(function, relax.Function):
+                copies.builder.update_func(variable, copies.of(function))
+        return copies.builder.get()
+
+    return run
+
+
+class _Copies:
+    def __init__(self, builder: relax.BlockBuilder, target: Target) -> None:
+        self.builder, self.target = builder, target
+        self.kernels: dict[tuple[tuple[int, ...], str], ir.GlobalVar] = {}
+
+    def of(self, function: relax.Function) -> relax.Function:
+        bound = {b.var: b.value for block in function.body.blocks for b in block.bindings}
+        taken: set[Any] = set(function.params)
+        made: list[relax.VarBinding] = []
+
+        def own(value: Any) -> Any:
+            origin = _origin(value, bound)
+            if isinstance(origin, relax.Tuple):
+                return relax.Tuple([own(field) for field in origin.fields])
+            if isinstance(origin, relax.Var) and origin not in taken:
+                taken.add(origin)
+                return value
+            copy = relax.Var(f"copy{len(made)}", value.ty)
+            made.append(relax.VarBinding(copy, relax.call_tir(self.kernel(value.ty), [value], value.ty)))
+            return copy
+
+        result = own(function.body.body)
+        if not made:
+            return function
+        final = relax.Var("result", result.ty) if isinstance(result, relax.Tuple) else result
+        if final is not result:
+            made.append(relax.VarBinding(final, result))
+        body = relax.SeqExpr([*function.body.blocks, relax.BindingBlock(made)], final)
+        return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
+
+    def kernel(self, ty: relax.TensorType) -> ir.GlobalVar:
+        shape, dtype = tuple(int(n) for n in ty.shape.values), str(ty.dtype)
+        if (shape, dtype) not in self.kernels:
+            source = te.placeholder(shape, dtype, name="source")
+            copy = te.create_prim_func([source, te.compute(shape, lambda *i: source(*i), name="copied")])
+            unscheduled = tvm.IRModule({"copy": copy.with_attr("tirx.noalias", True)})
+            with self.target.tvm:
+                scheduled = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(unscheduled)
+            self.kernels[shape, dtype] = self.builder.add_func(scheduled["copy"], "copy_to_output")
+        return self.kernels[shape, dtype]
+
+
+def _origin(value: Any, bound: dict[Any, Any]) -> Any:
+    """What a value is, seen through names, views and tuples: a tuple, a parameter, a constant, or the variable that a
+    call defines."""
+    while True:
+        match value:
+            case relax.Var() if value in bound:
+                behind = bound[value]
+                match behind:
+                    case relax.Var() | relax.Tuple() | ir.GenericConst() | relax.TupleGetItem():
+                        value = behind
+                    case ir.Call(op=ir.Op(name=name)) if name in VIEWS:
+                        value = behind.args[0]
+                    case _:
+                        return value
+            case relax.TupleGetItem():
+                whole = _origin(value.tuple_value, bound)
+                if not isinstance(whole, relax.Tuple):
+                    return value
+                value = whole.fields[value.index]
+            case _:
+                return value
+
+

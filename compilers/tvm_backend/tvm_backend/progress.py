@@ -1,0 +1,47 @@
+"""How far a compilation has come: values for a callback, or a line on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step of a compilation.
+
+    Args:
+        stage: "import", "lower", "tune", "generate", "library", "tasks" or "cache".
+        done, total: of what the stage counts: functions, kernels, trials. A stage ends with done == total.
+        detail: what is in hand.
+    """
+
+    stage: str
+    done: int
+    total: int
+    detail: str = ""
+
+
+Report = Callable[[Progress], None]
+
+
+@contextmanager
+def reporting(progress: Report | None) -> Iterator[Report]:
+    """The callback, or one that shows a line on stderr while it is a terminal, or one that does nothing."""
+    if progress is not None:
+        yield progress
+        return
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("compiling") as status:
+
+        def show(step: Progress) -> None:
+            count = f" {step.done} of {step.total}" if step.total > 1 else ""
+            status.update(f"{step.stage}{count} {step.detail}".rstrip())
+
+        yield show

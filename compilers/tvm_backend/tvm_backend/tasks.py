@@ -1,0 +1,249 @@
+"""kTasks from a lowered module: the calls of each Relax function as kernels, its storage plan as buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+from tvm.ir.prim import expr
+
+from kaas import Buffer, In, InOut, Kernel, KTask, Library, Literal, Out, Variant
+from tvm_backend.accesses import Use, uses
+from tvm_backend.constants import Array, Constants, unused
+from tvm_backend.errors import Place, unsupported
+from tvm_backend.evaluate import brief
+from tvm_backend.frontends import EntryPoint, Imported
+from tvm_backend.launches import Launch, Workspace, launches
+from tvm_backend.lowering import Lowered
+
+Access = In | Out | InOut
+
+
+def tasks(lowered: Lowered, imported: Imported, library: Library) -> tuple[tuple[Variant, ...], dict[str, Array]]:
+    """A kTask for each of the model's functions, and the constants that they read, by name.
+
+    Raises:
+        UnsupportedOperators: something in the functions cannot be part of a kTask; all that is found is listed.
+    """
+    names = {name for entry in imported.functions for name in entry.inputs + entry.outputs}
+    constants = Constants(lowered.names, names)
+    kernel_uses = {symbol: uses(function) for symbol, function in lowered.device.items()}
+    graphs = [
+        Graph(entry, lowered, kernel_uses, constants).walk(lowered.functions[entry.function])
+        for entry in imported.functions
+    ]
+    places = [place for graph in graphs for place in graph.places]
+    if places:
+        raise unsupported(imported.name, list(dict.fromkeys(places)))
+    variants = tuple(graph.variant(_label(imported, graph.entry), library) for graph in graphs)
+    return variants, constants.arrays
+
+
+def _label(imported: Imported, entry: EntryPoint) -> str:
+    """What statistics and errors call a kTask: the model's name, with the batch size if there are several."""
+    return f"{imported.name}-{entry.batch_size}" if len(imported.functions) > 1 else imported.name
+
+
+@dataclass(slots=True, eq=False)
+class Memory:
+    """What becomes one buffer.
+
+    Fields:
+        written: whether a kernel, or who calls, has put something there.
+        cleared: whether a kernel reads from it before that.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    written: bool = False
+    cleared: bool = False
+
+    @property
+    def buffer(self) -> Buffer:
+        return Buffer(self.name, self.shape, self.dtype, init="zero" if self.cleared else None)
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A tensor in memory; its views are the same tensor."""
+
+    memory: Memory
+    offset_bytes: int = 0
+    written: bool = False
+
+
+Step = tuple[Launch, tuple[tuple[type[Access], Tensor, int] | Literal, ...]]
+"""A launch, and its arguments: what it does with a tensor, at what offset, or a literal."""
+
+
+@dataclass(slots=True)
+class Graph:
+    """One Relax function's calls, in order, and where its values lie."""
+
+    entry: EntryPoint
+    lowered: Lowered
+    uses: dict[str, tuple[Use, ...]]
+    constants: Constants
+    values: dict[Any, Any] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    inputs: list[Memory] = field(default_factory=list)
+    outputs: list[Memory] = field(default_factory=list)
+    constant_tensors: dict[str, Tensor] = field(default_factory=dict)
+    temporaries: list[Memory] = field(default_factory=list)
+
+    def walk(self, function: relax.Function) -> Graph:
+        for name, parameter in zip(self.entry.inputs, function.params, strict=True):
+            memory = Memory(name, *described(parameter.ty), written=True)
+            self.inputs.append(memory)
+            self.values[parameter] = Tensor(memory, written=True)
+        for block in function.body.blocks:
+            for binding in block.bindings:
+                self.bind(binding.var, binding.value)
+        if not self.places:
+            self.finish(function.body.body)
+        return self
+
+    def bind(self, variable: Any, value: Any) -> None:
+        try:
+            self.values[variable] = self.value(value, variable.name)
+        except _Unknown as error:
+            self.places.append(Place(error.operator, f"{self.entry.function}, {variable.name}", error.reason))
+
+    def value(self, value: Any, name: str) -> Any:
+        """What a value is here: a Tensor, a tuple of them, a Memory, or a number."""
+        match value:
+            case relax.Var() if value in self.values:
+                return self.values[value]
+            case ir.GenericConst():
+                return self.constant(value)
+            case relax.Tuple():
+                return tuple(self.value(one, name) for one in value.fields)
+            case relax.TupleGetItem():
+                return self.value(value.tuple_value, name)[value.index]
+            case expr.IntImm() | expr.FloatImm():
+                return value.value
+            case ir.Call(op=ir.GlobalVar() as function):
+                return self.call(function.name_hint, [self.value(one, name) for one in value.args])
+            case ir.Call(op=ir.Op()):
+                return self.builtin(value, name)
+        raise _Unknown(type(value).__name__, brief(value))
+
+    def builtin(self, call: ir.Call, name: str) -> Any:
+        match call.op.name, list(call.args):
+            case "relax.memory.alloc_storage", [size, _, _, _]:
+                (nbytes,) = integers(size)
+                return self.temporary(name, (nbytes,), "uint8")
+            case "relax.memory.alloc_tensor", [storage, offset, *_]:
+                return Tensor(self.value(storage, name), offset.value)
+            case "relax.builtin.alloc_tensor", [shape, dtype, *_]:
+                return Tensor(self.temporary(name, integers(shape), str(dtype.value)))
+            case "relax.reshape", [whole, _]:
+                return self.value(whole, name)
+            case operator, _:
+                raise _Unknown(operator, "runs on the host")
+
+    def temporary(self, name: str, shape: tuple[int, ...], dtype: str) -> Memory:
+        self.temporaries.append(Memory(name, shape, dtype))
+        return self.temporaries[-1]
+
+    def constant(self, value: ir.GenericConst) -> Tensor:
+        buffer = self.constants.buffer(value.value.numpy())
+        if buffer.name not in self.constant_tensors:
+            memory = Memory(buffer.name, buffer.shape, buffer.dtype, written=True)
+            self.constant_tensors[buffer.name] = Tensor(memory, written=True)
+        return self.constant_tensors[buffer.name]
+
+    def call(self, function: str, arguments: list[Any]) -> tuple[()]:
+        scalars = [value for value in arguments if not isinstance(value, Tensor)]
+        made, problems = launches(self.lowered.host[function], scalars)
+        self.places.extend(problems)
+        workspaces: dict[Workspace, Tensor] = {}
+        for launch in made:
+            given: list[tuple[type[Access], Tensor, int] | Literal] = []
+            for argument, use in zip(launch.arguments, self.uses[launch.symbol], strict=True):
+                match argument:
+                    case Literal():
+                        given.append(argument)
+                        continue
+                    case _ if isinstance(argument.base, Workspace):
+                        space = argument.base
+                        if space not in workspaces:
+                            workspaces[space] = Tensor(self.temporary(space.name, (space.nbytes,), "uint8"))
+                        tensor = workspaces[space]
+                    case _:
+                        tensor = arguments[argument.base]
+                given.append((self.access(tensor, use), tensor, argument.offset_bytes))
+            for argument in given:
+                if not isinstance(argument, Literal) and argument[0].writes:
+                    argument[1].written = argument[1].memory.written = True
+            self.steps.append((launch, tuple(given)))
+        return ()
+
+    def access(self, tensor: Tensor, use: Use) -> type[Access]:
+        """A tensor that nothing has been written to holds nothing to keep: whoever stores there first writes all of it.
+        Later stores may be to a part."""
+        if use.stores:
+            return InOut if tensor.written else Out
+        if not tensor.memory.written:
+            tensor.memory.cleared = True
+        return In
+
+    def finish(self, result: Any) -> None:
+        leaves = list(flat(self.value(result, ""), result.ty))
+        for name, (tensor, ty) in zip(self.entry.outputs, leaves, strict=True):
+            memory = tensor.memory
+            memory.name, (memory.shape, memory.dtype) = name, described(ty)
+            self.temporaries.remove(memory)
+            self.outputs.append(memory)
+
+    def variant(self, label: str, library: Library) -> Variant:
+        taken = {memory.name for memory in self.inputs + self.outputs} | set(self.constants.arrays)
+        for memory in self.temporaries:
+            memory.name = unused(memory.name, taken)
+        kernels = [
+            Kernel(
+                library,
+                launch.symbol,
+                launch.grid,
+                launch.block,
+                [
+                    argument if isinstance(argument, Literal) else placed(*argument)
+                    for argument in arguments
+                ],
+                launch.shared_bytes,
+            )
+            for launch, arguments in self.steps
+        ]
+        task = KTask(kernels, [memory.buffer for memory in self.outputs], name=label)
+        return Variant(task, tuple(memory.buffer for memory in self.inputs))
+
+
+class _Unknown(Exception):
+    """A value that nothing here stands for. Always caught: it becomes one of the error's places."""
+
+    def __init__(self, operator: str, reason: str) -> None:
+        super().__init__(operator, reason)
+        self.operator, self.reason = operator, reason
+
+
+def placed(access: type[Access], tensor: Tensor, offset_bytes: int) -> Access:
+    return access(tensor.memory.buffer, tensor.offset_bytes + offset_bytes)
+
+
+def integers(shape: Any) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in shape.values)
+
+
+def described(ty: relax.TensorType) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of a type."""
+    return integers(ty.shape), str(ty.dtype)
+
+
+def flat(value: Any, ty: Any) -> list[tuple[Tensor, Any]]:
+    """A result's tensors with their types, nested tuples laid flat."""
+    if isinstance(value, tuple):
+        return [leaf for one, of in zip(value, ty.fields, strict=True) for leaf in flat(one, of)]
+    return [(value, ty)]
