@@ -40,7 +40,7 @@ class Compiled:
             EntryPoint(name, 1, tuple(p.name for p in function.params), names) for name, function in sorted(functions)
         )
         self.imported = Imported("network", module, entries, constants or {})
-        self.lowered = lowering.lowered(module, TARGET, schedule)
+        self.lowered = lowering.lowered(module, TARGET, schedule, constants)
         self.library = library(self.lowered.source, TARGET)
         self.variants, self.constants = tasks.tasks(self.lowered, self.imported, self.library)
 

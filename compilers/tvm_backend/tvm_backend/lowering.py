@@ -9,6 +9,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.s_tir import dlight
 
+from tvm_backend.constants import Array, Names
+from tvm_backend.folding import fold
 from tvm_backend.outputs import own_outputs
 from tvm_backend.targets import Target
 from tvm_backend.vectors import without_bool_vectors
@@ -33,12 +35,14 @@ class Lowered:
             `tirx.call_ffi_kernel`.
         device: the kernels by symbol.
         source: CUDA C++ of all kernels.
+        names: what is known of the names of constants.
     """
 
     functions: Mapping[str, relax.Function]
     host: Mapping[str, tirx.PrimFunc]
     device: Mapping[str, tirx.PrimFunc]
     source: str
+    names: Names
 
 
 def by_dlight(module: tvm.IRModule) -> tvm.IRModule:
@@ -48,12 +52,14 @@ def by_dlight(module: tvm.IRModule) -> tvm.IRModule:
     return dlight.ApplyDefaultSchedule(*rules)(module)
 
 
-def fused(module: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """Operators as PrimFuncs, those that belong together in one, what is constant computed."""
+def fused(module: tvm.IRModule, target: Target, names: Names) -> tvm.IRModule:
+    """Operators as PrimFuncs, those that belong together in one, what is constant computed. Normalisation with known
+    statistics goes into the weights of the convolution before it."""
     transform = relax.transform
     with target.tvm:
         return tvm.transform.Sequential([
-            transform.DecomposeOpsForInference(), transform.CanonicalizeBindings(),
+            transform.CanonicalizeBindings(), transform.FoldBatchnormToConv2D(), transform.DecomposeOpsForInference(),
+            fold(names), transform.CanonicalizeBindings(),
             relax.backend.DispatchSampling(), relax.backend.DispatchSortScan(),
             transform.LegalizeOps(), transform.AnnotateTIROpPattern(), transform.FoldConstant(), transform.FuseOps(),
             transform.FuseTIR(), transform.DeadCodeElimination(),
@@ -71,9 +77,19 @@ def planned(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         ])(module)  # fmt: skip
 
 
-def lowered(module: tvm.IRModule, target: Target, schedule: Schedule = by_dlight) -> Lowered:
-    """All functions of a module at once, so that symbols are unique and equal operators share a kernel."""
-    module = fused(module, target)
+def lowered(
+    module: tvm.IRModule,
+    target: Target,
+    schedule: Schedule = by_dlight,
+    parameters: Mapping[str, Array] | None = None,
+) -> Lowered:
+    """All functions of a module at once, so that symbols are unique and equal operators share a kernel.
+
+    Args:
+        parameters: the model's constants by name.
+    """
+    names = Names(parameters or {})
+    module = fused(module, target, names)
     with target.tvm:
         module = schedule(module)
     module = planned(module, target)
@@ -84,6 +100,7 @@ def lowered(module: tvm.IRModule, target: Target, schedule: Schedule = by_dlight
         {variable.name_hint: f for variable, f in host.functions.items()},
         {variable.name_hint: f for variable, f in device.functions.items()},
         source,
+        names,
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,14 @@ import onnx
 import tvm
 from onnx import inliner, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
-from tvm import relax, tirx
-from tvm.relax.frontend.onnx import onnx_frontend
 
-from tvm_backend.errors import CompileError, InvalidModel, Place, unsupported
+from tvm_backend.errors import CompileError, InvalidModel
 from tvm_backend.frontends import Imported, Prepared
 from tvm_backend.frontends.content import Digest
-from tvm_backend.frontends.parts import Part, is_static, merged, output_names
+from tvm_backend.frontends.onnx_constants import SMALL, Values
+from tvm_backend.frontends.onnx_nodes import STANDARD, Importer, is_known, where
+from tvm_backend.frontends.parts import Part, merged, output_names
 from tvm_backend.frontends.shapes import Input, batch_dimension, bindings, by_name
-
-STANDARD, MICROSOFT = "ai.onnx", "com.microsoft"
-ONLY_MICROSOFT = {
-    "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "SkipLayerNormalization",
-}  # fmt: skip
-"""What TVM converts by the meaning that it has in Microsoft's domain."""
-ALSO_MICROSOFT = {"Gelu"}
-
-KNOWN = {*onnx_frontend._get_convert_map(), "Constant"}
 
 
 def prepared(model: onnx.ModelProto, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
@@ -60,9 +50,11 @@ def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
     found = bindings(name, inputs, by_name(name, [each.name for each in inputs], examples), batch_sizes)
     arrays = {tensor.name: array(tensor, name) for tensor in graph.initializer}
     tensors = {tensor: tvm.runtime.tensor(value) for tensor, value in arrays.items()}
+    small = {tensor: value for tensor, value in arrays.items() if value.size <= SMALL}
     parts = []
     for binding in found:
-        importer = Importer({each.name: list(binding.shape(each)) for each in inputs}, tensors, graph)
+        known = Values(small, model.opset_import)
+        importer = Importer({each.name: list(binding.shape(each)) for each in inputs}, tensors, known, graph)
         module = importer.converted(name, opset(model))
         names = output_names(module["main"].ret_ty, [output.name for output in graph.output])
         parts.append(
@@ -70,100 +62,6 @@ def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
         )
     module, entries = merged(name, parts)
     return Imported(name, module, entries, arrays)
-
-
-class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
-    """TVM's importer, node by node: it gathers the nodes that fail, with their places, and says where Relax's variables
-    come from. Tensors are shared by the importers of all batch sizes."""
-
-    def __init__(
-        self, shapes: Mapping[str, list[int]], tensors: Mapping[str, tvm.runtime.Tensor], graph: onnx.GraphProto
-    ) -> None:
-        super().__init__(shapes, {})
-        self.tensors, self.graph = tensors, graph
-        self.origins: dict[str, tuple[str, str]] = {}
-        self.places: list[Place] = []
-        self.missing: set[str] = set()
-        self.causes: list[Exception] = []
-
-    def converted(self, name: str, opset: int) -> tvm.IRModule:
-        """
-        Raises:
-            UnsupportedOperators: of all nodes that failed.
-        """
-        try:
-            return self.from_onnx(self.graph, opset)
-        except _Incomplete:
-            raise unsupported(name, self.places) from next(iter(self.causes), None)
-
-    def _parse_array(self, tensor: onnx.TensorProto) -> tvm.runtime.Tensor:
-        known = self.tensors.get(tensor.name)
-        return tvm.runtime.tensor(numpy_helper.to_array(tensor)) if known is None else known
-
-    def _sanitize_name(self, name: str) -> str:
-        """A name that CUDA C++ can have: TVM takes a kernel's parameter names from it."""
-        return str(self._name_supply.fresh_name("input_" + re.sub(r"\W", "_", name, flags=re.ASCII)))
-
-    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
-        """Nothing: the nodes are looked at one by one."""
-
-    def _construct_nodes(self, graph: onnx.GraphProto) -> None:
-        for index, node in enumerate(graph.node):
-            if not is_known(node):
-                self._refuse(index, node, "TVM has no conversion of it")
-                continue
-            if self.missing & set(node.input):  # told already, by the node that should have made it
-                self.missing.update(node.output)
-                continue
-            try:
-                super()._construct_nodes(onnx.GraphProto(node=[node]))
-            except _Failed as failed:
-                self._fail(index, node, failed.error)
-            except Exception as error:  # noqa: BLE001 - conversions raise whatever they meet
-                self._fail(index, node, error)
-            else:
-                self._told(index, node)
-        if self.places:
-            raise _Incomplete
-
-    def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
-        try:
-            if op_name == "Reshape" and isinstance(inputs[0], tirx.IntImm):  # one size out of a shape: TVM wants tensors
-                inputs[0] = relax.const(np.array(int(inputs[0]), np.int64))
-            made = super()._convert_operator(op_name, inputs, attrs, opset)
-            # unbound calls would be computed once for each node that reads them
-            return self.bb.emit(made) if isinstance(made, tvm.ir.Call) else made
-        except Exception as error:
-            raise _Failed(error) from error
-
-    def _fail(self, index: int, node: onnx.NodeProto, error: Exception) -> None:
-        self._refuse(index, node, str(error).strip().partition("\n")[0] or type(error).__name__)
-        self.causes.append(error)
-
-    def _refuse(self, index: int, node: onnx.NodeProto, reason: str) -> None:
-        self.places.append(Place(operator(node), where(index, node, self.graph), reason))
-        self.missing.update(node.output)
-
-    def _told(self, index: int, node: onnx.NodeProto) -> None:
-        for output in node.output:
-            made = self._nodes.get(output)
-            if isinstance(made, relax.Var):
-                self.origins.setdefault(made.name, (operator(node), where(index, node, self.graph)))
-            if isinstance(made, relax.Expr) and not is_static(made.ty):
-                self._refuse(index, node, "the shape of its result depends on values")
-                return
-
-
-class _Failed(BaseException):
-    """A conversion's error on its way past the importer, which would print every Exception with all its inputs."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-class _Incomplete(Exception):
-    """Some nodes were not converted."""
 
 
 def read(path: Path, name: str) -> onnx.ModelProto:
@@ -215,7 +113,8 @@ def checked(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     for index, node in enumerate(model.graph.node):
         unknown = [given for given in node.input if given not in made]
         if unknown:
-            message = f"{name}: {where(index, node, model.graph)} reads {unknown[0]!r}, which nothing before it makes"
+            place = where(index, node, len(model.graph.node))
+            message = f"{name}: {place} reads {unknown[0]!r}, which nothing before it makes"
             raise InvalidModel(message, model=name, names=tuple(unknown))
         made.update(node.output)
     unknown = [output.name for output in model.graph.output if output.name not in made]
@@ -230,24 +129,31 @@ def decomposed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     defines them so.
 
     Raises:
-        CompileError: ONNX cannot do so.
+        CompileError: the model's functions are wrong.
     """
-    try:
-        if model.functions:
+    if model.functions:
+        try:
             model = inliner.inline_local_functions(model)
-        unknown = sorted({(node.domain, node.op_type) for node in model.graph.node if not is_known(node)})
-        return inliner.inline_selected_functions(model, unknown, inline_schema_functions=True) if unknown else model
-    except Exception as error:  # the inliner is C++ and raises its own
-        raise CompileError(f"{name}: ONNX cannot lay out its functions: {error}", model=name, stage="import") from error
+        except Exception as error:  # the inliner is C++ and raises its own  # noqa: BLE001
+            message = f"{name}: ONNX cannot lay out its functions: {error}"
+            raise CompileError(message, model=name, stage="import") from error
+    unknown = sorted({(node.domain, node.op_type) for node in model.graph.node if not is_known(node)})
+    if not unknown:
+        return model
+    try:
+        return inliner.inline_selected_functions(_typed(model), unknown, inline_schema_functions=True)
+    except Exception:  # an operator before it gives no types, say; each that stays is told with its place  # noqa: BLE001
+        return model
 
 
-def is_known(node: onnx.NodeProto) -> bool:
-    """Whether TVM has a conversion of the node. TVM looks at names alone; here domains count."""
-    if node.op_type not in KNOWN:
-        return False
-    if (node.domain or STANDARD) == STANDARD:
-        return node.op_type not in ONLY_MICROSOFT
-    return node.domain == MICROSOFT and node.op_type in ONLY_MICROSOFT | ALSO_MICROSOFT
+def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the types of its tensors, which some definitions depend on."""
+    typed = onnx.shape_inference.infer_shapes(model)
+    typed.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in model.graph.initializer
+    )
+    return typed
 
 
 def declared_inputs(graph: onnx.GraphProto, name: str) -> tuple[Input, ...]:
@@ -299,12 +205,3 @@ def array(tensor: onnx.TensorProto, name: str) -> np.ndarray[Any, Any]:
 
 def opset(model: onnx.ModelProto) -> int:
     return next((each.version for each in model.opset_import if each.domain in ("", STANDARD)), 1)
-
-
-def operator(node: onnx.NodeProto) -> str:
-    return f"{node.domain or STANDARD}.{node.op_type}"
-
-
-def where(index: int, node: onnx.NodeProto, graph: onnx.GraphProto) -> str:
-    name = repr(node.name) if node.name else f"making {', '.join(node.output)!r}"
-    return f"node {name}, {index + 1} of {len(graph.node)}"
