@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,20 +54,20 @@ class Launch:
     arguments: tuple[Pointer | Literal, ...]
 
 
-def launches(function: tirx.PrimFunc, scalars: Iterable[Number] = ()) -> tuple[list[Launch], list[Place]]:
+def launches(
+    function: tirx.PrimFunc, arguments: Sequence[tuple[int, ...] | Number]
+) -> tuple[list[Launch], list[Place]]:
     """What a call of the function launches, in order, and what else it does that no kTask can.
 
     Args:
-        scalars: the values of the parameters that are no buffers, in order.
+        arguments: of each parameter the shape, if it is a tensor, or else the value.
     """
-    name = str(function.attrs["global_symbol"])
-    host = _Host(name)
-    given = iter(scalars)
-    for position, parameter in enumerate(function.params):
-        if isinstance(parameter.ty, tirx.BufferType):
-            host.pointers[parameter] = Pointer(position, 0)
+    host = _Host(str(function.attrs["global_symbol"]))
+    for position, (parameter, argument) in enumerate(zip(function.params, arguments, strict=True)):
+        if isinstance(argument, tuple):
+            host.tensor(parameter, position, argument)
         else:
-            host.values[parameter] = next(given)
+            host.values[parameter] = argument
     host.run(function.body)
     return host.launches, host.problems
 
@@ -78,6 +79,16 @@ class _Host:
     values: dict[Any, Number] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     problems: list[Place] = field(default_factory=list)
+
+    def tensor(self, parameter: ir.Var, position: int, shape: tuple[int, ...]) -> None:
+        """A parameter's pointer, and what its declaration leaves open: tensors are contiguous, and pointers to them
+        include their offset."""
+        self.pointers[parameter] = Pointer(position, 0)
+        strides = (math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        declared = [*zip(parameter.shape, shape, strict=True), *zip(parameter.strides, strides, strict=False)]
+        for extent, value in [*declared, (parameter.elem_offset, 0)]:
+            if isinstance(extent, ir.Var):
+                self.values[extent] = value
 
     def run(self, statement: Any) -> None:
         try:
@@ -133,7 +144,7 @@ class _Host:
 
     def workspace(self, buffer: ir.Var) -> Workspace:
         shape = [integer(extent, self.values) for extent in buffer.shape]
-        return Workspace(buffer.name, Buffer(buffer.name, shape, str(buffer.dtype)).nbytes)
+        return Workspace(buffer.name or "workspace", Buffer("workspace", shape, str(buffer.dtype)).nbytes)
 
     def pointer(self, value: Any) -> Pointer:
         match value:
@@ -151,7 +162,9 @@ class _Host:
     def call(self, call: ir.Call) -> None:
         match call.op:
             case ir.Op(name="tirx.call_ffi_kernel"):
-                self.launches.append(self.launch(call))
+                launch = self.launch(call)
+                if math.prod(launch.grid + launch.block):
+                    self.launches.append(launch)
             case ir.Op(name="tirx.call_packed" | "tirx.call_cpacked" | "tirx.call_extern" | "tirx.call_pure_extern"):
                 self.refuse(str(call.args[0].value), "is a function of the host")
             case _:

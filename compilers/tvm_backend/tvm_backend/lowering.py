@@ -13,6 +13,7 @@ from tvm_backend.constants import Array, Names
 from tvm_backend.folding import fold
 from tvm_backend.outputs import own_outputs
 from tvm_backend.targets import Target
+from tvm_backend.unrolling import left_to_nvrtc
 from tvm_backend.vectors import without_bool_vectors
 
 Schedule = Callable[[tvm.IRModule], tvm.IRModule]
@@ -71,8 +72,8 @@ def planned(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     transform = relax.transform
     with target.tvm:
         return tvm.transform.Sequential([
-            transform.RewriteDataflowReshape(), transform.ToNonDataflow(), own_outputs(target),
-            transform.RemovePurityChecking(), transform.CallTIRRewrite(), transform.StaticPlanBlockMemory(),
+            transform.RewriteDataflowReshape(), transform.ToNonDataflow(), transform.RemovePurityChecking(),
+            own_outputs(target), transform.CallTIRRewrite(), transform.StaticPlanBlockMemory(),
             transform.DeadCodeElimination(),
         ])(module)  # fmt: skip
 
@@ -118,7 +119,7 @@ def split(module: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, tvm.IRMod
         if isinstance(function, tirx.PrimFunc)
     }
     pipeline, _, finish = tirx.get_default_tir_pipeline(target.tvm)
-    bound = tirx.transform.BindTarget(target.tvm)(without_bool_vectors(tvm.IRModule(functions)))
+    bound = tirx.transform.BindTarget(target.tvm)(left_to_nvrtc(without_bool_vectors(tvm.IRModule(functions))))
     with tvm.transform.PassContext(opt_level=3, instruments=[_WithoutHostInterface()]):
         both = pipeline(bound)
     host = tirx.transform.Filter(lambda function: not _on_device(function))(both)

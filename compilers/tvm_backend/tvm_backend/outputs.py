@@ -10,8 +10,18 @@ from tvm.s_tir import dlight
 
 from tvm_backend.targets import Target
 
-VIEWS = ("relax.reshape",)
-"""Operators whose result lies where their argument does."""
+VIEWS = ("relax.reshape", "vm.builtin.reshape")
+"""Operators and functions of TVM's runtime whose result lies where their first argument does."""
+
+
+def called(call: ir.Call) -> str:
+    """What a call calls: an operator, one of the module's functions, or a function of the host."""
+    match call.op:
+        case relax.ExternFunc():
+            return str(call.op.global_symbol)
+        case ir.GlobalVar():
+            return str(call.op.name_hint)
+    return str(getattr(call.op, "name", call.op))
 
 
 def own_outputs(target: Target) -> tvm.transform.Pass:
@@ -83,7 +93,7 @@ def _origin(value: Any, bound: dict[Any, Any]) -> Any:
                 match behind:
                     case relax.Var() | relax.Tuple() | ir.GenericConst() | relax.TupleGetItem():
                         value = behind
-                    case ir.Call(op=ir.Op(name=name)) if name in VIEWS:
+                    case ir.Call() if called(behind) in VIEWS:
                         value = behind.args[0]
                     case _:
                         return value

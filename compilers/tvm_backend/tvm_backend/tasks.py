@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,9 @@ from tvm_backend.constants import Array, Constants, unused
 from tvm_backend.errors import Place, unsupported
 from tvm_backend.evaluate import brief
 from tvm_backend.frontends import EntryPoint, Imported
-from tvm_backend.launches import Launch, Workspace, launches
+from tvm_backend.launches import Launch, Pointer, Workspace, launches
 from tvm_backend.lowering import Lowered
+from tvm_backend.outputs import VIEWS, called
 
 Access = In | Out | InOut
 
@@ -110,11 +112,20 @@ class Graph:
         try:
             self.values[variable] = self.value(value, variable.name)
         except _Unknown as error:
-            self.places.append(Place(error.operator, f"{self.entry.function}, {variable.name}", error.reason))
+            self.values[variable] = error
+            if error.reason:
+                where = f"{self.entry.function}, {variable.name}"
+                self.places.append(Place(error.operator, where, error.reason))
 
     def value(self, value: Any, name: str) -> Any:
-        """What a value is here: a Tensor, a tuple of them, a Memory, or a number."""
+        """What a value is here: a Tensor, a tuple of values, a Memory, or a number.
+
+        Raises:
+            _Unknown: none of these.
+        """
         match value:
+            case relax.Var() if isinstance(self.values.get(value), _Unknown):
+                raise _Unknown(value.name, "")
             case relax.Var() if value in self.values:
                 return self.values[value]
             case ir.GenericConst():
@@ -126,21 +137,21 @@ class Graph:
             case expr.IntImm() | expr.FloatImm():
                 return value.value
             case ir.Call(op=ir.GlobalVar() as function):
-                return self.call(function.name_hint, [self.value(one, name) for one in value.args])
-            case ir.Call(op=ir.Op()):
+                return self.call(function.name_hint, value.args)
+            case ir.Call():
                 return self.builtin(value, name)
-        raise _Unknown(type(value).__name__, brief(value))
+        raise _Unknown(f"relax.{type(value).__name__}", f"is nothing that a kTask has: {brief(value)}")
 
     def builtin(self, call: ir.Call, name: str) -> Any:
-        match call.op.name, list(call.args):
-            case "relax.memory.alloc_storage", [size, _, _, _]:
+        match called(call), list(call.args):
+            case "relax.memory.alloc_storage", [size, *_]:
                 (nbytes,) = integers(size)
                 return self.temporary(name, (nbytes,), "uint8")
             case "relax.memory.alloc_tensor", [storage, offset, *_]:
                 return Tensor(self.value(storage, name), offset.value)
             case "relax.builtin.alloc_tensor", [shape, dtype, *_]:
                 return Tensor(self.temporary(name, integers(shape), str(dtype.value)))
-            case "relax.reshape", [whole, _]:
+            case operator, [whole, *_] if operator in VIEWS:
                 return self.value(whole, name)
             case operator, _:
                 raise _Unknown(operator, "runs on the host")
@@ -156,31 +167,38 @@ class Graph:
             self.constant_tensors[buffer.name] = Tensor(memory, written=True)
         return self.constant_tensors[buffer.name]
 
-    def call(self, function: str, arguments: list[Any]) -> tuple[()]:
-        scalars = [value for value in arguments if not isinstance(value, Tensor)]
-        made, problems = launches(self.lowered.host[function], scalars)
+    def call(self, function: str, given: Sequence[Any]) -> tuple[()]:
+        """A call of a PrimFunc: what it launches."""
+        values = [self.value(one, "") for one in given]
+        shapes = [
+            described(one.ty)[0] if isinstance(value, Tensor) else value
+            for one, value in zip(given, values, strict=True)
+        ]
+        made, problems = launches(self.lowered.host[function], shapes)
         self.places.extend(problems)
         workspaces: dict[Workspace, Tensor] = {}
         for launch in made:
-            given: list[tuple[type[Access], Tensor, int] | Literal] = []
-            for argument, use in zip(launch.arguments, self.uses[launch.symbol], strict=True):
-                match argument:
-                    case Literal():
-                        given.append(argument)
-                        continue
-                    case _ if isinstance(argument.base, Workspace):
-                        space = argument.base
-                        if space not in workspaces:
-                            workspaces[space] = Tensor(self.temporary(space.name, (space.nbytes,), "uint8"))
-                        tensor = workspaces[space]
-                    case _:
-                        tensor = arguments[argument.base]
-                given.append((self.access(tensor, use), tensor, argument.offset_bytes))
-            for argument in given:
+            pairs = zip(launch.arguments, self.uses[launch.symbol], strict=True)
+            arguments = tuple(self.argument(argument, use, values, workspaces) for argument, use in pairs)
+            for argument in arguments:
                 if not isinstance(argument, Literal) and argument[0].writes:
                     argument[1].written = argument[1].memory.written = True
-            self.steps.append((launch, tuple(given)))
+            self.steps.append((launch, arguments))
         return ()
+
+    def argument(
+        self, argument: Pointer | Literal, use: Use, values: list[Any], workspaces: dict[Workspace, Tensor]
+    ) -> tuple[type[Access], Tensor, int] | Literal:
+        match argument:
+            case Literal():
+                return argument
+            case Pointer(base=Workspace() as space):
+                if space not in workspaces:
+                    workspaces[space] = Tensor(self.temporary(space.name, (space.nbytes,), "uint8"))
+                tensor = workspaces[space]
+            case Pointer():
+                tensor = values[argument.base]
+        return self.access(tensor, use), tensor, argument.offset_bytes
 
     def access(self, tensor: Tensor, use: Use) -> type[Access]:
         """A tensor that nothing has been written to holds nothing to keep: whoever stores there first writes all of it.
@@ -222,7 +240,8 @@ class Graph:
 
 
 class _Unknown(Exception):
-    """A value that nothing here stands for. Always caught: it becomes one of the error's places."""
+    """A value that nothing here stands for. Always caught: it becomes one of the error's places, unless it only follows
+    from one (reason is then empty)."""
 
     def __init__(self, operator: str, reason: str) -> None:
         super().__init__(operator, reason)

@@ -1,0 +1,30 @@
+"""Unrolled loops stay loops in the source: NVRTC unrolls them as well as TVM would, from a source many times smaller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+EXPLICIT = "pragma_unroll_explicit"
+"""What schedules write at a loop below which TVM is to write each iteration out."""
+
+
+def left_to_nvrtc(module: tvm.IRModule) -> tvm.IRModule:
+    """The module's PrimFuncs with `#pragma unroll` where they would have had copies of a loop's body."""
+
+    def changed(function: Any) -> Any:
+        if not isinstance(function, tirx.PrimFunc):
+            return function
+        return tvm_ffi.structural_map(function, [(tirx.For, _implicit)])
+
+    return tvm.IRModule({name: changed(function) for name, function in module.functions.items()}, attrs=module.attrs)
+
+
+def _implicit(loop: tirx.For) -> tirx.For:
+    if EXPLICIT not in loop.annotations:
+        return loop
+    annotations = {**loop.annotations, EXPLICIT: 0}
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, annotations)
