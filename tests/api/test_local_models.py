@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
+import struct
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +103,26 @@ np.save({str(tmp_path / "sum.npy")!r}, outputs.sum)
     )
     assert ended.returncode == 0, ended.stderr
     np.testing.assert_array_equal(np.load(tmp_path / "sum.npy"), expected(x)[0])
+
+
+def test_a_file_by_hand(tmp_path: Path) -> None:
+    """The example of docs/models.md, with its hashes filled in."""
+    library = doubler(1).library
+    (image,) = library.images
+    code = f"code/{hashlib.sha256(image.data).hexdigest()}.ptx"
+    tensors = struct.pack("<Q", 2) + b"{}"
+    found = re.search(r"```json\n(.*?)```", (ROOT / "docs" / "models.md").read_text(), re.DOTALL)
+    assert found is not None
+    manifest = json.loads(found[1])
+    manifest["code"] = [code]
+    manifest["constants"]["sha256"] = hashlib.sha256(tensors).hexdigest()
+    manifest["variants"][0]["task"]["kernels"][0]["kernel"]["library"] = library.hash
+    with zipfile.ZipFile(tmp_path / "hand.kaas", "w") as archive:
+        archive.writestr("manifest.json", json.dumps(manifest))
+        archive.writestr(code, image.data)
+        archive.writestr("constants.safetensors", tensors)
+    x = inputs(1)["x"]
+    np.testing.assert_array_equal(kaas.load(tmp_path / "hand.kaas").run_local(x), 2 * x)
 
 
 # --- commands

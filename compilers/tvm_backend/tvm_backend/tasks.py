@@ -39,8 +39,13 @@ def tasks(lowered: Lowered, imported: Imported, library: Library) -> tuple[tuple
     places = [place for graph in graphs for place in graph.places]
     if places:
         raise unsupported(imported.name, list(dict.fromkeys(places)))
-    variants = tuple(graph.variant(imported.name, library) for graph in graphs)
+    variants = tuple(graph.variant(_label(imported, graph.entry), library) for graph in graphs)
     return variants, constants.arrays
+
+
+def _label(imported: Imported, entry: EntryPoint) -> str:
+    """What statistics and errors call a kTask: the model's name, with the batch size if there are several."""
+    return f"{imported.name}-{entry.batch_size}" if len(imported.functions) > 1 else imported.name
 
 
 @dataclass(slots=True, eq=False)
@@ -215,7 +220,7 @@ class Graph:
             self.temporaries.remove(memory)
             self.outputs.append(memory)
 
-    def variant(self, model: str, library: Library) -> Variant:
+    def variant(self, label: str, library: Library) -> Variant:
         taken = {memory.name for memory in self.inputs + self.outputs} | set(self.constants.arrays)
         for memory in self.temporaries:
             memory.name = unused(memory.name, taken)
@@ -230,7 +235,7 @@ class Graph:
             )
             for launch, arguments in self.steps
         ]
-        task = KTask(kernels, [memory.buffer for memory in self.outputs], name=model)
+        task = KTask(kernels, [memory.buffer for memory in self.outputs], name=label)
         return Variant(task, tuple(memory.buffer for memory in self.inputs))
 
 
