@@ -147,7 +147,7 @@ def replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
         tvm_ffi.register_global_func(name, usual, override=True)
 
 
-@tvm.ir.instrument.pass_instrument  # type: ignore[untyped-decorator]
+@tvm.ir.instrument.pass_instrument
 class _WithoutHostInterface:
     def should_run(self, _module: tvm.IRModule, info: tvm.transform.PassInfo) -> bool:
         return info.name not in HOST_INTERFACE
