@@ -11,8 +11,8 @@ from tvm import ir, tirx
 
 import kaas
 from kaas import Buffer, Literal
-from tvm_backend.evaluate import NotConstant, Number, brief, evaluate, integer
 from tvm_backend.errors import Place
+from tvm_backend.evaluate import NotConstant, Number, brief, evaluate, integer
 
 AXES = ("x", "y", "z")
 SHARED = "tirx.use_dyn_shared_memory"
@@ -174,9 +174,7 @@ class _Host:
         tags = [str(tag) for tag in call.attrs.launch_params]
         symbol, *values = call.args
         count = len(values) - len(tags)
-        extents = {
-            tag: integer(value, self.values) for tag, value in zip(tags, values[count:], strict=True)
-        }
+        extents = {tag: integer(value, self.values) for tag, value in zip(tags, values[count:], strict=True)}
         unknown = [tag for tag in tags if tag != SHARED and not tag.startswith(("blockIdx.", "threadIdx."))]
         if unknown:
             self.refuse("tirx.call_ffi_kernel", f"a launch with {', '.join(unknown)}")
@@ -201,4 +199,3 @@ class _Host:
 def _extents(extents: dict[str, int], what: str) -> tuple[int, int, int]:
     x, y, z = (extents.get(f"{what}.{axis}", 1) for axis in AXES)
     return x, y, z
-
