@@ -16,7 +16,6 @@ from kaas.errors import CompileFailed, InvalidGraph, InvalidTarget, MissingPacka
 from kaas.library import Library
 from kaas.makers import target
 from kaas.makers.refusal import missing, refused, title
-from kaas.symbols import kernels_of
 
 _INSTALL = "numba-cuda[cu13]"
 _COUNTED = re.compile(r"_ZN\w+|_cudapy_\w+")
@@ -33,8 +32,8 @@ def library(kernel: Any, signature: Any, arch: str, fastmath: bool, launch_bound
 
         cuda: Any = import_module("numba.cuda")
         signatures: Any = import_module("numba.cuda.core.sigutils")
-    except ImportError as error:
-        raise missing("numba-cuda", _INSTALL) from error
+    except (ImportError, RuntimeError) as error:  # cuda.pathfinder's DynamicLibNotFoundError is a RuntimeError
+        raise missing("numba-cuda, or a library that it loads,", _INSTALL) from error
     compiler = f"numba-cuda {numba_cuda.__version__}"
     function = getattr(kernel, "py_func", kernel)
     name = title(function)
@@ -52,9 +51,9 @@ def library(kernel: Any, signature: Any, arch: str, fastmath: bool, launch_bound
             )
     except Exception as error:
         raise _failed(compiler, name, error) from error
-    made = Library.from_ptx(_named(ptx, name))
-    (symbol,) = kernels_of(made)
-    return Library(made.images, entries=[Entry(symbol, name, parameters=parameters)])
+    symbol = re.sub(r"\W", "_", name, flags=re.ASCII)  # that of a lambda, say, is no name for PTX
+    images = Library.from_ptx(_named(ptx, symbol)).images
+    return Library(images, entries=[Entry(symbol, name, parameters=parameters)])
 
 
 @contextmanager
@@ -73,8 +72,8 @@ def _as_if_on(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def _named(ptx: str, name: str) -> str:
-    """The PTX with short symbols instead of numba's, which count compilations: the same function gives the same code,
-    whatever was compiled before."""
+    """The PTX with a name for its kernel, and short ones for all else that numba numbers as it compiles: the same
+    function gives the same code, whatever was compiled before."""
     (kernel,) = re.findall(r"\.entry\s+([\w$]+)", ptx)
     short = {kernel: name}
     for symbol in dict.fromkeys(_PARAMETER.sub("", found) for found in _COUNTED.findall(ptx)):
@@ -91,7 +90,7 @@ def _failed(compiler: str, name: str, error: Exception) -> CompileFailed | Missi
     """numba's error in our words."""
     log = str(error).strip()
     if type(error).__name__ in ("DynamicLibNotFoundError", "NvvmSupportError"):
-        return missing(f"what {compiler} compiles with", _INSTALL)
+        return missing("NVVM, with which numba-cuda compiles,", _INSTALL)
     line = re.search(r"^File .*, line (\d+):", log, re.MULTILINE)
     said = [part for part in log.splitlines() if part and not part.startswith("Failed in")]
     return refused(compiler, name, said[0] if said else type(error).__name__, log, int(line[1]) if line else None)

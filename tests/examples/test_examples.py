@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import kaas
 from examples import chained_matmul, jacobi, nearest_neighbours, pipeline
 from kaas.executor.local import check, run_local
 from kaas.executor.plan import Plan
+from tests.makers.present import present
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -33,7 +33,7 @@ def pool() -> Iterator[None]:
 def example(name: str) -> Any:
     """An example, skipped where a package is missing that KaaS itself does not need."""
     package = {"from_cupy": "cupy", "from_numba": "numba_cuda", "from_triton": "triton"}.get(name)
-    missing = package is not None and importlib.util.find_spec(package) is None
+    missing = package is not None and not present(package)
     return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"needs {package}"))
 
 

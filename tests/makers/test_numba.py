@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("numba_cuda")
+from tests.makers.present import present
+
+if not present("numba_cuda"):
+    pytest.skip("needs numba-cuda and what it compiles with", allow_module_level=True)
 from numba import cuda, float32, types
 
 import kaas
 from kaas.entries import Array, Complex, Pointer, Value
 from kaas.errors import CompileFailed, InvalidGraph, InvalidTarget
 from kaas.library import PTX_COMMENT_OR_STRING
+from kaas.symbols import kernels_of
 
 N = 200
 
@@ -123,6 +127,12 @@ def test_device_functions_need_no_device() -> None:
     values = buffer("values", 32)
     task = kaas.KTask([library.kernel(grid=1, block=32, args=[kaas.InOut(values)])], outputs=[values])
     assert (kaas.run_local(task, {"values": np.ones(32, np.float32)})["values"] == 2).all()
+
+
+def test_a_function_without_a_name_has_a_symbol() -> None:
+    library = kaas.Library.from_numba(lambda: None, "void()")
+    assert kernels_of(library) == ("_lambda_",)
+    assert library.kernel("<lambda>", grid=1, block=1, args=[]) == library.kernel(grid=1, block=1, args=[])
 
 
 @pytest.mark.parametrize(
