@@ -14,8 +14,11 @@ _NOT_BENCHMARKS = {"__init__", "__main__", "report", "station"}
 
 
 def names(prefix: str = "") -> list[str]:
-    """The benchmarks of this folder; those named gpu_* need a GPU and are listed only when asked for by that prefix."""
-    stems = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NOT_BENCHMARKS)
+    """The benchmarks of this folder, files and packages with a main module; those named gpu_* need a GPU and are listed
+    only when asked for by that prefix."""
+    here = Path(__file__).parent
+    found = [path.stem for path in here.glob("*.py")] + [path.parent.name for path in here.glob("*/__main__.py")]
+    stems = sorted(stem for stem in found if stem not in _NOT_BENCHMARKS)
     return [stem for stem in stems if stem.startswith(prefix or "gpu_") is bool(prefix)]
 
 

@@ -59,28 +59,28 @@ def invoked(model: Model, made: kaas.CompiledModel, rounds: int) -> dict[str, fl
 
 
 def figures(model: Model, rounds: int) -> dict[str, Any]:
-    """One model in this process: what it is made of, how long it takes, how far it is from PyTorch's answer."""
+    """One model in this process: what it is made of, and for each batch how long it takes and how far it is from
+    PyTorch's answer."""
     began = perf_counter()
-    made = model.compiled()
-    compile_s = perf_counter() - began
-    inputs, (variant,) = model.inputs(), made.variants
-    times = []
-    for _ in range(1 + rounds):
-        began = perf_counter()
-        outputs = made.run(inputs, device=DEVICE).outputs
-        times.append(perf_counter() - began)
-    answers = model.answers()
-    return {
-        "kernels": len({kernel.symbol for kernel in variant.task.kernels}),
-        "launches": len(variant.task.kernels),
-        "arena_bytes": arena_bytes(variant.task, variant.constants),
-        "constant_bytes": made.constant_bytes,
-        "compile_s": compile_s,
-        "first_run_s": times[0],
-        "run_s": median(times[1:]),
-        "relative_error": max(relative_error(outputs[name], answers[name]) for name in model.outputs),
-        "top1_equal": all(same_top1(outputs[name], answers[name]) for name in model.outputs),
-    }
+    made = model.compiled(model.batch_sizes)
+    found: dict[str, Any] = {"compile_s": perf_counter() - began, "constant_bytes": made.constant_bytes}
+    for batch, variant in zip(model.batch_sizes, made.variants, strict=True):
+        times, inputs, answers = [], model.inputs(batch), model.answers(batch)
+        for _ in range(1 + rounds):
+            began = perf_counter()
+            outputs = made.run(inputs, device=DEVICE).outputs
+            times.append(perf_counter() - began)
+        about = {
+            "kernels": len({kernel.symbol for kernel in variant.task.kernels}),
+            "launches": len(variant.task.kernels),
+            "arena_bytes": arena_bytes(variant.task, variant.constants),
+            "first_run_s": times[0],
+            "run_s": median(times[1:]),
+            "relative_error": max(relative_error(outputs[name], answers[name]) for name in model.outputs),
+            "top1_equal": all(same_top1(outputs[name], answers[name]) for name in model.outputs),
+        }
+        found |= {f"batch_{batch}_{what}": value for what, value in about.items()}
+    return found
 
 
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -93,7 +93,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     chosen = options()
     network = MODELS["resnet50"]
-    times = invoked(network, network.compiled(), chosen.rounds)
+    times = invoked(network, network.compiled(network.batch_sizes), chosen.rounds)
     bars: dict[str, Bar] = {"invoke_over_kernels": (times["invoke_s"] / times["kernels_s"], "<=", 1.05)}
     detail: dict[str, Any] = {f"resnet50_{what}": seconds for what, seconds in times.items()}
     detail["invoke_over_graph"] = times["invoke_s"] / times["graph_s"]

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
 from tvm.s_tir import dlight
 
+from tvm_backend import shapes
 from tvm_backend.constants import Array, Names
+from tvm_backend.errors import unsupported
 from tvm_backend.folding import fold
 from tvm_backend.outputs import own_outputs
 from tvm_backend.targets import Target
 from tvm_backend.unrolling import left_to_nvrtc
 from tvm_backend.vectors import without_bool_vectors
+
+NOTHING = "kaas_nothing"
+"""A kernel that does nothing, for outputs without elements: some kernel has to write them."""
 
 Schedule = Callable[[tvm.IRModule], tvm.IRModule]
 """Gives each PrimFunc of a module threads to run on; it runs with the target as the current one."""
@@ -84,12 +91,19 @@ def lowered(
     target: Target,
     schedule: Schedule = by_dlight,
     parameters: Mapping[str, Array] | None = None,
+    model: str = "model",
 ) -> Lowered:
     """All functions of a module at once, so that symbols are unique and equal operators share a kernel.
 
     Args:
         parameters: the model's constants by name.
+        model: its name, for errors.
+
+    Raises:
+        UnsupportedOperators: not all shapes are known.
     """
+    if places := shapes.unknown(module):
+        raise unsupported(model, places)
     names = Names(parameters or {})
     module = fused(module, target, names)
     with target.tvm:
@@ -97,8 +111,11 @@ def lowered(
     module = planned(module, target)
     host, device = split(module, target)
     source = cuda_source(device, target)
+    functions = {variable.name_hint: f for variable, f in module.functions.items() if isinstance(f, relax.Function)}
+    if any(_returns_nothing(function.ret_ty) for function in functions.values()):
+        source += f'extern "C" __global__ void {NOTHING}(void *) {{}}\n'
     return Lowered(
-        {variable.name_hint: f for variable, f in module.functions.items() if isinstance(f, relax.Function)},
+        functions,
         {variable.name_hint: f for variable, f in host.functions.items()},
         {variable.name_hint: f for variable, f in device.functions.items()},
         source,
@@ -107,15 +124,27 @@ def lowered(
 
 
 def cuda_source(device: tvm.IRModule, target: Target) -> str:
-    """The kernels in CUDA C++. In a process with a driver TVM would go on and compile them, for nothing."""
-    compiler = "tvm_callback_cuda_compile"
-    usual = tvm.get_global_func(compiler, allow_missing=True)
-    tvm_ffi.register_global_func(compiler, lambda _source: b"", override=True)
-    try:
+    """The kernels in CUDA C++. Where the CUDA runtime library is TVM would go on, compile them and ask for a device."""
+
+    def kept(source: bytes, *_: Any) -> Any:
+        return tvm.get_global_func("runtime.SourceModuleCreate")(bytes(source).decode(), "cu")
+
+    with replaced("tvm_callback_cuda_compile", str.encode), replaced("ffi.Module.create.cuda", kept):
         return str(tvm.get_global_func("target.build.cuda")(device, target.tvm).inspect_source())
+
+
+@contextmanager
+def replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Another function in place of one of TVM's, where TVM has it."""
+    usual = tvm.get_global_func(name, allow_missing=True)
+    if usual is None:
+        yield
+        return
+    tvm_ffi.register_global_func(name, function, override=True)
+    try:
+        yield
     finally:
-        if usual is not None:
-            tvm_ffi.register_global_func(compiler, usual, override=True)
+        tvm_ffi.register_global_func(name, usual, override=True)
 
 
 @tvm.ir.instrument.pass_instrument  # type: ignore[untyped-decorator]
@@ -144,3 +173,11 @@ def split(module: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, tvm.IRMod
 
 def _on_device(function: tirx.PrimFunc) -> bool:
     return int(function.attrs.get("calling_conv", 0)) == DEVICE_FUNCTION
+
+
+def _returns_nothing(ty: Any) -> bool:
+    """Whether a result, or one of several, is a tensor without elements."""
+    if isinstance(ty, relax.TupleType):
+        return any(_returns_nothing(field) for field in ty.fields)
+    shape = getattr(ty, "shape", None)
+    return isinstance(shape, relax.ShapeExpr) and 0 in [int(extent) for extent in shape.values]

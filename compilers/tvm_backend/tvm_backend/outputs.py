@@ -55,8 +55,9 @@ class _Copies:
             origin = _origin(value, bound)
             if isinstance(origin, relax.Tuple):
                 return relax.Tuple([own(field) for field in origin.fields])
-            if isinstance(origin, relax.Var) and origin not in taken:
-                taken.add(origin)
+            key = (origin.tuple_value, origin.index) if isinstance(origin, relax.TupleGetItem) else origin
+            if not isinstance(origin, ir.GenericConst) and key not in taken:
+                taken.add(key)
                 return value
             copy = relax.Var(f"copy{len(made)}", value.ty)
             made.append(relax.VarBinding(copy, relax.call_tir(self.kernel(value.ty), [value], value.ty)))
@@ -84,25 +85,39 @@ class _Copies:
 
 
 def _origin(value: Any, bound: dict[Any, Any]) -> Any:
-    """What a value is, seen through names, views and tuples: a tuple, a parameter, a constant, or the variable that a
-    call defines."""
+    """What a value is, seen through names, views, tuples and what is written in place: a tuple, a parameter, a constant,
+    or what a call defines."""
     while True:
-        match value:
-            case relax.Var() if value in bound:
-                behind = bound[value]
-                match behind:
-                    case relax.Var() | relax.Tuple() | ir.GenericConst() | relax.TupleGetItem():
-                        value = behind
-                    case ir.Call() if called(behind) in VIEWS:
-                        value = behind.args[0]
-                    case _:
-                        return value
-            case relax.TupleGetItem():
-                whole = _origin(value.tuple_value, bound)
-                if not isinstance(whole, relax.Tuple):
-                    return value
-                value = whole.fields[value.index]
-            case _:
-                return value
+        behind = _behind(value, bound)
+        if behind is None:
+            return value
+        value = behind
 
 
+def _behind(value: Any, bound: dict[Any, Any]) -> Any:
+    """One step back to where the value lies, or None where it comes from."""
+    match value:
+        case relax.Var() if value in bound:
+            made = bound[value]
+            match made:
+                case relax.Var() | relax.Tuple() | ir.GenericConst() | relax.TupleGetItem():
+                    return made
+                case ir.Call() if called(made) in VIEWS:
+                    return made.args[0]
+                case ir.Call():
+                    return _written_in_place(made, 0) if not isinstance(made.ty, relax.TupleType) else None
+        case relax.TupleGetItem():
+            whole = _origin(value.tuple_value, bound)
+            if isinstance(whole, relax.Tuple):
+                return whole.fields[value.index]
+            if isinstance(whole, relax.Var) and isinstance(bound.get(whole), ir.Call):
+                return _written_in_place(bound[whole], value.index)
+    return None
+
+
+def _written_in_place(call: ir.Call, position: int) -> Any:
+    """The argument that a result of a call overwrites, or None where it has room of its own."""
+    if called(call) != "relax.call_tir_inplace":
+        return None
+    index = int(call.attrs.inplace_indices[position])
+    return call.args[1].fields[index] if index >= 0 else None

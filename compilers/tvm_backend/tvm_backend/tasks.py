@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from tvm_backend.errors import Place, unsupported
 from tvm_backend.evaluate import brief
 from tvm_backend.frontends import EntryPoint, Imported
 from tvm_backend.launches import Launch, Pointer, Workspace, launches
-from tvm_backend.lowering import Lowered
+from tvm_backend.lowering import NOTHING, Lowered
 from tvm_backend.outputs import VIEWS, called
 
 Access = In | Out | InOut
@@ -214,6 +215,8 @@ class Graph:
         for name, (tensor, ty) in zip(self.entry.outputs, leaves, strict=True):
             memory = tensor.memory
             memory.name, (memory.shape, memory.dtype) = name, described(ty)
+            if not memory.written and not math.prod(memory.shape):
+                self.steps.append((Launch(NOTHING, (1, 1, 1), (1, 1, 1), 0, ()), ((Out, tensor, 0),)))
             self.temporaries.remove(memory)
             self.outputs.append(memory)
 
@@ -227,10 +230,7 @@ class Graph:
                 launch.symbol,
                 launch.grid,
                 launch.block,
-                [
-                    argument if isinstance(argument, Literal) else placed(*argument)
-                    for argument in arguments
-                ],
+                [argument if isinstance(argument, Literal) else placed(*argument) for argument in arguments],
                 launch.shared_bytes,
             )
             for launch, arguments in self.steps
