@@ -160,19 +160,20 @@ def through_ray(made: kaas.CompiledModel, inputs: Inputs, device: Device, rounds
 def machines(model: Model, inputs: Inputs, device: Device) -> tuple[kaas.CompiledModel, dict[str, Run]]:
     """The model as a kTask, and as programs of the virtual machine without and with CUDA graphs."""
     import tvm
+
+    import tvm_backend
     from tvm_backend import frontends
-    from tvm_backend.compiling import compile
 
     imported = frontends.prepared(model.graph(), None, (1,), model.name).imported()
     (entry,) = imported.functions
     values = [inputs[name] for name in entry.inputs]
     if device.kind == "software":
-        made = compile(model.graph(), batch_sizes=(1,), name=model.name)
+        made = tvm_backend.compile(model.graph(), batch_sizes=(1,), name=model.name)
         module = tvm.transform.Sequential([tvm.relax.transform.LegalizeOps()])(imported.module)
         built = executable(module, tvm.target.Target("llvm"), graphs=False)
         return made, {"vm": virtual_machine(built, tvm.cpu(), entry.function, values)}
     target = kernel_target()
-    made = compile(model.graph(), batch_sizes=(1,), name=model.name, target=target.name)
+    made = tvm_backend.compile(model.graph(), batch_sizes=(1,), name=model.name, target=target.name)
     compile_by_nvrtc(target)
     module = scheduled(imported, target)
     return made, {

@@ -75,8 +75,9 @@ def main() -> int:
         try:
             answer(**measured(request["task"], request["outputs"], device))
         except KaasError as error:
-            answer(error=f"{type(error).__name__}: {error.message}")
-            if executor.lost is not None:
+            lost = executor.lost is not None
+            answer(error=f"{type(error).__name__}: {error.message}", lost=lost)
+            if lost:
                 return 1
     return 0
 

@@ -112,6 +112,8 @@ class Bench:
         print(json.dumps({"task": str(task), "outputs": outputs and str(outputs)}), file=process.stdin, flush=True)
         answer = self._answer(process)
         if "seconds" not in answer:
+            if answer["lost"]:  # with its device it ends by itself, but perhaps not before the next candidate
+                self._end()
             raise TrialFailed(answer["error"])
         return [float(value) for value in answer["seconds"]]
 

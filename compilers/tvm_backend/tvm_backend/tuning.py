@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import importlib.util
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from tvm import relax, tirx
 from tvm.s_tir import meta_schedule
 from tvm.s_tir.stmt import SBlock
 
-from kaas.errors import KaasError
 from tvm_backend import store
 from tvm_backend.errors import CompileError
 from tvm_backend.lowering import Schedule, by_dlight
