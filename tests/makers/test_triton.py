@@ -98,6 +98,11 @@ def test_shared_memory_and_fixed_arguments() -> None:
     np.testing.assert_array_equal(kaas.run_local(task, {"x": values})["out"], values.sum(axis=1))
 
 
+def test_any_parameter_can_be_fixed() -> None:
+    library = kaas.Library.from_triton(blend, "*fp32 *fp16 *fp32 fp32", {"BLOCK": 128, "n": N}, arch="ptx")
+    assert [parameter.name for parameter in library.entries[0].parameters] == ["x", "y", "out", "share"]
+
+
 def test_promises_are_kept() -> None:
     library = kaas.Library.from_triton(blend, "*fp32:16 *fp16 *fp32:16 i32:16 fp32", {"BLOCK": 128})
     x, y = kaas.Buffer("x", N, "float32"), kaas.Buffer("y", N, "float16")

@@ -161,10 +161,14 @@ def _lowered(imported: Imported, target: Target, options: Options, report: Repor
     return lowered
 
 
-def _schedule(target: Target, options: Options, report: Report) -> Schedule:  # noqa: ARG001 - tuning needs them
+def _schedule(target: Target, options: Options, report: Report) -> Schedule:
     from tvm_backend import lowering
 
-    return lowering.by_dlight
+    if not options.tune:
+        return lowering.by_dlight
+    from tvm_backend.tuning import tuned
+
+    return tuned(options.name, options.tune, target, report)
 
 
 def _about(target: Target, options: Options) -> dict[str, str]:
