@@ -14,6 +14,7 @@ from kaas.arguments import check_name
 from kaas.config import Device
 from kaas.dtypes import dtype_name
 from kaas.errors import InvalidModel, InvalidRequest
+from kaas.executor.tensors import on_host
 from kaas.library import Library
 from kaas.request import input_bytes, outputs_type
 from kaas.variant import Variant, by_position, choose, described
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from kaas.api import Function
     from kaas.executor.executor import Result
+    from kaas.executor.inputs import Source
 
     Array = np.ndarray[Any, Any]
 
@@ -52,7 +54,8 @@ class CompiledModel:
     constants: Mapping[str, Array]
     about: Mapping[str, str]
     library: Library
-    _local_keys: Mapping[str, bytes]
+    _number: int
+    _sources: dict[Variant, Mapping[str, Source]]
 
     def __init__(
         self,
@@ -74,9 +77,8 @@ class CompiledModel:
         object.__setattr__(self, "about", MappingProxyType(about))
         object.__setattr__(self, "library", _library(name, variants))
         _check_alike(name, variants)
-        number = next(_numbers)  # never used again, unlike an address
-        keys = {constant: f"model {number} {constant}".encode() for constant in self.constants}
-        object.__setattr__(self, "_local_keys", keys)
+        object.__setattr__(self, "_number", next(_numbers))  # never used again, unlike an address
+        object.__setattr__(self, "_sources", {})
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -142,7 +144,7 @@ class CompiledModel:
         """Runs it in this process, without Ray. The constants stay on the device for the next time.
 
         Args:
-            arrays, named: the inputs in the model's order, by name, or both.
+            arrays, named: the inputs in the model's order, by name, or both. One called "device" goes by its place.
             device: as of `kaas.run_local`.
 
         Returns:
@@ -159,18 +161,31 @@ class CompiledModel:
         """As run_local, for inputs by name; the result has the times of the stages too and, with profile, those of the
         kernels."""
         from kaas.executor import local
-        from kaas.executor.inputs import Source
+        from kaas.executor.executor import Request
 
         variant = self.choose(inputs)
+        sources = dict(self._constant_sources(variant))
         read = {buffer.name for buffer in variant.task.inputs}
-        for buffer in (buffer for buffer in variant.inputs if buffer.name not in read):
-            input_bytes(buffer, inputs[buffer.name])
-        given = {name: value for name, value in inputs.items() if name in read}
-        constants = {
-            buffer.name: Source(self.constants[buffer.name], self._local_keys[buffer.name], constant=True)
-            for buffer in variant.constants
-        }
-        return local.run(variant.task, given, constants=constants, device=device, profile=profile)
+        for buffer in variant.inputs:
+            if buffer.name in read:
+                sources[buffer.name] = local.source_of(inputs[buffer.name])
+            else:
+                input_bytes(buffer, on_host(buffer.name, inputs[buffer.name]))
+        return local.executor_for(device).run(Request(variant.task, sources, {}, profile=profile))
+
+    def _constant_sources(self, variant: Variant) -> Mapping[str, Source]:
+        """Where the constants come from in this process, under keys by which devices find them the next time."""
+        from kaas.executor.inputs import Source
+
+        sources = self._sources.get(variant)
+        if sources is None:
+            sources = self._sources[variant] = {
+                buffer.name: Source(
+                    self.constants[buffer.name], f"{self._number} {buffer.name}".encode(), constant=True
+                )
+                for buffer in variant.constants
+            }
+        return sources
 
     def __repr__(self) -> str:
         shapes = " or ".join(

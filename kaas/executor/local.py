@@ -63,16 +63,11 @@ def run(
     inputs: Mapping[str, Any] | None = None,
     *,
     scalars: Mapping[str, Any] | None = None,
-    constants: Mapping[str, Source] | None = None,
     device: Device | int | None = None,
     profile: bool = False,
     limit_s: float | None = None,
 ) -> Result:
-    """As run_local; the result also has the times of the stages and, with profile, those of the kernels.
-
-    Args:
-        constants: further inputs, which the device may keep under their keys.
-    """
+    """As run_local; the result also has the times of the stages and, with profile, those of the kernels."""
     from kaas.executor.executor import Request
 
     if not isinstance(task, KTask):
@@ -80,10 +75,9 @@ def run(
     if limit_s is not None and not (isinstance(limit_s, int | float) and limit_s > 0):
         raise InvalidRequest(f"limit_s is a positive number of seconds, not {limit_s!r}", task=task.label)
     given = mapping(task, "inputs", inputs)
-    kept = constants or {}
-    check_names(task, [*given, *kept])
+    check_names(task, given)
     encoded = encode_scalars(task, scalars)
-    sources = {name: _source(value) for name, value in given.items()} | dict(kept)
+    sources = {name: source_of(value) for name, value in given.items()}
     return executor_for(device).run(Request(task, sources, encoded, profile=profile, limit_s=limit_s))
 
 
@@ -120,7 +114,8 @@ def executor_for(device: Device | int | None = None) -> Executor:
         return _executors[key]
 
 
-def _source(value: Any) -> Any:
+def source_of(value: Any) -> Source:
+    """Where an input comes from that is passed by value: an array, or a View of one."""
     from kaas.executor.inputs import Source
 
     if isinstance(value, View):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,3 +68,32 @@ def bound(network: nn.Module, shapes: Mapping[str, Sequence[int]], seed: int = 0
     random = np.random.default_rng(seed)
     weights = {name: random.standard_normal(p.shape, dtype=np.float32) / 8 for name, p in parameters}
     return relax.transform.BindParams("forward", weights)(module), weights
+
+
+def function(build: Callable[..., Any], *parameters: tuple[Sequence[int], str]) -> tvm.IRModule:
+    """A module whose function `main` takes tensors x0, x1, … of these shapes and dtypes.
+
+    Args:
+        build: gives the result, from a relax.BlockBuilder and the parameters.
+    """
+    builder = relax.BlockBuilder()
+    given = [relax.Var(f"x{n}", relax.TensorType(shape, dtype)) for n, (shape, dtype) in enumerate(parameters)]
+    with builder.function("main", given):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder, *given))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def noise(*shape: int) -> Array:
+    return np.random.default_rng(len(shape)).standard_normal(shape, dtype=np.float32)
+
+
+def close(given: Array, expected: Any) -> None:
+    assert given.shape == np.shape(expected)
+    np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-4)
+
+
+def exact(given: Array, expected: Any) -> None:
+    np.testing.assert_array_equal(given, expected)
+    assert given.dtype == np.asarray(expected).dtype

@@ -99,7 +99,7 @@ def test_the_slot_goes_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_order_introduces_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(transport: RayTransport, actor: FakeActor) -> None:
-        for expected in (INTRODUCTION, None):
+        for expected in ([INTRODUCTION], []):
             order = asyncio.get_running_loop().create_task(transport.upkeep(0, Order(Orders([FUNCTION], b"order", []))))
             await asyncio.sleep(0)
             assert actor.calls[-1] == (b"order", [], expected)

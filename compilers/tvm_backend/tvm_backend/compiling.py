@@ -149,7 +149,8 @@ def _lowered(imported: Imported, target: Target, options: Options, report: Repor
 
     report(Progress("lower", 0, 1, f"{len(imported.functions)} functions"))
     try:
-        lowered = lowering.lowered(imported.module, target, _schedule(target, options, report), imported.constants)
+        schedule = _schedule(target, options, report)
+        lowered = lowering.lowered(imported.module, target, schedule, imported.constants, options.name)
     except kaas.KaasError:
         raise
     except Exception as error:

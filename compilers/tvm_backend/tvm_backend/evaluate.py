@@ -105,8 +105,6 @@ def integer(expression: Any, values: Mapping[Any, Number]) -> int:
     return int(evaluate(expression, values))
 
 
-
-
 def brief(node: Any) -> str:
     """A node's text, its last line: those before only declare what it uses."""
     return str(node).strip().splitlines()[-1].strip()[:200]

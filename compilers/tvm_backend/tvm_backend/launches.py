@@ -11,8 +11,8 @@ from tvm import ir, tirx
 
 import kaas
 from kaas import Buffer, Literal
-from tvm_backend.evaluate import NotConstant, Number, brief, evaluate, integer
 from tvm_backend.errors import Place
+from tvm_backend.evaluate import NotConstant, Number, brief, evaluate, integer
 
 AXES = ("x", "y", "z")
 SHARED = "tirx.use_dyn_shared_memory"
@@ -165,18 +165,16 @@ class _Host:
                 launch = self.launch(call)
                 if math.prod(launch.grid + launch.block):
                     self.launches.append(launch)
-            case ir.Op(name="tirx.call_packed" | "tirx.call_cpacked" | "tirx.call_extern" | "tirx.call_pure_extern"):
+            case _ if call.args and isinstance(call.args[0], ir.StringImm):
                 self.refuse(str(call.args[0].value), "is a function of the host")
             case _:
-                self.refuse(call.op.name, f"runs on the host: {brief(call)}")
+                self.refuse(str(getattr(call.op, "name", call.op)), f"runs on the host: {brief(call)}")
 
     def launch(self, call: ir.Call) -> Launch:
         tags = [str(tag) for tag in call.attrs.launch_params]
         symbol, *values = call.args
         count = len(values) - len(tags)
-        extents = {
-            tag: integer(value, self.values) for tag, value in zip(tags, values[count:], strict=True)
-        }
+        extents = {tag: integer(value, self.values) for tag, value in zip(tags, values[count:], strict=True)}
         unknown = [tag for tag in tags if tag != SHARED and not tag.startswith(("blockIdx.", "threadIdx."))]
         if unknown:
             self.refuse("tirx.call_ffi_kernel", f"a launch with {', '.join(unknown)}")
@@ -201,4 +199,3 @@ class _Host:
 def _extents(extents: dict[str, int], what: str) -> tuple[int, int, int]:
     x, y, z = (extents.get(f"{what}.{axis}", 1) for axis in AXES)
     return x, y, z
-

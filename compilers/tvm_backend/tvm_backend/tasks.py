@@ -39,8 +39,13 @@ def tasks(lowered: Lowered, imported: Imported, library: Library) -> tuple[tuple
     places = [place for graph in graphs for place in graph.places]
     if places:
         raise unsupported(imported.name, list(dict.fromkeys(places)))
-    variants = tuple(graph.variant(imported.name, library) for graph in graphs)
+    variants = tuple(graph.variant(_label(imported, graph.entry), library) for graph in graphs)
     return variants, constants.arrays
+
+
+def _label(imported: Imported, entry: EntryPoint) -> str:
+    """What statistics and errors call a kTask: the model's name, with the batch size if there are several."""
+    return f"{imported.name}-{entry.batch_size}" if len(imported.functions) > 1 else imported.name
 
 
 @dataclass(slots=True, eq=False)
@@ -192,8 +197,8 @@ class Graph:
                 if space not in workspaces:
                     workspaces[space] = Tensor(self.temporary(space.name, (space.nbytes,), "uint8"))
                 tensor = workspaces[space]
-            case Pointer():
-                tensor = values[argument.base]
+            case Pointer(base=int() as parameter):
+                tensor = values[parameter]
         return self.access(tensor, use), tensor, argument.offset_bytes
 
     def access(self, tensor: Tensor, use: Use) -> type[Access]:
@@ -215,7 +220,7 @@ class Graph:
             self.temporaries.remove(memory)
             self.outputs.append(memory)
 
-    def variant(self, model: str, library: Library) -> Variant:
+    def variant(self, label: str, library: Library) -> Variant:
         taken = {memory.name for memory in self.inputs + self.outputs} | set(self.constants.arrays)
         for memory in self.temporaries:
             memory.name = unused(memory.name, taken)
@@ -225,15 +230,12 @@ class Graph:
                 launch.symbol,
                 launch.grid,
                 launch.block,
-                [
-                    argument if isinstance(argument, Literal) else placed(*argument)
-                    for argument in arguments
-                ],
+                [argument if isinstance(argument, Literal) else placed(*argument) for argument in arguments],
                 launch.shared_bytes,
             )
             for launch, arguments in self.steps
         ]
-        task = KTask(kernels, [memory.buffer for memory in self.outputs], name=model)
+        task = KTask(kernels, [memory.buffer for memory in self.outputs], name=label)
         return Variant(task, tuple(memory.buffer for memory in self.inputs))
 
 

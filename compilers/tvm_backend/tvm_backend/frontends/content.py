@@ -23,23 +23,19 @@ def feed(digest: Digest, text: str) -> None:
 
 
 def feed_parts(digest: Digest, parts: Sequence[Part]) -> None:
-    """Relax modules: TVM's JSON without the constants, whose bytes follow: in JSON they would cost seconds."""
+    """Relax modules: TVM's hash of each function's structure, which leaves the constants out, and these in order.
+    PrimFuncs as text: TVM's hash of them differs from process to process."""
     import tvm
     import tvm_ffi
 
     for part in parts:
         constants: list[Any] = []
-
-        def taken(constant: Any, constants: list[Any] = constants) -> Any:
-            constants.append(constant.value)
-            return tvm.ir.Var(f"constant {len(constants)}", constant.ty)
-
         functions = sorted(part.module.functions.items(), key=lambda item: item[0].name_hint)
-        texts = [
-            (variable.name_hint, tvm.ir.save_json(tvm_ffi.structural_map(function, (tvm.ir.GenericConst, taken))))
-            for variable, function in functions
-        ]
-        feed(digest, f"{part.batch_size} {part.function} {part.inputs} {part.outputs} {texts}")
-        for value in constants:
+        for variable, function in functions:
+            inner = isinstance(function, tvm.tirx.PrimFunc)
+            structure = function.script() if inner else tvm_ffi.structural_hash(function, skip_tensor_content=True)
+            feed(digest, f"{part.batch_size} {part.function} {part.inputs} {variable.name_hint} {structure}")
+            tvm_ffi.structural_walk(function, (tvm.ir.GenericConst, constants.append))
+        for value in (constant.value for constant in constants):
             feed(digest, f"{value.dtype} {tuple(value.shape)}")
             digest.update(value.numpy().reshape(-1).view("uint8"))

@@ -134,7 +134,7 @@ def decomposed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     if model.functions:
         try:
             model = inliner.inline_local_functions(model)
-        except Exception as error:  # the inliner is C++ and raises its own  # noqa: BLE001
+        except Exception as error:  # the inliner is C++ and raises its own
             message = f"{name}: ONNX cannot lay out its functions: {error}"
             raise CompileError(message, model=name, stage="import") from error
     unknown = sorted({(node.domain, node.op_type) for node in model.graph.node if not is_known(node)})

@@ -15,6 +15,7 @@ from tvm_backend.frontends import Imported, Prepared
 from tvm_backend.frontends.content import feed_parts
 from tvm_backend.frontends.parts import Part, merged, output_names, tensor_inputs
 from tvm_backend.frontends.shapes import Input, bindings, by_name, dtype_of, open_batch
+from tvm_backend.frontends.specialised import closed
 
 Parts = tuple[list[Part], dict[str, tvm.runtime.Tensor]]
 """The model for each batch size, and its parameters by name."""
@@ -81,14 +82,6 @@ def parts_of_nn(model: nn.Module, examples: Any, batch_sizes: Sequence[int] | No
         names = output_names(module["forward"].ret_ty)
         parts.append(Part(binding.batch_size, module, "forward", arguments, names))
     return parts, values
-
-
-def closed(module: tvm.IRModule, function: str, sizes: Mapping[str, int]) -> tvm.IRModule:
-    """The module with these symbolic sizes bound in one of its functions."""
-    used = {variable.name for variable in relax.analysis.free_symbolic_vars(module[function])}
-    used |= {variable.name for variable in relax.analysis.defined_symbolic_vars(module[function])}
-    bound = {each: size for each, size in sizes.items() if each in used}
-    return relax.transform.BindSymbolicVars(bound, function)(module) if bound else module
 
 
 def _main(module: tvm.IRModule, name: str) -> str:

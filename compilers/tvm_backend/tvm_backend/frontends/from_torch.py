@@ -20,9 +20,9 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from tvm_backend.errors import CompileError, InvalidModel, Place, unsupported
 from tvm_backend.frontends import Imported, Prepared
 from tvm_backend.frontends.content import Digest, feed
-from tvm_backend.frontends.from_relax import closed
 from tvm_backend.frontends.parts import Part, merged, output_names
 from tvm_backend.frontends.shapes import Input, bindings, by_name, open_batch
+from tvm_backend.frontends.specialised import closed
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
 

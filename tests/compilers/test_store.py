@@ -1,0 +1,104 @@
+"""The store of compiled models: whole entries only, bounded, shared by processes, indifferent to damage."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm_backend.store import SWITCH, Store, store
+
+import kaas
+from kaas.kernels import library
+
+
+def model(name: str, values: int = 8) -> kaas.CompiledModel:
+    """x - constant, of 8 values."""
+    x, constant, y = (kaas.Buffer(each, (8,), "float32") for each in ("x", "constant", "y"))
+    arguments = [kaas.In(x), kaas.In(constant), kaas.Out(y), kaas.u32(8)]
+    task = kaas.KTask([kaas.Kernel(library("nearest_neighbours"), "vsub", 1, 256, arguments)], [y])
+    about = {"padding": "." * values}
+    return kaas.CompiledModel(name, [kaas.Variant(task, (x,))], {"constant": np.ones(8, np.float32)}, about)
+
+
+def test_what_was_put_is_found(tmp_path: Path) -> None:
+    models = Store(tmp_path / "models")
+    assert models.get("a") is None
+    models.put("a", model("one"))
+    found = models.get("a")
+    assert found is not None
+    assert found.name == "one"
+    assert found.variants == model("one").variants
+    assert models.get("b") is None
+
+
+def test_a_damaged_entry_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    models = Store(tmp_path)
+    models.put("a", model("one"))
+    (entry,) = tmp_path.iterdir()
+    content = bytearray(entry.read_bytes())
+    content[len(content) // 2] ^= 1
+    entry.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert models.get("a") is None
+    assert "damaged" in caplog.text
+    assert not entry.exists()
+    models.put("a", model("one"))
+    assert models.get("a") is not None
+
+
+def test_those_longest_unused_go(tmp_path: Path) -> None:
+    models = Store(tmp_path)
+    for age, key in ((300, "a"), (200, "b"), (100, "c")):
+        models.put(key, model(key))
+        status = (tmp_path / f"{key}.kaas").stat()
+        os.utime(tmp_path / f"{key}.kaas", ns=(0, status.st_mtime_ns - age * 10**9))
+    size = (tmp_path / "a.kaas").stat().st_size
+    assert models.get("a") is not None  # which makes it the newest
+    Store(tmp_path, limit_bytes=3 * size + size // 2).put("d", model("d"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.kaas", "c.kaas", "d.kaas"]
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    models = Store(tmp_path / "file" / "models")
+    with caplog.at_level(logging.WARNING):
+        models.put("a", model("one"))
+        assert models.get("a") is None
+    assert "cannot store" in caplog.text
+
+
+def test_processes_share_it(tmp_path: Path) -> None:
+    """Several write and read one entry at once: each read gives the whole model or nothing."""
+    program = (
+        "import sys; from pathlib import Path; from tests.compilers.test_store import model; "
+        "from tvm_backend.store import Store\n"
+        "models = Store(Path(sys.argv[1]))\n"
+        "for count in range(20):\n"
+        "    models.put('shared', model('one', 100 * count))\n"
+        "    found = models.get('shared')\n"
+        "    assert found is not None and found.name == 'one', found\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", program, str(tmp_path)]
+    running = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in running:
+        _, errors = process.communicate()
+        assert (process.returncode, errors) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["shared.kaas"]
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(SWITCH, raising=False)
+    found = store()
+    assert found is not None
+    assert found.directory == tmp_path / "kaas" / "models"
+    monkeypatch.setenv(SWITCH, "0")
+    assert store() is None
