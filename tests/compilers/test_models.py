@@ -87,6 +87,15 @@ def test_saved_loaded_registered_and_invoked(name: str, tmp_path: Path) -> None:
         check(model, given, model.answers(batch))
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("pool")
+def test_registered_as_compiled_and_invoked() -> None:
+    model = MODELS["mlp"]
+    function = compiled("mlp").register()
+    for batch in model.batch_sizes:
+        check(model, ray.get(function.remote(*model.inputs(batch).values())), model.answers(batch))
+
+
 @pytest.mark.usefixtures("softgpu")
 @pytest.mark.parametrize("name", SUITE)
 def test_from_torch(name: str) -> None:
