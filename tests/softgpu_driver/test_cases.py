@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from tests.softgpu_driver.fake import build_fake
 
 CASES = Path(__file__).with_name("cases")
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in CASES.glob("case_*.py")))
-def test_case(name: str) -> None:
+NAMES = sorted(path.stem for path in CASES.glob("case_*.py"))
+
+
+def run(name: str) -> subprocess.CompletedProcess[str]:
     options = ["-p", "no:cacheprovider", "-o", "python_files=case_*.py"]
     command = [sys.executable, "-m", "pytest", *options, str(CASES / f"{name}.py")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    """Those that were chosen, two at a time; their driver is built before."""
+    chosen = {item.name for item in request.session.items}
+    names = [name for name in NAMES if f"test_case[{name}]" in chosen]
+    build_fake()
+    with ThreadPoolExecutor(2) as threads:
+        yield {name: threads.submit(run, name) for name in names}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_case(runs: dict[str, Future[subprocess.CompletedProcess[str]]], name: str) -> None:
+    done = runs[name].result()
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

@@ -38,3 +38,4 @@ def test_nothing_changes(mode: str) -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout[-10_000:] + ended.stderr[-2_000:]
+    assert " passed" in ended.stdout
