@@ -45,9 +45,7 @@ class Step(Protocol):
 def compile_model(
     model: Annotated[Path, typer.Argument(help="an ONNX file, or what torch.export.save wrote")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="by default the model's name, .kaas")] = None,
-    target: Annotated[
-        str, typer.Option(help='GPU architectures, joined by "+", and "ptx"')
-    ] = "sm_80+ptx",
+    target: Annotated[str, typer.Option(help='GPU architectures, joined by "+", and "ptx"')] = "sm_80+ptx",
     batch_sizes: Annotated[list[int] | None, typer.Option("--batch-size", min=1, help="may be given again")] = None,
     name: Annotated[str | None, typer.Option(help="of the model; by default the file's")] = None,
     shapes: Annotated[

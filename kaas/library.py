@@ -6,13 +6,13 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kaas.entries import Entry
-from kaas.errors import CorruptImage
+from kaas.errors import CorruptImage, InvalidGraph
 
 if TYPE_CHECKING:
     from kaas.kernel import Kernel
@@ -143,7 +143,7 @@ class Library:
         gives that file.
 
         Raises:
-            CompileFailed: also for one that is to be compiled by nvcc, or that launches grids as a whole.
+            CompileFailed: also for one that is to be compiled by nvcc or launched as a whole grid, or that is neither.
             InvalidTarget, MissingPackage: see `from_cuda`.
         """
         made: Library = _maker("cupy").library(kernel, arch)
@@ -233,7 +233,15 @@ class Library:
         return launch.kernel(self, name, grid, args, block, shared_bytes)
 
     def __or__(self, other: Library) -> Library:
-        """This library's images, then the other's: `cubin | ptx` runs the cubin where it fits, else the PTX."""
+        """This library's images, then the other's: `cubin | ptx` runs the cubin where it fits, else the PTX.
+
+        Raises:
+            InvalidGraph: a kernel of both that is not launched in the same way.
+        """
+        for entry in self.entries:
+            for same in other.entries:
+                if same.symbol == entry.symbol and replace(same, name=entry.name) != entry:
+                    raise InvalidGraph(f"kernel {entry.name!r} is not launched in the same way in both libraries")
         return Library(
             tuple(dict.fromkeys(self.images + other.images)),
             entries=dict.fromkeys(self.entries + other.entries),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from kaas.library import Library
 from kaas.makers import cuda
-from kaas.makers.refusal import missing, refused, title
+from kaas.makers.refusal import refused, title
 
 _AS_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 """Options that CuPy gives to NVRTC beside those of the kernel."""
@@ -15,12 +16,9 @@ _AS_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 
 def library(kernel: Any, arch: str) -> Library:
     """See `Library.from_cupy`."""
-    try:
-        import cupy
-    except ImportError as error:
-        raise missing("CuPy", "cupy-cuda13x") from error
-    compiler = f"CuPy {cupy.__version__}"
-    if not isinstance(kernel, cupy.RawKernel | cupy.RawModule):
+    cupy: Any = sys.modules.get("cupy")  # it is there if the kernel is one of its own
+    compiler = f"CuPy {cupy.__version__}" if cupy else "CuPy"
+    if cupy is None or not isinstance(kernel, cupy.RawKernel | cupy.RawModule):
         raise refused(compiler, title(kernel), f"a {type(kernel).__name__} is neither a RawKernel nor a RawModule")
     source = kernel.name if isinstance(kernel, cupy.RawKernel) else "RawModule"
     if kernel.file_path:

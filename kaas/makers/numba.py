@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 from kaas.dtypes import DTYPE_BYTES
@@ -13,10 +16,9 @@ from kaas.errors import CompileFailed, InvalidGraph, InvalidTarget, MissingPacka
 from kaas.library import Library
 from kaas.makers import target
 from kaas.makers.refusal import missing, refused, title
-from kaas.symbols import kernels_of
 
 _INSTALL = "numba-cuda[cu13]"
-_MANGLED = re.compile(r"_ZN\w+")
+_COUNTED = re.compile(r"_ZN\w+|_cudapy_\w+")
 _PARAMETER = re.compile(r"_param_\d+$")
 
 
@@ -30,8 +32,8 @@ def library(kernel: Any, signature: Any, arch: str, fastmath: bool, launch_bound
 
         cuda: Any = import_module("numba.cuda")
         signatures: Any = import_module("numba.cuda.core.sigutils")
-    except ImportError as error:
-        raise missing("numba-cuda", _INSTALL) from error
+    except (ImportError, RuntimeError) as error:  # cuda.pathfinder's DynamicLibNotFoundError is a RuntimeError
+        raise missing("numba-cuda, or a library that it loads,", _INSTALL) from error
     compiler = f"numba-cuda {numba_cuda.__version__}"
     function = getattr(kernel, "py_func", kernel)
     name = title(function)
@@ -40,50 +42,55 @@ def library(kernel: Any, signature: Any, arch: str, fastmath: bool, launch_bound
     except Exception as error:
         raise refused(compiler, name, f"{signature!r} is no signature: {error}") from error
     parameters = _parameters(function, types, compiler)
-    capability = int(wanted.ptx.rstrip("af"))
+    capability = divmod(int(wanted.ptx.rstrip("af")), 10)
+    options = {"fastmath": fastmath, "launch_bounds": launch_bounds}
     try:
-        ptx, _ = cuda.compile(
-            function,
-            cuda.types.void(*types),
-            device=False,
-            abi="numba",
-            cc=divmod(capability, 10),
-            fastmath=fastmath,
-            launch_bounds=launch_bounds,
-        )
+        with _as_if_on(capability):
+            ptx, _ = cuda.compile(
+                function, cuda.types.void(*types), device=False, abi="numba", cc=capability, **options
+            )
     except Exception as error:
         raise _failed(compiler, name, error) from error
-    made = Library.from_ptx(_named(ptx, name))
-    (symbol,) = kernels_of(made)
-    return Library(made.images, entries=[Entry(symbol, name, parameters=parameters)])
+    symbol = re.sub(r"\W", "_", name, flags=re.ASCII)  # that of a lambda, say, is no name for PTX
+    images = Library.from_ptx(_named(ptx, symbol)).images
+    return Library(images, entries=[Entry(symbol, name, parameters=parameters)])
+
+
+@contextmanager
+def _as_if_on(capability: tuple[int, int]) -> Iterator[None]:
+    """numba-cuda compiles the device functions that a kernel calls for the device of this process, which need not
+    exist; meanwhile it is told that it is one of the capability that is wanted."""
+    dispatcher: Any = import_module("numba.cuda.dispatcher")
+    lock: Any = import_module("numba.cuda.core.compiler_lock")
+    with lock.global_compiler_lock:
+        real = dispatcher.get_current_device
+        dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = real
 
 
 def _named(ptx: str, name: str) -> str:
-    """The PTX with short symbols instead of numba's, which count compilations: the same function gives the same code,
-    whatever was compiled before."""
+    """The PTX with a name for its kernel, and short ones for all else that numba numbers as it compiles: the same
+    function gives the same code, whatever was compiled before."""
     (kernel,) = re.findall(r"\.entry\s+([\w$]+)", ptx)
     short = {kernel: name}
-    for symbol in dict.fromkeys(_PARAMETER.sub("", found) for found in _MANGLED.findall(ptx)):
+    for symbol in dict.fromkeys(_PARAMETER.sub("", found) for found in _COUNTED.findall(ptx)):
         short.setdefault(symbol, f"{name}__{len(short)}")
 
     def renamed(match: re.Match[str]) -> str:
         base = _PARAMETER.sub("", match[0])
         return short[base] + match[0][len(base) :]
 
-    return _MANGLED.sub(renamed, ptx)
+    return _COUNTED.sub(renamed, ptx)
 
 
 def _failed(compiler: str, name: str, error: Exception) -> CompileFailed | MissingPackage:
     """numba's error in our words."""
     log = str(error).strip()
-    match type(error).__name__:
-        case "CudaSupportError":  # it asks the device for its capability
-            why = (
-                "it calls device functions, which numba-cuda compiles for a device of this process, and there is none; "
-            )
-            return refused(compiler, name, why + "kaas.softgpu.load() gives it one", log)
-        case "DynamicLibNotFoundError" | "NvvmSupportError":
-            return missing(f"what {compiler} compiles with", _INSTALL)
+    if type(error).__name__ in ("DynamicLibNotFoundError", "NvvmSupportError"):
+        return missing("NVVM, with which numba-cuda compiles,", _INSTALL)
     line = re.search(r"^File .*, line (\d+):", log, re.MULTILINE)
     said = [part for part in log.splitlines() if part and not part.startswith("Failed in")]
     return refused(compiler, name, said[0] if said else type(error).__name__, log, int(line[1]) if line else None)

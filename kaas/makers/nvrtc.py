@@ -55,7 +55,7 @@ def compiled(
     try:
         for expression in names:
             _done(nvrtc.nvrtcAddNameExpression(program, expression.encode()), name)
-        flags = [f"--gpu-architecture={arch}".encode(), *(option.encode() for option in options)]
+        flags = [option.encode() for option in (f"--gpu-architecture={arch}", *_alone(), *options)]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
         log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).strip()
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -112,6 +112,11 @@ def compiler() -> str:
 @cache
 def _known() -> tuple[str, ...]:
     return tuple(str(n) for n in _done(_library().nvrtcGetSupportedArchs(), "architectures"))
+
+
+def _alone() -> tuple[str, ...]:
+    """What keeps NVRTC from asking the driver for results of earlier compilations, by calls that are private to it."""
+    return ("--no-cache",) if _version() >= (12, 9) else ()
 
 
 def _check_known(arch: str) -> None:

@@ -16,6 +16,7 @@ import kaas
 from examples import chained_matmul, jacobi, nearest_neighbours, pipeline
 from kaas.executor.local import check, run_local
 from kaas.executor.plan import Plan
+from tests.makers.present import present
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -29,9 +30,16 @@ def pool() -> Iterator[None]:
     ray.shutdown()
 
 
+def example(name: str) -> Any:
+    """An example, skipped where a package is missing that KaaS itself does not need."""
+    package = {"from_cupy": "cupy", "from_numba": "numba_cuda", "from_triton": "triton"}.get(name)
+    missing = package is not None and not present(package)
+    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"needs {package}"))
+
+
 @pytest.mark.ray
-@pytest.mark.usefixtures("pool")
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.usefixtures("pool", "softgpu")
+@pytest.mark.parametrize("name", [example(name) for name in EXAMPLES])
 def test_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     importlib.import_module(f"examples.{name}").main()
     assert capsys.readouterr().out.strip()

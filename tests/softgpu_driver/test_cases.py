@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from tests.ahead import begun
 from tests.softgpu_driver.fake import build_fake
 
 CASES = Path(__file__).with_name("cases")
@@ -28,12 +29,10 @@ def run(name: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
-    """Those that were chosen, two at a time; their driver is built before."""
-    chosen = {item.name for item in request.session.items}
-    names = [name for name in NAMES if f"test_case[{name}]" in chosen]
+    """The cases' processes; their driver is built before."""
     build_fake()
-    with ThreadPoolExecutor(2) as threads:
-        yield {name: threads.submit(run, name) for name in names}
+    with begun(request, "test_case", run, NAMES) as begun_runs:
+        yield begun_runs
 
 
 @pytest.mark.parametrize("name", NAMES)

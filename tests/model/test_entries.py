@@ -1,0 +1,227 @@
+"""`Library.kernel`: names found, arguments expanded and checked, by what the library knows of its kernels."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kaas
+from kaas.arguments import Argument
+from kaas.entries import Array, Complex, Entry, Parameter, Pointer, Scratch, Value
+from kaas.errors import InvalidGraph, InvalidLiteral, UnknownSymbol
+from kaas.library import Image
+from kaas.symbols import kernels_of
+
+PTX = """.version 8.0
+.target sm_80
+.address_size 64
+// .entry commented_out ()
+.visible .entry _Z5scaleIfEvPT_i() { ret; }
+.visible .entry _Z5scaleIiEvPT_i() { ret; }
+.visible .entry _ZN4deep4downEv() { ret; }
+.entry plain() { ret; }
+"""
+ONE = PTX[: PTX.index(".visible")] + ".entry only(.param .u64 a) { ret; }"
+X = kaas.Buffer("x", (4, 6), "float32")
+
+
+def library(*parameters: Parameter, **known: Any) -> kaas.Library:
+    entry = Entry("only", "mine", parameters=parameters, **known)
+    return kaas.Library((Image("ptx", ONE.encode()),), entries=[entry])
+
+
+def launch(parameter: Parameter, argument: Any) -> tuple[Argument, ...]:
+    return library(parameter).kernel(grid=1, block=32, args=[argument]).args
+
+
+# --- which kernel
+
+
+@pytest.mark.parametrize(
+    ("name", "symbol"),
+    [
+        ("plain", "plain"),
+        ("_Z5scaleIfEvPT_i", "_Z5scaleIfEvPT_i"),
+        ("scale<int>", "_Z5scaleIiEvPT_i"),
+        ("deep::down", "_ZN4deep4downEv"),
+    ],
+)
+def test_names_of_kernels(name: str, symbol: str) -> None:
+    entries = [Entry("_Z5scaleIfEvPT_i", "scale<float>"), Entry("_Z5scaleIiEvPT_i", "scale<int>")]
+    kernels = kaas.Library((Image("ptx", PTX.encode()),), entries=entries)
+    assert kernels.kernel(name, grid=2, block=64, args=[]) == kaas.Kernel(kernels, symbol, 2, 64, [])
+
+
+@pytest.mark.parametrize("name", ["scale", "Plain", "commented_out"])
+def test_names_of_no_kernel_or_of_several(name: str) -> None:
+    with pytest.raises(UnknownSymbol) as raised:
+        kaas.Library.from_ptx(PTX).kernel(name, grid=1, block=1, args=[])
+    assert raised.value.symbol == name
+
+
+def test_an_only_kernel_need_not_be_named() -> None:
+    assert kaas.Library.from_ptx(ONE).kernel(grid=1, block=1, args=[kaas.In(X)]).symbol == "only"
+    with pytest.raises(InvalidGraph, match="deep"):
+        kaas.Library.from_ptx(PTX).kernel(grid=1, block=1, args=[])
+
+
+def test_kernels_of_a_fatbin_must_be_named() -> None:
+    fatbin = kaas.Library.from_fatbin(b"\x50\xed\x55\xba\x01\x00\x10\x00" + (8).to_bytes(8, "little") + bytes(8))
+    assert fatbin.kernel("anything", grid=1, block=1, args=[]).symbol == "anything"
+    with pytest.raises(InvalidGraph, match="say which kernel"):
+        fatbin.kernel(grid=1, block=1, args=[])
+
+
+def test_kernels_of_cubins_and_ptx_are_the_same() -> None:
+    source = "namespace deep { __global__ void down(int) {} }\n__device__ int helper(int x) { return x; }\n"
+    source += 'extern "C" __global__ void plain(int *x) { *x = helper(*x); }'
+    cubin, ptx = (kaas.Library.from_cuda(source, arch) for arch in ("sm_80", "compute_80"))
+    assert set(kernels_of(cubin)) == set(kernels_of(ptx)) == {"plain", "_ZN4deep4downEi"}
+
+
+# --- what a launch is
+
+
+def test_what_the_code_fixes_may_be_left_out_or_repeated() -> None:
+    fixed = library(block=(128, 1, 1), shared_bytes=64)
+    kernel = fixed.kernel(grid=3, args=[])
+    assert (kernel.block, kernel.shared_bytes) == ((128, 1, 1), 64)
+    assert fixed.kernel("mine", grid=3, args=[], block=128, shared_bytes=64) == kernel
+    with pytest.raises(InvalidGraph, match="block"):
+        fixed.kernel(grid=3, args=[], block=64)
+    with pytest.raises(InvalidGraph, match="shared_bytes"):
+        fixed.kernel(grid=3, args=[], shared_bytes=0)
+    with pytest.raises(InvalidGraph, match="block"):
+        library().kernel(grid=3, args=[])
+
+
+def test_arguments_by_name_and_in_order() -> None:
+    kernels = library(Pointer("x", "float32"), Value("n", "i32"))
+    in_order = kernels.kernel(grid=1, block=1, args=[kaas.In(X), 5])
+    assert in_order.args == (kaas.In(X), kaas.i32(5))
+    assert kernels.kernel(grid=1, block=1, args={"n": kaas.i32(5), "x": kaas.In(X)}) == in_order
+    for args in ([kaas.In(X)], [kaas.In(X), 5, 6], {"x": kaas.In(X)}, {"x": kaas.In(X), "n": 5, "m": 6}):
+        with pytest.raises(InvalidGraph, match="x, n") as raised:
+            kernels.kernel(grid=1, block=1, args=args)
+        assert raised.value.kernel == "only"
+
+
+def test_unknown_parameters_have_no_names() -> None:
+    with pytest.raises(InvalidGraph, match="names"):
+        kaas.Library.from_ptx(ONE).kernel(grid=1, block=1, args={"a": kaas.In(X)})
+
+
+def test_scratch_memory_follows_the_arguments() -> None:
+    kernel = library(scratch=(Scratch(96), Scratch(0))).kernel(grid=(2, 3), block=1, args=[])
+    (memory, none) = kernel.args
+    assert isinstance(memory, kaas.Out)
+    assert (memory.buffer.nbytes, none) == (6 * 96, kaas.Null)
+    task = kaas.KTask([kernel, library(Pointer("x")).kernel(grid=1, block=1, args=[kaas.InOut(X)])], outputs=[X])
+    assert [buffer.name for buffer in task.inputs] == ["x"]
+
+
+def test_entries_count_in_no_hash_and_travel_with_a_copy() -> None:
+    with_entries, plain = library(Pointer("x")), kaas.Library.from_ptx(ONE)
+    assert with_entries == plain
+    assert pickle.loads(pickle.dumps(with_entries)).entries == with_entries.entries
+    both = with_entries | kaas.Library.from_ptx(PTX)
+    assert both.entries == with_entries.entries
+    task = kaas.KTask([with_entries.kernel(grid=1, block=1, args=[kaas.InOut(X)])], outputs=[X])
+    assert kaas.KTask.from_dict(task.to_dict()) == task
+
+
+def test_libraries_that_disagree_about_a_kernel_do_not_join() -> None:
+    other = kaas.Library.from_ptx(PTX)
+    one = kaas.Library(other.images, entries=[Entry("plain", "plain", shared_bytes=64)])
+    two = kaas.Library((Image("ptx", ONE.encode()),), entries=[Entry("plain", "plain", shared_bytes=128)])
+    with pytest.raises(InvalidGraph, match="plain"):
+        _ = one | two
+
+
+# --- what a parameter takes
+
+
+SCALAR = kaas.Scalar("n", "i32")
+
+
+@pytest.mark.parametrize(
+    ("parameter", "argument", "expanded"),
+    [
+        (Pointer("p", "float32"), kaas.Out(X, 8), (kaas.Out(X, 8),)),
+        (Pointer("p", "float32", 16), kaas.Out(X, 32), (kaas.Out(X, 32),)),
+        (Pointer("p", "int8"), kaas.Null, (kaas.Null,)),
+        (Pointer("p", "int8"), kaas.In(kaas.Buffer("raw", 8)), (kaas.In(kaas.Buffer("raw", 8)),)),
+        (Value("v", "i32"), np.int64(-3), (kaas.i32(-3),)),
+        (Value("v", "f32"), 2, (kaas.f32(2),)),
+        (Value("v", "u32"), kaas.i32(7), (kaas.i32(7),)),
+        (Value("v", "u32"), SCALAR, (SCALAR,)),
+        (Value("v", "i32", 16), 48, (kaas.i32(48),)),
+        (Value("v", "boolean"), True, (kaas.boolean(True),)),
+        (Complex("c", "c64"), 1 - 2j, (kaas.f32(1), kaas.f32(-2))),
+        (Complex("c", "c128"), kaas.c128(3j), (kaas.f64(0), kaas.f64(3))),
+    ],
+)
+def test_what_fits(parameter: Parameter, argument: Any, expanded: tuple[Any, ...]) -> None:
+    assert launch(parameter, argument) == expanded
+
+
+@pytest.mark.parametrize(
+    ("parameter", "argument", "words"),
+    [
+        (Pointer("it", "int32"), kaas.In(X), "int32, not to float32"),
+        (Pointer("it", "float32"), 5, "In, Out or InOut"),
+        (Pointer("it"), X, "bare buffer 'x'"),
+        (Pointer("it", "float32", 16), kaas.In(X, 8), "16 divides"),
+        (Value("it", "i32"), kaas.In(X), "takes a number"),
+        (Value("it", "i32"), kaas.i64(5), "is i32"),
+        (Value("it", "f32"), SCALAR, "scalar 'n' is i32"),
+        (Value("it", "i32", 16), SCALAR, "no Scalar promises"),
+        (Value("it", "i32", 16), 40, "multiples of 16"),
+        (Value("it", "i32"), kaas.Null, "Null"),
+        (Complex("it", "c64"), SCALAR, "fixed number"),
+        (Complex("it", "c64"), kaas.f32(1), "is c64"),
+        (Array("it", "float32", 1), kaas.In(X), "1 dimensions, not 2"),
+        (Array("it", "float64", 2), kaas.In(X), "float64, not of float32"),
+        (Array("it", "float32", 2), kaas.In(X, 12), "rows of 24 bytes"),
+        (Array("it", "float32", 2), kaas.Null, "In, Out or InOut"),
+    ],
+)
+def test_what_does_not_fit(parameter: Parameter, argument: Any, words: str) -> None:
+    with pytest.raises(InvalidGraph, match=words) as raised:
+        launch(parameter, argument)
+    assert "kernel 'mine': parameter 'it'" in raised.value.message
+    assert raised.value.kernel == "only"
+
+
+@pytest.mark.parametrize(
+    ("parameter", "argument"), [(Value("it", "i8"), 300), (Value("it", "i32"), 1.5), (Complex("it", "c64"), "1")]
+)
+def test_numbers_that_a_parameter_cannot_hold(parameter: Parameter, argument: Any) -> None:
+    with pytest.raises(InvalidLiteral, match="parameter 'it'") as raised:
+        launch(parameter, argument)
+    assert raised.value.value == argument
+
+
+@given(
+    shape=st.lists(st.integers(0, 7), min_size=1, max_size=4),
+    dtype=st.sampled_from(["float32", "int8", "complex128", "bool"]),
+    data=st.data(),
+)
+def test_arrays_are_told_as_numpy_tells_them(shape: list[int], dtype: str, data: st.DataObject) -> None:
+    whole = np.empty(shape, dtype)
+    rows = data.draw(st.integers(0, max(0, shape[0] - 1))) if whole.size else 0
+    array = whole[rows:]
+    skipped = rows * whole[:1].nbytes
+    access = kaas.InOut(kaas.Buffer("a", shape, dtype), skipped)
+    meminfo, parent, size, itemsize, pointer, *rest = launch(Array("a", dtype, len(shape)), access)
+    assert (meminfo, parent, pointer) == (kaas.Null, kaas.Null, access)
+    strides = [whole.itemsize * math.prod(shape[n + 1 :]) for n in range(len(shape))]
+    assert array.size == 0 or tuple(strides) == array.strides
+    numbers = [array.size, array.itemsize, *array.shape, *strides]
+    assert [size, itemsize, *rest] == [kaas.i64(number) for number in numbers]
