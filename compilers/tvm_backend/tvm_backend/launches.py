@@ -179,7 +179,7 @@ class _Host:
         if unknown:
             self.refuse("tirx.call_ffi_kernel", f"a launch with {', '.join(unknown)}")
         return Launch(
-            symbol.value,
+            str(symbol.value),
             _extents(extents, "blockIdx"),
             _extents(extents, "threadIdx"),
             extents.get(SHARED, 0),
