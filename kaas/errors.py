@@ -254,9 +254,12 @@ class NoVariant(InvalidRequest):
     variants: tuple[dict[str, str], ...]
 
 
-class UndecidedVariant(NoVariant):
-    """Inputs that fit several variants of a model, since the shapes of references cannot be known here: these are the
-    `variants`."""
+class UndecidedVariant(InvalidRequest):
+    """Inputs that fit several variants of a model, since the shapes of references cannot be known here. Fields as
+    above, of those that they fit."""
+
+    given: dict[str, str]
+    variants: tuple[dict[str, str], ...]
 
 
 class MissingScalar(InvalidRequest):

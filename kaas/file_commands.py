@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from kaas import draw, model_file
 from kaas.dtypes import is_integer_kind
@@ -200,11 +200,16 @@ def _kernel_table(kernels: Sequence[KernelTime]) -> Table:
         launches[kernel.symbol] += kernel.launches
         seconds[kernel.symbol] += kernel.seconds
     total_s = sum(seconds.values()) or 1.0
-    table = Table("kernel", "launches", "milliseconds", "share", title="one by one, without the graph")
+    table = Table(_symbols(), "launches", "milliseconds", "share", title="one by one, without the graph")
     for symbol in sorted(seconds, key=seconds.__getitem__, reverse=True):
         took_s = seconds[symbol]
         table.add_row(escape(symbol), str(launches[symbol]), f"{took_s * 1e3:.3f}", f"{took_s / total_s:.1%}")
     return table
+
+
+def _symbols() -> Column:
+    """A column of kernels. Compilers give long names, and all of each is shown."""
+    return Column("kernel", overflow="fold")
 
 
 def _save(folder: Path, name: str, array: Any) -> None:
@@ -248,7 +253,7 @@ def _launch_table(variants: Sequence[Variant]) -> Table:
             launches[kernel.symbol][number] += 1
             first.setdefault(kernel.symbol, f"{draw.dims(kernel.grid)}, {draw.dims(kernel.block)}")
     counted = [escape(draw.printable(variant.task.label)) for variant in variants]
-    table = Table("kernel", *counted, "grid, block", title="launches of each kernel, in the order of the first")
+    table = Table(_symbols(), *counted, "grid, block", title="launches of each kernel, in the order of the first")
     for symbol, counts in launches.items():
         table.add_row(escape(draw.printable(symbol)), *map(str, counts), first[symbol])
     return table

@@ -64,7 +64,8 @@ class KTask:
         object.__setattr__(self, "name", name)
         inputs = _inputs(kernels)
         object.__setattr__(self, "inputs", inputs)
-        temporaries = tuple(b for b in buffers.values() if b not in inputs and b not in self.outputs)
+        given = {*inputs, *self.outputs}
+        temporaries = tuple(b for b in buffers.values() if b not in given)
         object.__setattr__(self, "temporaries", temporaries)
         object.__setattr__(self, "edges", _edges(kernels))
         object.__setattr__(self, "scalars", MappingProxyType(_scalars(kernels, self.iterations)))

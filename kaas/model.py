@@ -144,7 +144,7 @@ class CompiledModel:
         """Runs it in this process, without Ray. The constants stay on the device for the next time.
 
         Args:
-            arrays, named: the inputs in the model's order, by name, or both.
+            arrays, named: the inputs in the model's order, by name, or both. One called "device" goes by its place.
             device: as of `kaas.run_local`.
 
         Returns:

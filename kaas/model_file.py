@@ -255,7 +255,13 @@ def _images(
 def _unpacked(path: str | os.PathLike[str], archive: zipfile.ZipFile, entry: zipfile.ZipInfo, limit: int) -> bytes:
     if entry.file_size > limit:
         raise _corrupt(path, f"{entry.filename} has {entry.file_size} bytes, more than the {limit} that are read")
-    return archive.read(entry)  # no more than the size that it announces
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise _corrupt(path, f"{entry.filename} is neither stored nor deflated")
+    with archive.open(entry) as file:
+        data = file.read(entry.file_size)  # asked for all, it would unpack all there is, whatever size was announced
+    if len(data) < entry.file_size:
+        raise _corrupt(path, f"{entry.filename} ends after {len(data)} of {entry.file_size} bytes")
+    return data
 
 
 def _stored(path: str | os.PathLike[str], entry: zipfile.ZipInfo, mapped: Array) -> Array:

@@ -125,7 +125,8 @@ def choose(
         MissingInput, UnexpectedInput: the given ones are not exactly those.
         NoVariant: none takes them. UndecidedVariant: several would. NotContiguous
     """
-    check_taken(repr(label), label, variants[0].values(), inputs)
+    if inputs.keys() != variants[0].keys():
+        check_taken(repr(label), label, variants[0].values(), inputs)
     told = {name: _Told() if is_reference(value) else _told(variants[0][name], value) for name, value in inputs.items()}
     return _fitting(label, variants, told)
 
@@ -180,7 +181,11 @@ def _told(buffer: Buffer, value: Any) -> _Told:
         data, name = raw_bytes(buffer, value)
         shape = None if name is None or hasattr(value, "__dlpack__") else memoryview(value).shape
         return _Told(name, shape, len(data))
-    plain = str(dtype).rpartition(".")[2]  # PyTorch's are called torch.float32
-    name = plain if plain in DTYPE_BYTES else dtype_name(dtype) or str(dtype)
-    nbytes = getattr(value, "nbytes", None)
-    return _Told(name, tuple(shape), nbytes)
+    return _Told(dtype_name(dtype) or _foreign_name(dtype), tuple(shape), getattr(value, "nbytes", None))
+
+
+def _foreign_name(dtype: Any) -> str:
+    """Of another library's dtype; PyTorch's are called torch.float32."""
+    text = str(dtype)
+    plain = text.rpartition(".")[2]
+    return plain if plain in DTYPE_BYTES else text

@@ -94,7 +94,7 @@ def arena_bytes(task: KTask, cached: Collection[Buffer]) -> int:
     index = {buffer: number for number, buffer in enumerate(task.buffers)}
     pointers = (table for kernel in task.kernels for argument in kernel.args for table in _tables(argument))
     tables = dict.fromkeys(_entries(table, index) for table in pointers)
-    away = {index[buffer] for buffer in cached if buffer not in task.private_inputs}
+    away = {index[buffer] for buffer in set(cached) - set(task.private_inputs)}
     tenants = (tenant for tenant in _tenants(task, index, tables) if tenant.index not in away)
     return lay_out(tenants, Order(len(task.kernels), task.edges)).nbytes
 
@@ -154,11 +154,12 @@ def _tenants(task: KTask, buffers: Mapping[Buffer, int], tables: Iterable[Table]
     for number, kernel in enumerate(task.kernels):
         for buffer in dict.fromkeys(access.buffer for access in kernel.accesses):
             users[buffer].append(number)
+    inputs, outputs = set(task.inputs), set(task.outputs)
     for buffer, index in buffers.items():
         # What an iteration leaves for the next one must outlive the list of kernels.
         carried = task.iterations != 1 and buffer in task.kernels[users[buffer][0]].reads
-        from_start = buffer in task.inputs or buffer.init is not None
-        yield Tenant(index, buffer.nbytes, frozenset(users[buffer]), from_start, buffer in task.outputs or carried)
+        from_start = buffer in inputs or buffer.init is not None
+        yield Tenant(index, buffer.nbytes, frozenset(users[buffer]), from_start, buffer in outputs or carried)
     for number, table in enumerate(tables, start=len(buffers)):
         yield Tenant(number, POINTER_BYTES * len(table), frozenset(), from_start=True, to_end=True)
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import kaas
 from kaas import errors
-from kaas.cli import app
+from kaas.cli import app, main
 from kaas.executor.local import executor_for
 from tests.api.models import LARGEST, adder, doubler, expected, inputs
 
@@ -183,11 +183,14 @@ def test_run_refuses(file: Path, extra: list[str]) -> None:
     assert isinstance(runner.invoke(app, ["run", str(file), *extra]).exception, errors.InvalidRequest)
 
 
-def test_a_damaged_file_is_one_line(file: Path) -> None:
+def test_a_damaged_file_is_one_line(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file.write_bytes(file.read_bytes()[:100])
-    ended = subprocess.run(
-        [sys.executable, "-m", "kaas.cli", "inspect", str(file)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(f"CorruptModel: {file} is no model that can be read: ")
-    assert ended.stderr.count("\n") == 1
+    monkeypatch.setattr(sys, "argv", ["kaas", "inspect", str(file)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"CorruptModel: {file} is no model that can be read: ")
+    assert told.count("\n") == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,15 @@ from typer.testing import CliRunner
 import kaas
 from kaas import errors
 from kaas.cli import app
-from tests.api.conftest import DEVICE_BYTES
+from tests.api.conftest import DEVICE_BYTES, add_task, numbers
 from tests.api.models import LARGEST, V, W, adder, crasher, doubler, expected, inputs
 
 pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pool() -> Iterator[None]:
-    kaas.init(devices=[kaas.Device("software", DEVICE_BYTES)])
-    yield
-    kaas.shutdown()
-    ray.shutdown()
+def pool(start: Callable[..., bool]) -> None:
+    start(devices=[kaas.Device("software", DEVICE_BYTES)])
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +107,13 @@ def test_what_fits_no_variant_is_said_at_once(function: kaas.Function) -> None:
 @ray.remote
 def in_a_task(function: kaas.Function, x: Any, mask: Any) -> Any:
     return ray.get(function.remote(x, mask).sum)
+
+
+def test_a_ktask_s_inputs_have_an_order_too() -> None:
+    add = kaas.register(add_task(), {"b": numbers(seed=1)})
+    np.testing.assert_array_equal(ray.get(add.remote(numbers())), numbers() + numbers(seed=1))
+    with pytest.raises(errors.InvalidRequest, match=r"takes 1 inputs \(a\), not 2"):
+        add.remote(numbers(), numbers())
 
 
 def test_it_travels_to_tasks(function: kaas.Function) -> None:

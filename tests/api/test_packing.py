@@ -23,8 +23,9 @@ from kaas.errors import (
 from kaas.executor.device import open_device
 from kaas.executor.inputs import Source
 from kaas.pool import wire
-from kaas.pool.packing import Caller, Signature, bind, constant_key, pack, unpack
+from kaas.pool.packing import Caller, Signature, bind, bind_variants, choose_signature, constant_key, pack, unpack
 from tests.api.conftest import N, add_task, numbers, scale_task
+from tests.api.models import LARGEST, adder, inputs
 from tests.exporters import DeviceArray, Exporter
 
 
@@ -191,6 +192,22 @@ def test_functions_are_known_by_kernels_and_constants_names() -> None:
     assert one.key == same.key
     assert len({plain.key, one.key, other.key}) == 3
     assert wire.decode_function(wire.encode(one.spec)) == one.spec
+
+
+def test_variants_find_their_constants_in_one_tuple() -> None:
+    model = adder(1, LARGEST)
+    signatures, objects = bind_variants(model.variants, model.constants, FakeStore())
+    bindings = [{b.buffer: b.entry for b in signature.spec.bindings} for signature in signatures]
+    assert [set(entries) for entries in bindings] == [{"w"}, {"w", "v"}]
+    assert bindings[0]["w"] == bindings[1]["w"]
+    assert len(objects) == 2
+    for batch, expected in zip((1, LARGEST), signatures, strict=True):
+        given = inputs(batch)
+        chosen, read = choose_signature("adder", signatures, [given["x"]], {"mask": given["mask"]}, FakeStore())
+        assert chosen is expected
+        assert read.keys() == {"x"} == chosen.given.keys()  # no kernel reads the mask
+    with pytest.raises(NotContiguous, match="'mask'"):
+        choose_signature("adder", signatures, [given["x"], np.zeros((LARGEST, 2), np.bool_)[:, 0]], {}, FakeStore())
 
 
 BAD: list[tuple[dict[str, Any], dict[str, Any], type[InvalidRequest], dict[str, Any]]] = [
