@@ -19,8 +19,8 @@ from rich.progress import Progress as Bars
 from kaas.errors import InvalidRequest, MissingPackage
 
 GROUP = "kaas.compilers"
-"""Entry points that are called as `compile(path, examples, target=..., batch_sizes=..., name=..., tune=..., progress=...)` and
-return a `kaas.CompiledModel`."""
+"""Entry points that are called as `compile(path, examples, target=..., batch_sizes=..., name=..., tune=...,
+progress=...)` and return a `kaas.CompiledModel`."""
 
 console = Console()
 

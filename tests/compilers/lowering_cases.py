@@ -9,12 +9,12 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.frontend import nn
+
+import kaas
 from tvm_backend import lowering, targets, tasks
 from tvm_backend.constants import Array
 from tvm_backend.frontends import EntryPoint, Imported
 from tvm_backend.library import library
-
-import kaas
 
 TARGET = targets.parsed("ptx")
 

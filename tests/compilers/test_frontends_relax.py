@@ -17,7 +17,7 @@ from tvm_backend.frontends import imported, prepared
 Array = np.ndarray[Any, Any]
 
 
-class Perceptron(nn.Module):
+class Perceptron(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(4, 3), nn.Linear(3, 2, bias=False)])

@@ -6,42 +6,15 @@ import pickle
 
 import pytest
 import tvm
-from tvm.script import ir as I  # noqa: N812 - as TVM's scripts spell it
-from tvm.script import tirx as T  # noqa: N812
 
 import kaas
 from kaas.errors import InvalidTarget
 from tests.compilers.lowering_cases import TARGET
+from tests.compilers.lowering_scripts import Addresses, OnTheHost, Several
 from tvm_backend import targets
 from tvm_backend.accesses import Use, uses
 from tvm_backend.launches import Launch, Pointer, Workspace, launches
 from tvm_backend.lowering import split
-
-# mypy: ignore-errors
-# ruff: noqa: F821
-
-
-@I.ir_module
-class Several:
-    """A loop, a condition and a workspace on the host, around kernels with scalars as arguments."""
-
-    @T.prim_func(s_tir=True)
-    def several(
-        a: T.Buffer((T.int64(64),), "float32"), b: T.Buffer((T.int64(64),), "float32"), count: T.int64, scale: T.float32
-    ):
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
-        space = T.alloc_buffer((T.int64(128),), "float32")
-        with T.attr(0, "hand_threaded", 0):
-            for i in T.serial(T.int64(3)):
-                if i != T.int64(1):
-                    block = T.launch_thread("blockIdx.x", T.int64(2) * (i + T.int64(1)))
-                    thread = T.launch_thread("threadIdx.y", T.int64(16))
-                    space[block * T.int64(16) + thread] = a[block * T.int64(16) + thread] * scale + T.Cast(
-                        "float32", i + count
-                    )
-        with T.attr(0, "hand_threaded", 0):
-            thread = T.launch_thread("threadIdx.x", T.int64(64))
-            b[thread] = b[thread] + space[thread]
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +53,6 @@ def test_loads_and_stores_by_parameter(several: tuple[tvm.IRModule, tvm.IRModule
     assert found[Pointer(1, 0)] == Use(loads=True, stores=True)
 
 
-@I.ir_module
-class Addresses:
-    """Addresses that go elsewhere than into a load or a store."""
-
-    @T.prim_func(s_tir=True)
-    def addresses(
-        a: T.Buffer((T.int64(4),), "int32"), b: T.Buffer((T.int64(4),), "int32"), c: T.Buffer((T.int64(4),), "int32")
-    ):
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
-        thread = T.launch_thread("threadIdx.x", T.int64(4))
-        T.evaluate(T.call_extern("int32", "atomicAdd", T.address_of(a[thread]), b[thread]))
-        T.evaluate(T.call_extern("int32", "look", c.data))
-
-
 def test_addresses_that_escape_may_be_read_and_written() -> None:
     host, device = split(Addresses, TARGET)
     (launch,), _ = launches(host["addresses"], [(4,), (4,), (4,)])
@@ -101,20 +60,6 @@ def test_addresses_that_escape_may_be_read_and_written() -> None:
     assert found[Pointer(0, 0)] == Use(loads=True, stores=True)
     assert found[Pointer(1, 0)] == Use(loads=True, stores=False)
     assert found[Pointer(2, 0)] == Use(loads=True, stores=True)
-
-
-@I.ir_module
-class OnTheHost:
-    """What no kTask can do, between kernels."""
-
-    @T.prim_func(s_tir=True)
-    def host(a: T.Buffer((T.int64(4),), "float32"), b: T.Buffer((T.int64(4),), "float32"), n: T.int32):
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
-        T.evaluate(T.call_packed("some.library.gemm", a.data, b.data))
-        with T.attr(0, "hand_threaded", 0):
-            thread = T.launch_thread("threadIdx.x", T.int64(4))
-            b[thread] = a[thread]
-        T.evaluate(T.call_extern("int32", "write_a_file", n))
 
 
 def test_what_runs_on_the_host_is_named() -> None:

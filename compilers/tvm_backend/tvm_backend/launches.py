@@ -11,8 +11,8 @@ from tvm import ir, tirx
 
 import kaas
 from kaas import Buffer, Literal
-from tvm_backend.evaluate import NotConstant, Number, brief, evaluate, integer
 from tvm_backend.errors import Place
+from tvm_backend.evaluate import NotConstant, Number, brief, evaluate, integer
 
 AXES = ("x", "y", "z")
 SHARED = "tirx.use_dyn_shared_memory"

@@ -18,6 +18,7 @@ from tvm_backend.errors import unsupported
 from tvm_backend.folding import fold
 from tvm_backend.outputs import own_outputs
 from tvm_backend.targets import Target
+from tvm_backend.units import without_unit_reductions
 from tvm_backend.unrolling import left_to_nvrtc
 from tvm_backend.vectors import without_bool_vectors
 
@@ -66,13 +67,14 @@ def fused(module: tvm.IRModule, target: Target, names: Names) -> tvm.IRModule:
     statistics goes into the weights of the convolution before it."""
     transform = relax.transform
     with target.tvm:
-        return tvm.transform.Sequential([
+        module = tvm.transform.Sequential([
             transform.CanonicalizeBindings(), transform.FoldBatchnormToConv2D(), transform.DecomposeOpsForInference(),
             fold(names), transform.CanonicalizeBindings(),
             relax.backend.DispatchSampling(), relax.backend.DispatchSortScan(),
             transform.LegalizeOps(), transform.AnnotateTIROpPattern(), transform.FoldConstant(), transform.FuseOps(),
             transform.FuseTIR(), transform.DeadCodeElimination(),
         ])(module)  # fmt: skip
+    return without_unit_reductions(module)
 
 
 def planned(module: tvm.IRModule, target: Target) -> tvm.IRModule:
@@ -147,7 +149,7 @@ def replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
         tvm_ffi.register_global_func(name, usual, override=True)
 
 
-@tvm.ir.instrument.pass_instrument  # type: ignore[untyped-decorator]
+@tvm.ir.instrument.pass_instrument
 class _WithoutHostInterface:
     def should_run(self, _module: tvm.IRModule, info: tvm.transform.PassInfo) -> bool:
         return info.name not in HOST_INTERFACE

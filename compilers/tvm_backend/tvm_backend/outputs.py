@@ -85,8 +85,8 @@ class _Copies:
 
 
 def _origin(value: Any, bound: dict[Any, Any]) -> Any:
-    """What a value is, seen through names, views, tuples and what is written in place: a tuple, a parameter, a constant,
-    or what a call defines."""
+    """What a value is, seen through names, views, tuples and what is written in place: a tuple, a parameter, a
+    constant, or what a call defines."""
     while True:
         behind = _behind(value, bound)
         if behind is None:

@@ -1,4 +1,4 @@
-"""Operators whose results have shapes that depend on values: no kTask can have them, and TVM fails on them in many ways."""
+"""Operators whose results have shapes that depend on values: no kTask has such, and TVM fails on them in many ways."""
 
 from __future__ import annotations
 

@@ -197,8 +197,8 @@ class Graph:
                 if space not in workspaces:
                     workspaces[space] = Tensor(self.temporary(space.name, (space.nbytes,), "uint8"))
                 tensor = workspaces[space]
-            case Pointer():
-                tensor = values[argument.base]
+            case Pointer(base=int() as parameter):
+                tensor = values[parameter]
         return self.access(tensor, use), tensor, argument.offset_bytes
 
     def access(self, tensor: Tensor, use: Use) -> type[Access]:

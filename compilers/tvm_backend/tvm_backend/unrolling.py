@@ -1,4 +1,4 @@
-"""Unrolled loops stay loops in the source: NVRTC unrolls them as well as TVM would, from a source many times smaller."""
+"""Unrolled loops stay loops in the source: NVRTC unrolls them as well as TVM, from a source many times smaller."""
 
 from __future__ import annotations
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -22,20 +25,24 @@ def feed(digest: Digest, text: str) -> None:
     digest.update(data)
 
 
+def feed_all(digest: Digest, pieces: Iterable[Any]) -> None:
+    """Large pieces of bytes, hashed beside each other: a hash leaves the interpreter to others while it works."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
+        for piece in threads.map(lambda piece: hashlib.sha256(piece).digest(), pieces):
+            digest.update(piece)
+
+
 def feed_parts(digest: Digest, parts: Sequence[Part]) -> None:
-    """Relax modules: TVM's hash of each function's structure, which leaves the constants out, and these in order.
-    PrimFuncs as text: TVM's hash of them differs from process to process."""
+    """Relax modules: TVM's hash of their structure, which leaves the constants out, and these in order."""
     import tvm
     import tvm_ffi
 
     for part in parts:
+        structure = tvm_ffi.structural_hash(part.module, skip_tensor_content=True)
+        feed(digest, f"{part.batch_size} {part.function} {part.inputs} {structure}")
         constants: list[Any] = []
-        functions = sorted(part.module.functions.items(), key=lambda item: item[0].name_hint)
-        for variable, function in functions:
-            inner = isinstance(function, tvm.tirx.PrimFunc)
-            structure = function.script() if inner else tvm_ffi.structural_hash(function, skip_tensor_content=True)
-            feed(digest, f"{part.batch_size} {part.function} {part.inputs} {variable.name_hint} {structure}")
+        for _, function in sorted(part.module.functions.items(), key=lambda item: item[0].name_hint):
             tvm_ffi.structural_walk(function, (tvm.ir.GenericConst, constants.append))
-        for value in (constant.value for constant in constants):
-            feed(digest, f"{value.dtype} {tuple(value.shape)}")
-            digest.update(value.numpy().reshape(-1).view("uint8"))
+        for constant in constants:
+            feed(digest, f"{constant.value.dtype} {tuple(constant.value.shape)}")
+        feed_all(digest, (constant.value.numpy().reshape(-1).view("uint8") for constant in constants))

@@ -9,10 +9,10 @@ from typing import Any, BinaryIO
 
 from tvm_backend.errors import InvalidModel
 from tvm_backend.frontends import Prepared, imported
-from tvm_backend.frontends.content import Digest, feed
+from tvm_backend.frontends.content import Digest, feed, feed_all
 
 ZIP = b"PK\x03\x04"
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 8 << 20
 
 
 def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
@@ -47,7 +47,8 @@ def _feed(digest: Digest, path: Path, name: str) -> None:
     with _opened(path, name) as file:
         content = file.read()
     feed(digest, str(len(content)))
-    digest.update(content)
+    whole = memoryview(content)
+    feed_all(digest, (whole[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES)))
     if content.startswith(ZIP) or b"location" not in content:
         return
     _installed("onnx", path, name)
@@ -56,8 +57,7 @@ def _feed(digest: Digest, path: Path, name: str) -> None:
     for other in from_onnx.external_files(path, name):
         with _opened(other, name) as file:
             feed(digest, f"{other.name} {other.stat().st_size}")
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
+            feed_all(digest, iter(lambda: file.read(CHUNK_BYTES), b""))
 
 
 def _opened(path: Path, name: str) -> BinaryIO:

@@ -14,7 +14,7 @@ from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_e
 
 from tvm_backend.errors import CompileError, InvalidModel
 from tvm_backend.frontends import Imported, Prepared
-from tvm_backend.frontends.content import Digest
+from tvm_backend.frontends.content import Digest, feed_all
 from tvm_backend.frontends.onnx_constants import SMALL, Values
 from tvm_backend.frontends.onnx_nodes import STANDARD, Importer, is_known, where
 from tvm_backend.frontends.parts import Part, merged, output_names
@@ -25,12 +25,12 @@ def prepared(model: onnx.ModelProto, examples: Any, batch_sizes: Sequence[int] |
     """A ModelProto; its bytes are its content."""
 
     def content(digest: Digest) -> None:
-        graph = onnx.ModelProto()
-        graph.CopyFrom(model)
-        del graph.graph.initializer[:]  # a message of more than 2 GB cannot be written
-        digest.update(graph.SerializeToString(deterministic=True))
-        for tensor in model.graph.initializer:
-            digest.update(tensor.SerializeToString(deterministic=True))
+        rest = onnx.ModelProto()
+        rest.CopyFrom(model)
+        for tensor in rest.graph.initializer:
+            tensor.ClearField("raw_data")  # a message of more than 2 GB cannot be written
+        digest.update(rest.SerializeToString(deterministic=True))
+        feed_all(digest, (tensor.raw_data for tensor in model.graph.initializer))
 
     return Prepared(content, lambda: imported(model, examples, batch_sizes, name))
 

@@ -19,7 +19,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from tvm_backend.errors import CompileError, InvalidModel, Place, unsupported
 from tvm_backend.frontends import Imported, Prepared
-from tvm_backend.frontends.content import Digest, feed
+from tvm_backend.frontends.content import Digest, feed, feed_all
 from tvm_backend.frontends.parts import Part, merged, output_names
 from tvm_backend.frontends.shapes import Input, bindings, by_name, open_batch
 from tvm_backend.frontends.specialised import closed
@@ -87,9 +87,13 @@ def _feed(digest: Digest, programs: Programs) -> None:
             if isinstance(module, fx.GraphModule):
                 values = [(node.name, str(node.meta.get("val"))) for node in module.graph.nodes]
                 feed(digest, f"{module.graph} {values}")
-        for name, tensor in sorted(_tensors(program).items()):
-            feed(digest, f"{name} {tensor.dtype} {tuple(tensor.shape)}")
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        tensors = sorted(_tensors(program).items())
+        feed(digest, str([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors]))
+        feed_all(digest, (_bytes(tensor) for _, tensor in tensors))
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
 def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
