@@ -59,11 +59,13 @@ class Model:
 
         return network(self.name)
 
-    def compiled(self, batch_sizes: tuple[int, ...] = (1,)) -> kaas.CompiledModel:
+    def compiled(self, batch_sizes: tuple[int, ...] = (1,), target: str = "sm_80+ptx") -> kaas.CompiledModel:
         """From its graph, unless this machine has done so before; needs apache-tvm and onnx."""
         import tvm_backend
 
-        made: kaas.CompiledModel = tvm_backend.compile(self.graph(), batch_sizes=batch_sizes, name=self.name)
+        made: kaas.CompiledModel = tvm_backend.compile(
+            self.graph(), batch_sizes=batch_sizes, target=target, name=self.name
+        )
         return made
 
     @property

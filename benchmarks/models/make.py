@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
+from onnxscript.ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
 from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter import rewrite
 from onnxscript.rewriter.rules.common import remove_optional_bias_from_conv_rule
@@ -28,7 +28,8 @@ def exported(model: Model, network: torch.nn.Module) -> onnx.ModelProto:
     inputs = tuple(torch.from_numpy(value) for value in model.inputs(model.batch_sizes[-1]).values())
     dynamic = {0: torch.export.Dim("batch", min=1, max=1024)} if len(model.batch_sizes) > 1 else None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch about itself
+        for category in (DeprecationWarning, FutureWarning):  # of PyTorch about itself
+            warnings.simplefilter("ignore", category)
         program: Any = torch.onnx.export(
             network, inputs, dynamo=True, opset_version=OPSET, verbose=False, optimize=False,
             input_names=list(model.inputs()), output_names=list(model.outputs),

@@ -50,8 +50,8 @@ def pool() -> Iterator[None]:
 
 @cache
 def compiled(name: str) -> kaas.CompiledModel:
-    """From the ONNX graph, once for all tests."""
-    return MODELS[name].compiled(SUITE[name])
+    """From the ONNX graph, once for all tests; machine code would only take time, the software GPU runs PTX."""
+    return MODELS[name].compiled(SUITE[name], target="ptx")
 
 
 def check(model: Model, given: Any, expected: dict[str, Any]) -> None:
@@ -87,6 +87,15 @@ def test_saved_loaded_registered_and_invoked(name: str, tmp_path: Path) -> None:
         check(model, given, model.answers(batch))
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("pool")
+def test_registered_as_compiled_and_invoked() -> None:
+    model = MODELS["mlp"]
+    function = compiled("mlp").register()
+    for batch in model.batch_sizes:
+        check(model, ray.get(function.remote(*model.inputs(batch).values())), model.answers(batch))
+
+
 @pytest.mark.usefixtures("softgpu")
 @pytest.mark.parametrize("name", SUITE)
 def test_from_torch(name: str) -> None:
@@ -94,7 +103,7 @@ def test_from_torch(name: str) -> None:
     model = MODELS[name]
     network = model.network()
     inputs = tuple(torch.from_numpy(value) for value in model.inputs().values())
-    made = tvm_backend.compile(torch.export.export(network, inputs), name=name)
+    made = tvm_backend.compile(torch.export.export(network, inputs), target="ptx", name=name)
     with torch.inference_mode():
         answered = network(*inputs)
     values = answered if isinstance(answered, tuple) else (answered,)
