@@ -142,4 +142,4 @@ def test_records_that_are_damaged_are_thrown_away(tmp_path: Path) -> None:
 def test_a_runtime_that_cannot_write_records_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "version", lambda _: "0.1.15.post2")
     with pytest.raises(CompileError, match=r"apache-tvm-ffi < 0\.1\.15"):
-        tuning.tuned("head", 1, TARGET, lambda _: None)
+        tuning.check_runtime("head")

@@ -67,8 +67,10 @@ class Tuning:
 
         Raises:
             DeviceUnavailable: nothing to measure on.
-            CompileError: no candidate of any function could be built and run.
+            CompileError: no candidate of any function could be built and run, or the tvm_ffi that is installed would
+                end the process.
         """
+        check_runtime(self.model)
         tasks = worthwhile(module, self.target)
         if not tasks:
             return by_dlight(module)
@@ -268,15 +270,18 @@ def _close(given: Any, expected: Any) -> bool:
     return np.allclose(given, expected, rtol=0, atol=TOLERANCE * largest, equal_nan=True)
 
 
-def tuned(model: str, trials: int, target: Target, report: Report) -> Schedule:
-    """A schedule for `lowering.lowered` that runs so many trials, or takes what earlier ones found.
-
+def check_runtime(model: str) -> None:
+    """
     Raises:
-        CompileError: the tvm_ffi that is installed cannot do it.
+        CompileError: the tvm_ffi that is installed would end the process.
     """
     found = version("apache-tvm-ffi")
     if tuple(int(part) for part in found.split(".")[:3]) >= BROKEN_FFI:
         message = f"tuning needs apache-tvm-ffi < 0.1.15: TVM 0.27 cannot write its records with {found}"
         raise CompileError(message, model=model, stage="tune")
+
+
+def tuned(model: str, trials: int, target: Target, report: Report) -> Schedule:
+    """A schedule for `lowering.lowered` that runs so many trials, or takes what earlier ones found."""
     folder = store.home() / "tuning"
     return Tuning(model, trials, target, os.environ.get(DEVICE, "gpu"), folder, report).schedule
