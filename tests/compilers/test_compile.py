@@ -16,15 +16,15 @@ import numpy as np
 import onnx
 import pytest
 import tvm  # noqa: F401 - before the software GPU's driver is there: TVM would take it for NVIDIA's
+
+import kaas
 import tvm_backend
+from kaas.errors import InvalidTarget
+from tests.compilers.onnx_cases import perceptron, perceptron_answer
 from tvm_backend import compiling, errors, lowering
 from tvm_backend.errors import CompileError, InvalidOption, Place
 from tvm_backend.progress import Progress
 from tvm_backend.store import SWITCH
-
-import kaas
-from kaas.errors import InvalidTarget
-from tests.compilers.onnx_cases import perceptron, perceptron_answer
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -11,14 +11,14 @@ import numpy as np
 import onnx
 import pytest
 import tvm  # noqa: F401 - before the software GPU's driver is there: TVM would take it for NVIDIA's
-import tvm_backend
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from tvm_backend.errors import InvalidModel, UnsupportedOperators
-from tvm_backend.frontends import Imported, imported
 
+import tvm_backend
 from kaas import errors as kaas_errors
 from tests.compilers.onnx_cases import Array, model, perceptron, perceptron_answer, value
+from tvm_backend.errors import InvalidModel, UnsupportedOperators
+from tvm_backend.frontends import Imported, imported
 
 node = helper.make_node
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-import tvm_backend
 from tvm import relax, topi
 from tvm.relax.frontend import nn
+
+import tvm_backend
 from tvm_backend.errors import CompileError, InvalidModel, UnsupportedOperators
 from tvm_backend.frontends import imported, prepared
 

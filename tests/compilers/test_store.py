@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tvm_backend.store import SWITCH, Store, store
 
 import kaas
 from kaas.kernels import library
+from tvm_backend.store import SWITCH, Store, store
 
 
 def model(name: str, values: int = 8) -> kaas.CompiledModel:

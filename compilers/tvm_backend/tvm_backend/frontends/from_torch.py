@@ -93,7 +93,8 @@ def _feed(digest: Digest, programs: Programs) -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    array: np.ndarray[Any, Any] = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return array
 
 
 def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
