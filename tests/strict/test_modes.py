@@ -31,7 +31,7 @@ LIMIT_S = 300.0
 
 def run(mode: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS],
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *TESTS],
         cwd=ROOT,
         env=os.environ | MODES[mode],
         capture_output=True,
