@@ -211,3 +211,32 @@ def test_what_runs_on_the_host_is_listed() -> None:
     with pytest.raises(UnsupportedOperators) as caught:
         Compiled(Branch, 2)
     assert [place.operator for place in caught.value.operators] == ["a.library.of.its.own", "relax.If"]
+
+
+def test_a_product_of_flattened_matrices_is_fused_with_what_follows() -> None:
+    weights, bias, other = noise(32, 48), noise(48), noise(2, 6, 48)
+
+    def build(bb: relax.BlockBuilder, x: Any) -> relax.Tuple:
+        y = bb.emit(relax.op.matmul(bb.emit(relax.op.reshape(x, (12, 32))), relax.const(weights)))
+        y = bb.emit(relax.op.reshape(bb.emit(relax.op.add(relax.const(bias), y)), (2, 6, 48)))
+        y = bb.emit(relax.op.nn.relu(bb.emit(relax.op.broadcast_to(y, (2, 6, 48)))))
+        return relax.Tuple([y, bb.emit(relax.op.reshape(bb.emit(relax.op.multiply(y, relax.const(other))), (12, 48)))])
+
+    compiled = Compiled(function(build, ((2, 6, 32), "float32")), 2, {"weights": weights, "bias": bias})
+    assert len(compiled.kernels) == 2
+    assert compiled.kernels[0].symbol == "fused_matmul_add_relu_kernel"
+    x = noise(2, 6, 32)
+    y = np.maximum(x @ weights + bias, 0)
+    first, second = compiled.run(x)
+    np.testing.assert_allclose(first, y, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(second, (y * other).reshape(12, 48), rtol=1e-3, atol=1e-3)
+
+
+def test_means_of_one_element() -> None:
+    def build(bb: relax.BlockBuilder, x: Any) -> Any:
+        for _ in range(2):
+            mean = bb.emit(relax.op.mean(x, axis=[1], keepdims=True))
+            x = bb.emit(relax.op.tanh(bb.emit(relax.op.subtract(x, mean))))
+        return x
+
+    exact(Compiled(function(build, ((3, 1, 1), "float32"))).run(noise(3, 1, 1))[0], np.zeros((3, 1, 1), np.float32))

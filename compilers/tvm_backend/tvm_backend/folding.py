@@ -35,11 +35,14 @@ LAYOUT: dict[str, Callable[[ir.Call, Array, tuple[int, ...]], Array]] = {
 }
 """Operators that move elements, of whatever type: from the call, its first argument and the shape of its result."""
 
+UNCHANGED = ("relax.broadcast_to", "relax.reshape", "relax.astype", "relax.squeeze", "relax.expand_dims")
+"""Operators that do nothing where the type of their result is that of their argument."""
+
 FLOATS = ("float32", "float64")
 
 
 def fold(names: Names) -> tvm.transform.Pass:
-    """A pass that replaces operations on constants by their results.
+    """A pass that replaces operations on constants by their results, and those that do nothing by their arguments.
 
     Args:
         names: gets names for these, after the largest of the constants that they come from.
@@ -62,8 +65,6 @@ def _folded(function: relax.Function, names: Names) -> relax.Function:
     for block in function.body.blocks:
         bindings = [_binding(binding, known, names) for binding in block.bindings]
         blocks.append(type(block)(bindings))
-    if not known:
-        return function
     body = relax.SeqExpr(blocks, function.body.body)
     return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
 
@@ -74,7 +75,8 @@ def _binding(binding: Any, known: dict[Any, Array], names: Names) -> Any:
         return binding
     result = _result(value, known, names)
     if result is None:
-        return binding
+        unchanged = getattr(value.op, "name", "") in UNCHANGED and _alike(value.args[0].ty, value.ty)
+        return relax.VarBinding(binding.var, value.args[0]) if unchanged else binding
     known[binding.var] = result
     return relax.VarBinding(binding.var, relax.const(result, str(value.ty.dtype)))
 
@@ -102,6 +104,15 @@ def _result(call: ir.Call, known: Mapping[Any, Array], names: Names) -> Array | 
     made = np.ascontiguousarray(made).reshape(shape)
     names.derived(made, arrays)
     return made
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two tensors have the same shape, which is known, and dtype."""
+    shapes = [ty.shape for ty in (one, other) if isinstance(ty, relax.TensorType)]
+    if len(shapes) < 2 or not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return False
+    extents = [[str(extent) for extent in shape.values] for shape in shapes]
+    return extents[0] == extents[1] and one.dtype == other.dtype
 
 
 def _array(value: Any, known: Mapping[Any, Array], dtype: str) -> Array | None:
