@@ -69,12 +69,15 @@ def current_session() -> Session:
 
 
 def session_for(pool: str) -> Session:
-    """This process's session; a Ray task that has none is attached to this pool.
+    """This process's session; a Ray task that has none, or whose pool is gone, is attached to this pool.
 
     Raises:
         NotInitialized
     """
-    return _session if _session is not None and ray.is_initialized() else _attach_in_task(pool)
+    session = _session
+    if session is None or not ray.is_initialized() or (session.gone and _in_ray_worker()):
+        return _attach_in_task(pool)
+    return session
 
 
 # --- the pool
@@ -519,9 +522,13 @@ def _function(
 
 def _attach_in_task(name: str) -> Session:
     """Attach a Ray worker to the pool that a function belongs to; a driver has to call init."""
-    if not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
+    if not ray.is_initialized() or not _in_ray_worker():
         raise NotInitialized("call kaas.init() first")
     return _attach_running(name)
+
+
+def _in_ray_worker() -> bool:
+    return bool(ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
 
 
 def attach(name: str = "kaas", *, address: str = "auto") -> None:
@@ -543,7 +550,7 @@ def attach(name: str = "kaas", *, address: str = "auto") -> None:
 def _attach_running(name: str) -> Session:
     global _session
     with _lock:
-        if _session is None:
+        if _session is None or _session.gone:
             try:
                 pool = ray.get_actor(name, namespace=NAMESPACE)
             except ValueError as error:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
-import struct
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+from kaas import elf
 from kaas.errors import CorruptImage, UnknownSymbol
 from kaas.library import PTX_COMMENT_OR_STRING, Image, Library
 
 _ENTRY = re.compile(r"\.entry\s+([\w$%.]+)")
-_SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, link, info, alignment, entry bytes
-_SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
-_SYMBOL_TABLE = 2  # type of a section
-_FUNCTION = 2  # in the lower half of a symbol's info
-_KERNEL = 0x10  # STO_CUDA_ENTRY, in a symbol's other
+_FUNCTION = 2  # kind of a symbol
+_KERNEL = 0x10  # in its other byte
 
 
 def kernels_of(library: Library) -> tuple[str, ...]:
@@ -31,27 +28,17 @@ def _kernels(image: Image) -> tuple[str, ...]:
         case "ptx":
             return tuple(_ENTRY.findall(PTX_COMMENT_OR_STRING.sub("", image.data.decode())))
         case "cubin":
-            try:
-                return tuple(_of_cubin(image.data))
-            except (struct.error, ValueError) as error:
-                raise CorruptImage(f"a cubin whose tables lead outside it: {error}") from error
+            return tuple(_of_cubin(image.data))
     return ()
 
 
 def _of_cubin(data: bytes) -> Iterator[str]:
-    """The functions in the symbol table of an ELF file that are marked as kernels."""
-    (table,) = struct.unpack_from("<Q", data, 40)
-    size, count = struct.unpack_from("<HH", data, 58)
-    sections = [_SECTION.unpack_from(data, table + number * size) for number in range(count)]
-    for _, kind, _, _, offset, length, link, _, _, _ in sections:
-        if kind != _SYMBOL_TABLE or link >= count:
-            continue
-        names = sections[link][4]
-        for start in range(offset, offset + length, _SYMBOL.size):
-            name, info, other, *_ = _SYMBOL.unpack_from(data, start)
-            if info & 0xF == _FUNCTION and other & _KERNEL:
-                begin = names + name
-                yield data[begin : data.index(b"\0", begin)].decode()
+    try:
+        for symbol in elf.symbols(elf.sections(data)):
+            if symbol.kind == _FUNCTION and symbol.other & _KERNEL:
+                yield symbol.name
+    except elf.BROKEN as error:
+        raise CorruptImage(f"a cubin whose tables lead outside it: {error}") from error
 
 
 def mangled_start(name: str) -> str:

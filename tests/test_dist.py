@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,18 @@ def test_the_demonstration_runs_without_a_compiler(installed: Path, tmp_path: Pa
     out = run(tmp_path, installed / "kaas", "demo", "--seconds", "1", "--vertices", "64", **environment)
     assert "all equal to NumPy's" in out
     assert not (caches / "kaas" / "driver").exists()
+
+
+def test_the_compiler_s_wheel_installs_and_is_found(tmp_path: Path) -> None:
+    """By its entry point, through which `kaas compile` looks for compilers."""
+    source, folder = ROOT / "compilers" / "tvm_backend", tmp_path / "installed"
+    run(source, sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
+    (made,) = tmp_path.glob("kaas_tvm-*-py3-none-any.whl")
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile")
+    run(tmp_path, *pip, "--target", folder, made)
+    modules = {path.relative_to(source) for path in (source / "tvm_backend").rglob("*.py")}
+    assert {path.relative_to(folder) for path in folder.rglob("*.py")} == modules
+    (found,) = metadata.distributions(path=[str(folder)])
+    assert [(point.group, point.name, point.value) for point in found.entry_points] == [
+        ("kaas.compilers", "tvm", "tvm_backend:compile")
+    ]

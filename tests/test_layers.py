@@ -17,8 +17,9 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = [
     {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.constants_file", "kaas.dlpack", "kaas.draw", "kaas.dtypes",
-     "kaas.entries", "kaas.errors", "kaas.graph", "kaas.kernel", "kaas.kernels", "kaas.launch", "kaas.library",
-     "kaas.literals", "kaas.model_file", "kaas.request", "kaas.store", "kaas.symbols", "kaas.variant"},
+     "kaas.elf", "kaas.entries", "kaas.errors", "kaas.graph", "kaas.images", "kaas.kernel", "kaas.kernels",
+     "kaas.launch", "kaas.library", "kaas.literals", "kaas.model_file", "kaas.request", "kaas.store", "kaas.symbols",
+     "kaas.variant"},
     {"kaas.softgpu"},
     {"kaas.makers"},
     {"kaas.executor"},
@@ -48,6 +49,10 @@ ALLOWED_IMPORTERS = {
         "kaas.pool.results",
     },
     "llvmlite": {"kaas.softgpu"},
+    "triton": {"kaas.makers.triton"},
+    "numba": {"kaas.makers.numba"},
+    "numba_cuda": {"kaas.makers.numba"},
+    "cupy": {"kaas.makers.cupy"},
     "zmq": {"kaas.remote"},
     "onnx": set[str](),
     "torch": set[str](),

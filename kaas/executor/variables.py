@@ -7,10 +7,10 @@ for certain, the answer says so.
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from kaas import elf
 from kaas.library import PTX_COMMENT_OR_STRING, Image
 from kaas.softgpu.image import CUBIN_KIND, PTX_KIND, ImageError, entries
 
@@ -128,69 +128,35 @@ def _split_outside_brackets(text: str) -> Iterator[str]:
 
 # --- cubin
 
-_SECTION_TABLE = struct.Struct("<Q")  # at 40 in the header
-_SECTIONS = struct.Struct("<HHH")  # at 58: bytes of each entry, their number, which of them holds the names
-_SECTION = struct.Struct("<IIQQQQIIQQ")  # name, kind, flags, address, offset, bytes, link, info, align, entry bytes
-_SYMBOL = struct.Struct("<IBBHQQ")  # name, type and binding, other, section, value, bytes
-_SYMBOL_TABLE, _NO_BITS = 2, 8  # kinds of section
-_OBJECT = 1  # type of a symbol
+_OBJECT = 1  # kind of a symbol
 _FIRST_RESERVED_SECTION, _ABSOLUTE = 0xFF00, 0xFFF1
 _MANAGED = 4  # in a symbol's other byte
-
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    name: str
-    kind: int
-    data: bytes
-    nbytes: int
-    link: int
 
 
 def _of_cubin(data: bytes) -> Variables:
     try:
         return _read_cubin(data)
-    except (struct.error, IndexError, ValueError, OverflowError):  # the driver may still make something of it
+    except elf.BROKEN:  # the driver may still make something of it
         return Variables((), complete=False)
 
 
 def _read_cubin(data: bytes) -> Variables:
-    sections = _sections(data)
+    sections = elf.sections(data)
     written = {at: section for at, section in enumerate(sections) if section.name.startswith(".nv.global")}
     extents: dict[int, list[tuple[int, int]]] = {at: [] for at in written}
     found: list[Variable] = []
     complete = True
-    for table in sections:
-        if table.kind != _SYMBOL_TABLE:
-            continue
-        names = sections[table.link].data
-        for name, info, other, home, value, nbytes in _SYMBOL.iter_unpack(table.data):
-            if info & 15 == _OBJECT and home in written:
-                zero = written[home].kind == _NO_BITS
-                found.append(Variable(_name(names, name), zero, bool(other & _MANAGED)))
-                extents[home].append((value, nbytes))
-            elif info & 15 == _OBJECT and home >= _FIRST_RESERVED_SECTION and home != _ABSOLUTE:
-                complete = False
+    for symbol in elf.symbols(sections):
+        home = symbol.section
+        if symbol.kind == _OBJECT and home in written:
+            zero = written[home].kind == elf.NO_BITS
+            found.append(Variable(symbol.name, zero, bool(symbol.other & _MANAGED)))
+            extents[home].append((symbol.value, symbol.nbytes))
+        elif symbol.kind == _OBJECT and home >= _FIRST_RESERVED_SECTION and home != _ABSOLUTE:
+            complete = False
     complete &= all(_cover(extents[at], section.nbytes) for at, section in written.items())
     joined = _joined(found)
     return Variables(joined, complete and len(joined) == len(found))  # of two with one name the driver finds one
-
-
-def _sections(data: bytes) -> list[_Section]:
-    (start,) = _SECTION_TABLE.unpack_from(data, 40)
-    each, count, names_at = _SECTIONS.unpack_from(data, 58)
-    headers = [_SECTION.unpack_from(data, start + number * each) for number in range(count)]
-    if not headers:
-        return []
-    names = data[headers[names_at][4] :][: headers[names_at][5]]
-    return [
-        _Section(_name(names, name), kind, b"" if kind == _NO_BITS else data[offset : offset + nbytes], nbytes, link)
-        for name, kind, _, _, offset, nbytes, link, _, _, _ in headers
-    ]
-
-
-def _name(names: bytes, at: int) -> str:
-    return names[at : names.index(b"\0", at)].decode()
 
 
 def _cover(extents: Iterable[tuple[int, int]], nbytes: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from kaas.entries import Entry
 from kaas.library import Image, Library
@@ -32,12 +33,15 @@ def library(
     def compiled(architecture: str) -> nvrtc.Compiled:
         return nvrtc.compiled(source, architecture, name, flags, headers, names)
 
-    made = {capability: compiled(f"sm_{capability}") for capability in wanted.cubins}
-    images = [Image("cubin", made[capability].cubin) for capability in wanted.cubins]
+    architectures = [f"sm_{capability}" for capability in wanted.cubins]
+    if wanted.ptx is not None and wanted.ptx not in wanted.cubins:
+        architectures.append(f"compute_{wanted.ptx}")
+    with ThreadPoolExecutor(len(architectures)) as threads:  # NVRTC compiles beside itself, and lets go of Python
+        made = dict(zip(architectures, threads.map(compiled, architectures), strict=True))
+    images = [Image("cubin", made[f"sm_{capability}"].cubin) for capability in wanted.cubins]
     if wanted.ptx is not None:
-        if wanted.ptx not in made:
-            made[wanted.ptx] = compiled(f"compute_{wanted.ptx}")
-        images.append(Image("ptx", made[wanted.ptx].ptx.encode()))
-    first = next(iter(made.values()))
+        has_ptx = f"sm_{wanted.ptx}" if wanted.ptx in wanted.cubins else f"compute_{wanted.ptx}"
+        images.append(Image("ptx", made[has_ptx].ptx.encode()))
+    first = made[architectures[0]]
     entries = [Entry(symbol, expression) for expression, symbol in first.names.items()]
     return Library(tuple(images), entries=entries, log=first.log)

@@ -12,7 +12,7 @@ from kaas.library import PTX_COMMENT_OR_STRING, Image, Library
 from kaas.makers import target
 from kaas.makers.refusal import missing, refused, title
 
-_TYPE = re.compile(r"(\*?)(?:k?)(\w+)(?::(\d+))?")
+_TYPE = re.compile(r"(\*?)(\w+)(?::(1|2|4|8|16|32|64|128|256))?")
 _PARAMETERS = re.compile(r"\.entry\s+[\w$]+\s*\(([^)]*)\)")
 _KINDS = {
     **{f"{sign}{bits}": f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64)},
@@ -35,8 +35,6 @@ _DTYPES = {
     "fp64": "float64",
     "fp8e5": "float8_e5m2",
     "fp8e4nv": "float8_e4m3fn",
-    "fp8e4b8": "float8_e4m3fnuz",
-    "fp8e5b16": "float8_e5m2fnuz",
     "fp8e4b15": "uint8",
 }
 """What Triton's pointers point to -> dtypes."""

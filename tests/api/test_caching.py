@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,10 @@ N = 256  # elements of the buffers: 1 KiB
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_pool() -> Iterator[None]:
+def small_pool(start: Callable[..., bool]) -> None:
     """One device whose cache holds the arena of a request and two objects."""
     config = kaas.Config((kaas.Device("software", 16 << 20),), cache_bytes=3 * KIB, host_cache_bytes=2 * KIB)
-    kaas.init(config=config)
-    yield
-    kaas.shutdown()
-    ray.shutdown()
+    start(config=config)
 
 
 @pytest.fixture(autouse=True)

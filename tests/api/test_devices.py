@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -26,11 +26,8 @@ DEVICE = kaas.Device(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pool_of_one() -> Iterator[None]:
-    kaas.init(devices=[DEVICE])
-    yield
-    kaas.shutdown()
-    ray.shutdown()
+def pool_of_one(start: Callable[..., bool]) -> None:
+    start(devices=[DEVICE])
 
 
 def test_every_executor_of_a_device_is_as_described() -> None:

@@ -7,7 +7,7 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,9 @@ calls = 0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pool_of_two() -> Iterator[None]:
+def pool_of_two(start: Callable[..., bool]) -> None:
     devices = (kaas.Device("software", DEVICE_BYTES),) * 2
-    kaas.init(config=kaas.Config(devices, WorkerForEachFlow, run_limit_s=LIMIT_S))
-    yield
-    kaas.shutdown()
-    ray.shutdown()
+    start(config=kaas.Config(devices, WorkerForEachFlow, run_limit_s=LIMIT_S))
 
 
 @kaas.etask

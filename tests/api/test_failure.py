@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,9 @@ FOR_EVER = 1 << 60
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pool_with_limit() -> Iterator[None]:
-    kaas.init(config=kaas.Config((kaas.Device("software", DEVICE_BYTES),), slots=2, run_limit_s=LIMIT_S))
+def pool_with_limit(start: Callable[..., bool]) -> None:
+    start(config=kaas.Config((kaas.Device("software", DEVICE_BYTES),), slots=2, run_limit_s=LIMIT_S))
     ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 1}))
-    yield
-    kaas.shutdown()
-    ray.shutdown()
 
 
 def checked_task() -> kaas.KTask:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,12 @@ STEPS = 1_000_000_000
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_pool() -> Iterator[None]:
+def small_pool(start: Callable[..., bool]) -> None:
     """Two devices whose caches hold four outputs each. One request after another runs on the same of them."""
     devices = (kaas.Device("software", 16 << 20),) * 2
-    kaas.init(config=kaas.Config(devices, cache_bytes=4 * OUTPUT_BYTES, host_cache_bytes=0))
+    start(config=kaas.Config(devices, cache_bytes=4 * OUTPUT_BYTES, host_cache_bytes=0))
     while {device.state for device in kaas.status().devices} != {"idle"}:
         pass
-    yield
-    kaas.shutdown()
-    ray.shutdown()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,10 @@ def run_program(program: str, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def cluster(own_ray: None) -> str:  # noqa: ARG001 - none runs
     """A Ray that the user started, whose nodes declare no software GPUs; its address."""
     ray.init(num_cpus=2, num_gpus=1, include_dashboard=False)
-    yield ray.get_runtime_context().gcs_address
-    kaas.shutdown()
-    ray.shutdown()
+    return str(ray.get_runtime_context().gcs_address)
 
 
 @pytest.fixture
@@ -206,6 +203,28 @@ def test_pool_that_died_is_started_again() -> None:
     assert kaas.init(devices=DEVICES)
     assert not kaas.init()
     np.testing.assert_allclose(scaled(), numbers() * 2)
+
+
+class User:
+    """Lives longer than a pool."""
+
+    def add(self, function: kaas.Function) -> Any:
+        return ray.get(function.remote(b=numbers()))
+
+    def pool_is_gone(self) -> bool:
+        return kaas.api._session is not None and kaas.api._session.gone
+
+
+@pytest.mark.ray
+def test_a_ray_worker_goes_on_with_the_next_pool(cluster: str) -> None:  # noqa: ARG001 - Ray runs
+    user: Any = ray.remote(num_cpus=0)(User).remote()
+    for _ in range(2):
+        kaas.init(devices=DEVICES)
+        add = kaas.register(add_task(), constants={"a": numbers()})
+        np.testing.assert_array_equal(ray.get(user.add.remote(add)), numbers() * 2)
+        kaas.shutdown()
+        while not ray.get(user.pool_is_gone.remote()):  # Ray tells it a little later
+            pass
 
 
 @pytest.mark.ray

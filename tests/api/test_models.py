@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,8 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pool() -> Iterator[None]:
-    kaas.init(devices=[kaas.Device("software", DEVICE_BYTES)])
-    yield
-    kaas.shutdown()
-    ray.shutdown()
+def pool(start: Callable[..., bool]) -> None:
+    start(devices=[kaas.Device("software", DEVICE_BYTES)])
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ class Nodes:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
+def nodes(own_ray: None) -> Iterator[Nodes]:  # noqa: ARG001 - none runs
     made = Nodes()
     ray.init(address=made.cluster.address)
     decorate: Any = ray.remote(PoolActor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,8 @@ class LooksAhead(FirstComeFirstServed):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pool_that_looks_ahead() -> Iterator[None]:
-    kaas.init(config=kaas.Config((kaas.Device("software", DEVICE_BYTES),), policy=LooksAhead))
-    yield
-    kaas.shutdown()
-    ray.shutdown()
+def pool_that_looks_ahead(start: Callable[..., bool]) -> None:
+    start(config=kaas.Config((kaas.Device("software", DEVICE_BYTES),), policy=LooksAhead))
 
 
 def until(reached: Callable[[], bool]) -> None:

@@ -13,23 +13,15 @@ import ray
 import kaas
 from kaas.errors import InvalidConfig
 from kaas.pool.policies import POLICIES
-from kaas.pool.ray_transport import SOFTWARE_RESOURCE
 from kaas.pool.recording import replay
 from kaas.pool.status import DeviceStatus
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task, spin_task
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 
 REQUESTS = 40
 PATIENCE_S = 60.0
 LONG = 300_000_000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_once() -> Iterator[None]:
-    ray.init("local", resources={SOFTWARE_RESOURCE: 8})
-    yield
-    ray.shutdown()
 
 
 @pytest.mark.parametrize("policy", [name for name in ("fcfs", "cfs_affinity") if name in POLICIES])

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,8 @@ LARGE = 1 << 16
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster(own_ray: None) -> None:  # noqa: ARG001 - none runs
     ray.init(num_cpus=2, include_dashboard=False)
-    yield
-    kaas.shutdown()
-    ray.shutdown()
 
 
 @pytest.fixture

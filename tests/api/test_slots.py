@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,8 @@ SLOTS = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pool_with_slots() -> Iterator[None]:
-    kaas.init(config=kaas.Config((kaas.Device("software", DEVICE_BYTES),), slots=SLOTS))
-    yield
-    kaas.shutdown()
-    ray.shutdown()
+def pool_with_slots(start: Callable[..., bool]) -> None:
+    start(config=kaas.Config((kaas.Device("software", DEVICE_BYTES),), slots=SLOTS))
 
 
 def test_the_pool_knows_the_slots_of_its_executors() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,12 +28,9 @@ class Counter:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def two_warm_workers() -> Iterator[None]:
+def two_warm_workers(start: Callable[..., bool]) -> None:
     devices = (kaas.Device("software", DEVICE_BYTES),)
-    kaas.init(config=kaas.Config(devices=devices, policy="exclusive", etask_workers=2))
-    yield
-    kaas.shutdown()
-    ray.shutdown()
+    start(config=kaas.Config(devices=devices, policy="exclusive", etask_workers=2))
 
 
 def asked(counter: Any) -> Any:

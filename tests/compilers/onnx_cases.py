@@ -51,4 +51,5 @@ def perceptron(batch: int | str | None = "batch", name: str = "x", seed: int = 0
 
 def perceptron_answer(made: onnx.ModelProto, x: Array) -> Array:
     weight, bias = (numpy_helper.to_array(tensor) for tensor in made.graph.initializer)
-    return np.maximum(x @ weight + bias, 0)
+    answer: Array = np.maximum(x @ weight + bias, 0)
+    return answer

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ import numpy as np
 import onnx
 import pytest
 import tvm  # noqa: F401 - before the software GPU's driver is there: TVM would take it for NVIDIA's
+
+import kaas
 import tvm_backend
+from kaas.errors import InvalidTarget
+from tests.compilers.onnx_cases import perceptron, perceptron_answer
 from tvm_backend import compiling, errors, lowering
 from tvm_backend.errors import CompileError, InvalidOption, Place
 from tvm_backend.progress import Progress
 from tvm_backend.store import SWITCH
-
-import kaas
-from kaas.errors import InvalidTarget
-from tests.compilers.onnx_cases import perceptron, perceptron_answer
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -80,8 +81,9 @@ def test_what_was_compiled_is_found_and_what_differs_is_compiled(lowerings: list
 )
 def test_keys_tell_options_apart(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = perceptron(2)
-    keys = {keyed(monkeypatch, tmp_path, lambda given=given: tvm_backend.compile(made, **given))
-            for given in ({}, options, {"target": "sm_80+ptx"})}  # fmt: skip
+    keys = set()
+    for given in ({}, options, {"target": "sm_80+ptx"}):
+        keys.add(keyed(monkeypatch, tmp_path, partial(tvm_backend.compile, made, **given)))
     assert len(keys) == 2
 
 

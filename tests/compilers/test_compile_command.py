@@ -12,7 +12,6 @@ import onnx
 import pytest
 import tvm  # noqa: F401 - before the software GPU's driver is there: TVM would take it for NVIDIA's
 from onnx import helper
-from tvm_backend.errors import UnsupportedOperators
 from typer.testing import CliRunner
 
 import kaas
@@ -20,6 +19,7 @@ from kaas import compile_command
 from kaas.cli import app
 from kaas.errors import InvalidRequest, MissingPackage
 from tests.compilers.onnx_cases import model, perceptron, perceptron_answer, value
+from tvm_backend.errors import UnsupportedOperators
 
 ROOT = Path(__file__).parent.parent.parent
 TVM = EntryPoint("tvm", "tvm_backend:compile", compile_command.GROUP)

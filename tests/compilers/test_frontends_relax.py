@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-import tvm_backend
 from tvm import relax, topi
 from tvm.relax.frontend import nn
+
+import tvm_backend
 from tvm_backend.errors import CompileError, InvalidModel, UnsupportedOperators
 from tvm_backend.frontends import imported, prepared
 
 Array = np.ndarray[Any, Any]
 
 
-class Perceptron(nn.Module):
+class Perceptron(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(4, 3), nn.Linear(3, 2, bias=False)])

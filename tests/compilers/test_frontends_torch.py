@@ -16,7 +16,7 @@ from tvm_backend.errors import CompileError, InvalidModel, UnsupportedOperators 
 from tvm_backend.frontends import imported, prepared  # noqa: E402
 
 
-class Network(torch.nn.Module):
+class Network(torch.nn.Module):  # type: ignore[misc, name-defined]
     """Embeddings of tokens under a mask, normalised; a buffer, a constant, a layer that only training needs."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def test_what_trains_is_refused() -> None:
 
 
 def test_one_error_lists_all_that_cannot_become_kernels() -> None:
-    class Bad(torch.nn.Module):
+    class Bad(torch.nn.Module):  # type: ignore[misc, name-defined]
         def forward(self, x: Any) -> Any:
             noise = torch.nn.functional.dropout(x, training=True)
             return torch.nonzero(x), torch.linalg.eigvalsh(x), noise
@@ -88,7 +88,7 @@ def test_one_error_lists_all_that_cannot_become_kernels() -> None:
 
 
 def test_a_branch_on_values_is_refused() -> None:
-    class Branch(torch.nn.Module):
+    class Branch(torch.nn.Module):  # type: ignore[misc, name-defined]
         def forward(self, x: Any) -> Any:
             return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
 

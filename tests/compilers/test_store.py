@@ -7,19 +7,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tvm_backend.store import SWITCH, Store, store
 
 import kaas
 from kaas.kernels import library
+from tvm_backend.store import SWITCH, Store, store
 
 
 def model(name: str, values: int = 8) -> kaas.CompiledModel:
     """x - constant, of 8 values."""
     x, constant, y = (kaas.Buffer(each, (8,), "float32") for each in ("x", "constant", "y"))
-    arguments = [kaas.In(x), kaas.In(constant), kaas.Out(y), kaas.u32(8)]
+    arguments: list[Any] = [kaas.In(x), kaas.In(constant), kaas.Out(y), kaas.u32(8)]
     task = kaas.KTask([kaas.Kernel(library("nearest_neighbours"), "vsub", 1, 256, arguments)], [y])
     about = {"padding": "." * values}
     return kaas.CompiledModel(name, [kaas.Variant(task, (x,))], {"constant": np.ones(8, np.float32)}, about)

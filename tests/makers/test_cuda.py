@@ -70,9 +70,7 @@ def test_headers_given_by_name_and_by_folder(tmp_path: Any) -> None:
     assert kaas.Library.from_cuda(source, headers={"three.h": "#define FACTOR 3.0f\n"}) == from_folder
 
 
-@pytest.mark.parametrize(
-    "header", ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "cuda/std/cstdint"]
-)
+@pytest.mark.parametrize("header", ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "cuda/std/cstdint"])
 def test_headers_that_nvrtc_brings(header: str) -> None:
     library = kaas.Library.from_cuda(f"#include <{header}>\n{SOURCE}", options=TWICE)
     assert "plain" in ptx_of(library)

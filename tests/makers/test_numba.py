@@ -92,6 +92,22 @@ def test_every_argument_arrives(skipped: int) -> None:
     np.testing.assert_allclose(result, 0.5 * values[skipped:][order] + 2 - 5 - 7, rtol=1e-6)
 
 
+def every_kind(a, b, c, d, e, f, g, out):
+    out[0], out[1], out[2], out[3] = a, b, c, d
+    out[4], out[5], out[6] = e, f, g.real + g.imag
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_numbers_of_every_kind() -> None:
+    signature = "void(int16, uint8, uint64, boolean, float16, float32, complex128, float64[::1])"
+    library = kaas.Library.from_numba(every_kind, signature)
+    out = buffer("out", 7, "float64")
+    numbers = [-300, 200, 1 << 40, True, 1.5, -0.25, 3 + 0.5j]
+    kernel = library.kernel(grid=1, block=1, args=[*numbers, kaas.Out(out)])
+    result = kaas.run_local(kaas.KTask([kernel], outputs=[out]))["out"]
+    assert result.tolist() == [-300, 200, 1 << 40, 1, 1.5, -0.25, 3.5]
+
+
 def test_code_depends_on_the_function_only() -> None:
     one = kaas.Library.from_numba(spread, SPREAD)
     kaas.Library.from_numba(first, "void(int32[::1], int32)")

@@ -98,6 +98,31 @@ def test_shared_memory_and_fixed_arguments() -> None:
     np.testing.assert_array_equal(kaas.run_local(task, {"x": values})["out"], values.sum(axis=1))
 
 
+@triton.jit
+def every_kind(a, b, c, d, e, f, g, out):
+    tl.store(out, a.to(tl.float64))
+    tl.store(out + 1, b.to(tl.float64))
+    tl.store(out + 2, c.to(tl.float64))
+    tl.store(out + 3, d.to(tl.float64))
+    tl.store(out + 4, e.to(tl.float64))
+    tl.store(out + 5, f.to(tl.float64))
+    tl.store(out + 6, g)
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_numbers_of_every_kind() -> None:
+    library = kaas.Library.from_triton(every_kind, "i16 u8 u64 i1 fp16 bf16 fp64 *fp64", arch="ptx", num_warps=1)
+    out = kaas.Buffer("out", 7, "float64")
+    numbers = [-300, 200, 1 << 40, True, 1.5, -0.25, 1e300]
+    result = kaas.run_local(kaas.KTask([library.kernel(grid=1, args=[*numbers, kaas.Out(out)])], outputs=[out]))["out"]
+    assert result.tolist() == [-300, 200, 1 << 40, 1, 1.5, -0.25, 1e300]
+
+
+def test_any_parameter_can_be_fixed() -> None:
+    library = kaas.Library.from_triton(blend, "*fp32 *fp16 *fp32 fp32", {"BLOCK": 128, "n": N}, arch="ptx")
+    assert [parameter.name for parameter in library.entries[0].parameters] == ["x", "y", "out", "share"]
+
+
 def test_promises_are_kept() -> None:
     library = kaas.Library.from_triton(blend, "*fp32:16 *fp16 *fp32:16 i32:16 fp32", {"BLOCK": 128})
     x, y = kaas.Buffer("x", N, "float32"), kaas.Buffer("y", N, "float16")
@@ -124,7 +149,11 @@ def test_signatures_that_do_not_fit(signature: Any, constants: dict[str, int], w
 
 @pytest.mark.parametrize(
     ("signature", "words"),
-    [("*fp33 *fp16 *fp32 i32 fp32", "fp33"), ("tensordesc<fp32[8]> *fp16 *fp32 i32 fp32", "desc")],
+    [
+        ("*fp33 *fp16 *fp32 i32 fp32", "fp33"),
+        ("*fp32:3 *fp16 *fp32 i32 fp32", ":3"),
+        ("tensordesc<fp32[8]> *fp16 *fp32 i32 fp32", "desc"),
+    ],
 )
 def test_types_that_no_argument_has(signature: str, words: str) -> None:
     with pytest.raises(CompileFailed, match=words):

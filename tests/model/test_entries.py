@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kaas
 from kaas.arguments import Argument
 from kaas.entries import Array, Complex, Entry, Parameter, Pointer, Scratch, Value
-from kaas.errors import InvalidGraph, InvalidLiteral, UnknownSymbol
+from kaas.errors import CorruptImage, InvalidGraph, InvalidLiteral, UnknownSymbol
 from kaas.library import Image
 from kaas.symbols import kernels_of
 
@@ -83,6 +83,14 @@ def test_kernels_of_cubins_and_ptx_are_the_same() -> None:
     source += 'extern "C" __global__ void plain(int *x) { *x = helper(*x); }'
     cubin, ptx = (kaas.Library.from_cuda(source, arch) for arch in ("sm_80", "compute_80"))
     assert set(kernels_of(cubin)) == set(kernels_of(ptx)) == {"plain", "_ZN4deep4downEi"}
+
+
+def test_a_corrupt_cubin_says_so() -> None:
+    (whole,) = (image.data for image in kaas.Library.from_cuda('extern "C" __global__ void k() {}', "sm_80").images)
+    assert kernels_of(kaas.Library.from_cubin(whole)) == ("k",)
+    broken = whole[:62] + b"\xff\xff" + whole[64:]  # the number of the section that holds the names of sections
+    with pytest.raises(CorruptImage, match="tables"):
+        kaas.Library.from_cubin(broken).kernel(grid=1, block=1, args=[])
 
 
 # --- what a launch is
@@ -208,6 +216,7 @@ def test_numbers_that_a_parameter_cannot_hold(parameter: Parameter, argument: An
     assert raised.value.value == argument
 
 
+@settings(deadline=None)
 @given(
     shape=st.lists(st.integers(0, 7), min_size=1, max_size=4),
     dtype=st.sampled_from(["float32", "int8", "complex128", "bool"]),

@@ -158,7 +158,7 @@ def _bytes_of(argument: Any) -> bytes:
     return bytes(argument.tobytes())
 
 
-def build_runner(directory: Path) -> ctypes.CDLL:
+def build_runner(directory: Path) -> Path:
     output = directory / "runner.so"
     files = [str(path) for path in (*sorted(SOURCES.glob("*.c")), STUB)]
     command = [
@@ -176,14 +176,18 @@ def build_runner(directory: Path) -> ctypes.CDLL:
         "-lm",
     ]
     subprocess.run(command, check=True)
-    library = ctypes.CDLL(str(output))
+    return output
+
+
+def load_runner(path: str | Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
     library.kaas_test_know.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
     return library
 
 
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build_runner(tmp_path_factory.mktemp("runner"))
+    return load_runner(build_runner(tmp_path_factory.mktemp("runner")))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -64,15 +65,14 @@ def test_behind_and_inside_the_nearest_buffer(gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("order", ["first", "last", "twice"])
-def test_other_crashes_go_to_the_handlers_of_others(order: str) -> None:
+def test_other_crashes_go_to_the_handlers_of_others(runner: ctypes.CDLL, tmp_path: Path, order: str) -> None:
     """Python's faulthandler, installed before or after the first launch, still tells of a crash that is Python's."""
     code = f"""
-import ctypes, faulthandler, pathlib, tempfile, time
+import ctypes, faulthandler, pathlib, time
 import numpy as np
-from tests.softgpu.conftest import Gpu, build_runner
+from tests.softgpu.conftest import Gpu, load_runner
 from tests.softgpu.test_faults import STORE
-directory = pathlib.Path(tempfile.mkdtemp())
-gpu = Gpu(build_runner(directory), directory)
+gpu = Gpu(load_runner({runner._name!r}), pathlib.Path({str(tmp_path)!r}))
 def fault():
     try:
         gpu.run(STORE, "store", 1, 32, np.uint64(0x1000), np.uint32(0))

@@ -13,10 +13,14 @@ KERNELS = Path(__file__).with_name("kernels.c")
 IMAGE = b".version 8.0 // the compiler of kernels.c offers all its kernels, whatever the text\0"
 
 
+def build_fake() -> Path:
+    sources = [path for path in driver_sources() if not path.name.startswith(("runner", "rt_"))]  # see kernels.c
+    return build([*sources, KERNELS])
+
+
 def load_fake() -> ctypes.CDLL:
     """Builds and loads the driver; two devices of DEVICE_BYTES."""
-    sources = [path for path in driver_sources() if not path.name.startswith(("runner", "rt_"))]  # see kernels.c
-    library = open_library(build([*sources, KERNELS]))
+    library = open_library(build_fake())
     library.kaas_test_compiler.restype = ctypes.c_void_p
     sizes = (ctypes.c_uint64 * len(DEVICE_BYTES))(*DEVICE_BYTES)
     assert library.kaas_softgpu_configure(len(DEVICE_BYTES), sizes, library.kaas_test_compiler()) == 0

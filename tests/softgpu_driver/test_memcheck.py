@@ -6,9 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+
+from tests.ahead import begun
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 300.0
@@ -156,9 +160,22 @@ def test_an_overrun_inside_an_arena_names_the_buffer() -> None:
     assert "0 bytes behind the end of the nearest buffer (short: 164 bytes at " in said
 
 
-@pytest.mark.parametrize("tests", ["tests/executor/test_random_graphs.py", "tests/examples/test_gpu_cases.py"])
-def test_good_programs_pass(tests: str) -> None:
-    """Random graphs, and the kernels of the examples and of the comparison with GPUs."""
-    said = run("-m", "pytest", "-p", "no:cacheprovider", tests, KAAS_SOFTGPU_MEMCHECK="1")
+PROGRAMS = ("tests/executor/test_random_graphs.py", "tests/examples/test_gpu_cases.py")
+"""Random graphs, and the kernels of the examples and of the comparison with GPUs."""
+
+
+def checked(tests: str) -> str:
+    return run("-m", "pytest", "-p", "no:cacheprovider", tests, KAAS_SOFTGPU_MEMCHECK="1")
+
+
+@pytest.fixture(scope="module")
+def good(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
+    with begun(request, "test_good_programs_pass", checked, PROGRAMS) as programs:
+        yield programs
+
+
+@pytest.mark.parametrize("tests", PROGRAMS)
+def test_good_programs_pass(good: dict[str, Future[str]], tests: str) -> None:
+    said = good[tests].result()
     assert " passed" in said
     assert "skipped" not in said

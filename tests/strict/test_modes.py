@@ -6,11 +6,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from kaas.softgpu import MEMCHECK_VARIABLE, STRICT_VARIABLE
+from tests.ahead import begun
 
 ROOT = Path(__file__).parents[2]
 TESTS = (
@@ -26,9 +29,8 @@ MODES = {
 LIMIT_S = 300.0
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_nothing_changes(mode: str) -> None:
-    ended = subprocess.run(
+def run(mode: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS],
         cwd=ROOT,
         env=os.environ | MODES[mode],
@@ -37,4 +39,16 @@ def test_nothing_changes(mode: str) -> None:
         timeout=LIMIT_S,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    with begun(request, "test_nothing_changes", run, MODES) as begun_runs:
+        yield begun_runs
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_changes(runs: dict[str, Future[subprocess.CompletedProcess[str]]], mode: str) -> None:
+    ended = runs[mode].result()
     assert ended.returncode == 0, ended.stdout[-10_000:] + ended.stderr[-2_000:]
+    assert " passed" in ended.stdout

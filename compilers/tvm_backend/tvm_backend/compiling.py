@@ -43,13 +43,13 @@ def compile(  # noqa: A001 - as the command is called
             model's order, or a single one. torch.nn and nn modules need them; other models where they leave sizes open,
             but for the batch.
         target: GPU architectures, joined by "+"; "ptx" last, for newer GPUs than the last.
-        progress: called with a `Progress` at each step; by default a terminal shows them on one line.
+        batch_sizes: sizes of the first dimension. By default the model's or the examples' own; 1 if both leave it open.
         name: of the model; by default the file's or the graph's.
         tune: MetaSchedule trials to run on this machine's GPU; 0 takes dlight's schedules as they are.
         progress: called with a `Progress` at each step; by default a terminal shows them on a line.
 
     Raises:
-        InvalidOption, InvalidModel: something given makes no sense. UnknownTarget: no such architecture.
+        InvalidOption, InvalidModel: something given makes no sense. InvalidTarget: no such architecture.
         UnsupportedOperators: parts of the model cannot become kernels: all of them, with their places.
         CompileError: TVM or a frontend failed.
     """
@@ -161,10 +161,14 @@ def _lowered(imported: Imported, target: Target, options: Options, report: Repor
     return lowered
 
 
-def _schedule(target: Target, options: Options, report: Report) -> Schedule:  # noqa: ARG001 - tuning needs them
+def _schedule(target: Target, options: Options, report: Report) -> Schedule:
     from tvm_backend import lowering
 
-    return lowering.by_dlight
+    if not options.tune:
+        return lowering.by_dlight
+    from tvm_backend.tuning import tuned
+
+    return tuned(options.name, options.tune, target, report)
 
 
 def _about(target: Target, options: Options) -> dict[str, str]:

@@ -84,7 +84,12 @@ def store() -> Store | None:
     """The user's store: `kaas/models` below $XDG_CACHE_HOME or ~/.cache; None if it is turned off."""
     if os.environ.get(SWITCH) == "0":
         return None
-    return Store(next(_homes()) / "models")
+    return Store(home() / "models")
+
+
+def home() -> Path:
+    """The user's folder for what compilations leave."""
+    return next(_homes())
 
 
 def _homes() -> Iterator[Path]:

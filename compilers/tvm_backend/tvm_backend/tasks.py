@@ -158,7 +158,7 @@ class Graph:
                 raise _Unknown(operator, "runs on the host")
 
     def temporary(self, name: str, shape: tuple[int, ...], dtype: str) -> Memory:
-        self.temporaries.append(Memory(str(name), shape, dtype))
+        self.temporaries.append(Memory(str(name), shape, dtype))  # of TVM's String, which no codec knows
         return self.temporaries[-1]
 
     def constant(self, value: ir.GenericConst) -> Tensor:

@@ -3,7 +3,8 @@
  * Work runs for real, and then the rest of its modelled time is waited out without a core. Each stream has a clock, the
  * modelled end of its latest work; the next begins there, or when it was submitted if that was later. So a thread that
  * wakes late delays nothing but itself, and events tell the modelled time. Each device has one engine for copies in
- * and one for copies out; named kernels hold a share of the device, and queue where the shares would exceed 1.
+ * and one for copies out; named kernels hold a share of the device, and queue where the shares would exceed 1. Who comes
+ * late, by the wall's clock, still gets the time that others have left free.
  */
 #include "driver.h"
 
@@ -11,6 +12,16 @@
 #include <string.h>
 
 enum { MOST_BOOKINGS = 256 };
+static const int64_t REMEMBERED_NS = 100000000; /* longer than a thread that can run waits for a core */
+
+/* What is taken of something that has the size 1: an engine, which a copy takes whole, or the device. */
+struct diary {
+  struct booking {
+    int64_t from, to;
+    double share;
+  } bookings[MOST_BOOKINGS];
+  size_t booked;
+};
 
 struct model {
   double copy_ns_per_byte; /* 0: copies take what they take */
@@ -21,13 +32,9 @@ struct model {
     int64_t takes_ns;
     double share;
   } *kernels;
-  pthread_mutex_t lock; /* of what follows */
-  int64_t free_ns[2];   /* of the engine for copies in, and out */
-  struct booking {
-    int64_t from, to;
-    double share;
-  } bookings[MOST_BOOKINGS];
-  size_t booked;
+  pthread_mutex_t lock;    /* of what follows */
+  struct diary engines[2]; /* for copies in, and out */
+  struct diary shares;
 };
 
 static _Thread_local int64_t clock_ns INITIAL_EXEC; /* of the work that this thread runs */
@@ -35,55 +42,67 @@ static _Thread_local int64_t clock_ns INITIAL_EXEC; /* of the work that this thr
 int64_t model_clock(void) { return clock_ns; }
 void model_set_clock(int64_t time_ns) { clock_ns = time_ns; }
 
-static void reserve_engine(struct model *m, int engine, size_t bytes) {
-  pthread_mutex_lock(&m->lock);
-  int64_t from = clock_ns > m->free_ns[engine] ? clock_ns : m->free_ns[engine];
-  clock_ns = m->free_ns[engine] = from + m->copy_latency_ns + (int64_t)((double)bytes * m->copy_ns_per_byte);
-  pthread_mutex_unlock(&m->lock);
-}
-
 /* The largest sum of shares at any time in [from, to). */
-static double peak_locked(const struct model *m, int64_t from, int64_t to) {
+static double peak(const struct diary *d, int64_t from, int64_t to) {
   double most = 0;
-  for (size_t i = 0; i <= m->booked; i++) { /* it is reached at the beginning, or where a booking begins */
-    int64_t at = i == m->booked ? from : m->bookings[i].from;
+  for (size_t i = 0; i <= d->booked; i++) { /* it is reached at the beginning, or where a booking begins */
+    int64_t at = i == d->booked ? from : d->bookings[i].from;
     if (at < from || at >= to) continue;
     double sum = 0;
-    for (size_t j = 0; j < m->booked; j++)
-      if (m->bookings[j].from <= at && at < m->bookings[j].to) sum += m->bookings[j].share;
+    for (size_t j = 0; j < d->booked; j++)
+      if (d->bookings[j].from <= at && at < d->bookings[j].to) sum += d->bookings[j].share;
     if (sum > most) most = sum;
   }
   return most;
 }
 
-static int64_t next_end_locked(const struct model *m, int64_t after) {
+static int64_t next_end(const struct diary *d, int64_t after) {
   int64_t next = INT64_MAX;
-  for (size_t i = 0; i < m->booked; i++)
-    if (m->bookings[i].to > after && m->bookings[i].to < next) next = m->bookings[i].to;
+  for (size_t i = 0; i < d->booked; i++)
+    if (d->bookings[i].to > after && d->bookings[i].to < next) next = d->bookings[i].to;
   return next;
 }
 
-static void forget_past_locked(struct model *m, int64_t ready) {
-  int64_t now = now_ns(), past = ready < now ? ready : now;
-  size_t kept = 0;
-  for (size_t i = 0; i < m->booked; i++)
-    if (m->bookings[i].to > past) m->bookings[kept++] = m->bookings[i];
-  m->booked = kept;
+/* Forgets what ended before anybody who is still to come could begin, or, where there is no room, what ended first. */
+static void forget_past(struct diary *d, int64_t ready) {
+  int64_t now = now_ns(), past = (ready < now ? ready : now) - REMEMBERED_NS;
+  size_t kept = 0, first = 0;
+  for (size_t i = 0; i < d->booked; i++)
+    if (d->bookings[i].to > past) d->bookings[kept++] = d->bookings[i];
+  d->booked = kept;
+  if (kept < MOST_BOOKINGS) return;
+  for (size_t i = 1; i < kept; i++)
+    if (d->bookings[i].to < d->bookings[first].to) first = i;
+  d->bookings[first] = d->bookings[--d->booked];
 }
 
-static void reserve_share(struct model *m, const struct named *k) {
+static void note(struct diary *d, int64_t from, int64_t to, double share) {
+  for (size_t i = 0; i < d->booked; i++)
+    if (d->bookings[i].to == from && d->bookings[i].share == share) { /* one after the other is one */
+      d->bookings[i].to = to;
+      return;
+    }
+  d->bookings[d->booked++] = (struct booking){from, to, share};
+}
+
+/* Moves this thread's clock to the end of what takes so long, from where there is room for it. */
+static void reserve(struct model *m, struct diary *d, int64_t takes_ns, double share) {
   const double slack = 1e-9; /* of sums of fractions */
   pthread_mutex_lock(&m->lock);
   int64_t from = clock_ns;
-  forget_past_locked(m, from);
-  while (m->booked > 0 && peak_locked(m, from, from + k->takes_ns) + k->share > 1 + slack) {
-    int64_t next = next_end_locked(m, from);
+  forget_past(d, from);
+  while (d->booked > 0 && peak(d, from, from + takes_ns) + share > 1 + slack) {
+    int64_t next = next_end(d, from);
     if (next == INT64_MAX) break;
     from = next;
   }
-  clock_ns = from + k->takes_ns;
-  if (m->booked < MOST_BOOKINGS) m->bookings[m->booked++] = (struct booking){from, clock_ns, k->share};
+  clock_ns = from + takes_ns;
+  note(d, from, clock_ns, share);
   pthread_mutex_unlock(&m->lock);
+}
+
+static int64_t copy_ns(const struct model *m, const copy *c) {
+  return m->copy_latency_ns + (int64_t)((double)(c->width * c->height * c->depth) * m->copy_ns_per_byte);
 }
 
 static const struct named *find(const struct model *m, const char *name) {
@@ -112,8 +131,8 @@ void model_account(struct model *m, const op *o, int64_t began_ns) {
     clock_ns += m->launch_latency_ns;
     k = find(m, o->kernel.kern->info->name);
   }
-  if (engine >= 0) reserve_engine(m, engine, o->copy.width * o->copy.height * o->copy.depth);
-  else if (k != NULL) reserve_share(m, k);
+  if (engine >= 0) reserve(m, &m->engines[engine], copy_ns(m, &o->copy), 1);
+  else if (k != NULL) reserve(m, &m->shares, k->takes_ns, k->share);
   else if (o->kind == OP_HOST) clock_ns = now;
   else clock_ns += now - began_ns;
 }

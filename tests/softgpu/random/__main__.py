@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, seed, settings
 
-from tests.softgpu.conftest import Gpu, build_runner
+from tests.softgpu.conftest import Gpu, build_runner, load_runner
 from tests.softgpu.random.programs import programs
 from tests.softgpu.random.test_random import check
 from tests.softgpu.random.tree import Program
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        gpu = Gpu(build_runner(Path(folder)), Path(folder) / "cache")
+        gpu = Gpu(load_runner(build_runner(Path(folder))), Path(folder) / "cache")
 
         @seed(chosen.seed)
         @settings(max_examples=chosen.programs, deadline=None, database=None, suppress_health_check=list(HealthCheck))

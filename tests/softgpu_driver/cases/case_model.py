@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("ctx", "modelled")
 
 MIB = 1 << 20
 RATE = 400 * MIB  # a MiB takes 2.5 ms
-MODEL = Model(copy_bytes_per_s=RATE, kernels={"empty": Takes(5e-3, 0.5), "touch": Takes(5e-3)})
+KERNELS = {"empty": Takes(5e-3, 0.5), "touch": Takes(5e-3), "meet": Takes(5e-3, 0.5)}
+MODEL = Model(copy_bytes_per_s=RATE, kernels=KERNELS)
 NON_BLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
 
 
@@ -126,6 +127,24 @@ def test_copies_and_kernels_overlap_in_two_streams_only() -> None:
         lane.step()
     assert serial == near(40)
     assert 24 < max(run.spans_ms()) < 0.75 * serial
+
+
+def test_who_comes_late_gets_the_time_that_others_left_free() -> None:
+    """`late` really copies behind all copies of `early`, with which it meets; in the model it is there before them."""
+    early, late, met = Lane(), Lane(), ok(driver.cuMemAlloc(4))
+    ok(driver.cuMemsetD32(met, 0, 1))
+    run = Run(early, late)
+    for lane in (early, late):
+        if lane is early:
+            lane.run("empty")
+            lane.copy_in()
+            lane.copy_in()
+        launch(lane.kernels["meet"], (met,), (None,), stream=lane.stream)
+    for _ in range(6):
+        late.copy_in()
+    first, second = run.spans_ms()
+    assert first == near(15)
+    assert second == near(25)
 
 
 def test_branches_of_a_graph_overlap() -> None:

@@ -1,0 +1,86 @@
+"""A process that runs candidates on a device and says how long they took; started anew when one of them ends it.
+
+It reads one request a line from stdin and writes one answer a line to what was stdout: what kernels print goes to
+stderr. It needs KaaS and no TVM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+import kaas
+from kaas.config import Device
+from kaas.errors import KaasError
+from kaas.executor.local import executor_for, run
+
+REPEATS = "repeats"
+"""The scalar that says how often a candidate's kernels run."""
+
+ENOUGH_S = 0.02
+"""Kernel time that a measurement should see."""
+
+MOST_REPEATS = 200
+VALUES = 1 << 20
+
+
+@lru_cache(maxsize=64)
+def values(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+    """What a candidate reads. Integers are all 0, which is an index into anything."""
+    wanted = np.dtype(kaas.Buffer("x", shape, dtype).dtype)
+    if wanted.kind in "biu":
+        return np.zeros(shape, wanted)
+    some = np.random.default_rng(0).uniform(-1, 1, VALUES).astype(np.float32)
+    return np.resize(some, shape).astype(wanted)
+
+
+def measured(path: str, outputs: str | None, device: Device) -> dict[str, Any]:
+    """The seconds that one launch of a candidate takes; what it writes goes to the file `outputs`."""
+    with open(path, "rb") as file:
+        task = kaas.KTask.from_msgpack(file.read())
+    inputs = {buffer.name: values(buffer.shape, str(buffer.dtype)) for buffer in task.inputs}
+
+    def seconds(repeats: int) -> float:
+        result = run(task, inputs, scalars={REPEATS: repeats}, device=device, profile=True)
+        if outputs is not None and repeats == 1:
+            np.savez(outputs, **{name: np.asarray(array, np.float64) for name, array in result.outputs.items()})
+        return sum(kernel.seconds for kernel in result.stats.kernels) / repeats
+
+    first = seconds(1)  # the only one that is cold
+    repeats = min(MOST_REPEATS, int(ENOUGH_S / max(first, 1e-7)))
+    return {"seconds": [seconds(repeats) for _ in range(3)] if repeats > 1 else [first]}
+
+
+def main() -> int:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(**fields: Any) -> None:
+        print(json.dumps(fields), file=answers, flush=True)
+
+    device = Device(sys.argv[1])
+    try:
+        executor = executor_for(device)
+    except KaasError as error:
+        answer(error=error.message)
+        return 1
+    answer(device=executor.device.info().name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer(**measured(request["task"], request["outputs"], device))
+        except KaasError as error:
+            lost = executor.lost is not None
+            answer(error=f"{type(error).__name__}: {error.message}", lost=lost)
+            if lost:
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

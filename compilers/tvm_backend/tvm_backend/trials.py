@@ -1,0 +1,239 @@
+"""Candidates of MetaSchedule built and measured our way: by this package's lowering, as kTasks, in a process apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule
+
+import kaas
+from kaas import Buffer, In, InOut, Kernel, KTask, Literal, Out
+from kaas.errors import DeviceUnavailable, KaasError
+from tvm_backend import library, lowering
+from tvm_backend.accesses import uses
+from tvm_backend.launches import Launch, Workspace, launches
+from tvm_backend.measuring import REPEATS
+from tvm_backend.targets import Target
+
+LIMIT_S = 60.0
+"""How long one candidate may take, its loading included; the process is given that to start, too."""
+
+ENTRY = "main"
+
+
+_tvm = threading.Lock()
+"""Lowering swaps what TVM calls to compile CUDA C++; the compilation itself, which takes longest, needs no lock."""
+
+
+class TrialFailed(Exception):
+    """A candidate that cannot be built or run. Always caught: it is one trial less."""
+
+
+def ktask(module: tvm.IRModule, target: Target) -> KTask:
+    """A scheduled PrimFunc as a kTask of its own. Its outputs are what it stores to; their first contents are
+    nobody's."""
+    shapes = [tuple(int(n) for n in parameter.shape) for parameter in module[ENTRY].params]
+    with _tvm, target.tvm:
+        try:
+            host, device = lowering.split(module, target)
+            source = lowering.cuda_source(device, target)
+        except Exception as error:
+            # whatever TVM's passes and code generator raise about a schedule: the next one may be better
+            raise TrialFailed(f"TVM cannot lower it: {str(error).strip().partition(chr(10))[0]}") from error
+    made, problems = launches(host[ENTRY], shapes)
+    if problems:
+        raise TrialFailed("; ".join(map(str, problems)))
+    code = library.library(source, target)
+    graph = _Graph(code, {variable.name_hint: uses(f) for variable, f in device.functions.items()})
+    for position, (parameter, shape) in enumerate(zip(module[ENTRY].params, shapes, strict=True)):
+        graph.buffers[position] = Buffer(f"p{position}", shape, str(parameter.dtype))
+    kernels = [graph.kernel(launch) for launch in made]
+    outputs = [graph.buffers[base] for base in graph.written if isinstance(base, int)]
+    return KTask(kernels, outputs, kaas.Scalar(REPEATS, "i64"), name="candidate")
+
+
+@dataclass(slots=True)
+class _Graph:
+    code: kaas.Library
+    uses: dict[str, Any]
+    buffers: dict[int | Workspace, Buffer] = field(default_factory=dict)
+    written: dict[int | Workspace, None] = field(default_factory=dict)
+
+    def kernel(self, launch: Launch) -> Kernel:
+        args: list[Any] = []
+        stored = []
+        for argument, use in zip(launch.arguments, self.uses[launch.symbol], strict=True):
+            if isinstance(argument, Literal):
+                args.append(argument)
+                continue
+            base = argument.base
+            if isinstance(base, Workspace) and base not in self.buffers:
+                self.buffers[base] = Buffer(f"w{len(self.buffers)}", base.nbytes)
+            access = (InOut if base in self.written else Out) if use.stores else In
+            if use.stores:
+                stored.append(base)
+            args.append(access(self.buffers[base], argument.offset_bytes))
+        self.written.update(dict.fromkeys(stored))
+        return Kernel(self.code, launch.symbol, launch.grid, launch.block, args, launch.shared_bytes)
+
+
+class Bench:
+    """Where candidates are measured: a process with a device, replaced when a candidate ends it or takes too long."""
+
+    def __init__(self, device: str, limit_s: float = LIMIT_S) -> None:
+        self.device, self.limit_s = device, limit_s
+        self.device_name = ""
+        self._process: subprocess.Popen[str] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+
+    def measure(self, task: Path, outputs: Path | None = None) -> list[float]:
+        """Seconds of one launch, one or more times.
+
+        Raises:
+            TrialFailed: the candidate is wrong, ended the process or exceeded the limit.
+            DeviceUnavailable: there is no device to measure on.
+        """
+        process = self.start()
+        assert process.stdin is not None
+        print(json.dumps({"task": str(task), "outputs": outputs and str(outputs)}), file=process.stdin, flush=True)
+        answer = self._answer(process)
+        if "seconds" not in answer:
+            if answer["lost"]:  # with its device it ends by itself, but perhaps not before the next candidate
+                self._end()
+            raise TrialFailed(answer["error"])
+        return [float(value) for value in answer["seconds"]]
+
+    def start(self) -> subprocess.Popen[str]:
+        """
+        Raises:
+            DeviceUnavailable
+        """
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        measuring = Path(__file__).with_name("measuring.py")
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-P", str(measuring), self.device],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, bufsize=1, env=environment,
+        )  # fmt: skip
+        try:
+            answer = self._answer(process)
+        except TrialFailed as error:
+            raise DeviceUnavailable(f"kernels cannot be measured: {error}") from error
+        if "device" not in answer:
+            raise DeviceUnavailable(f"kernels are measured on a GPU, and there is none to use: {answer['error']}")
+        self.device_name = answer["device"]
+        return process
+
+    def _answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], self.limit_s)
+        line = process.stdout.readline() if ready else ""
+        if line.endswith("\n"):
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        self._end()
+        if not ready:
+            raise TrialFailed(f"not done within {self.limit_s:g} s")
+        raise TrialFailed(f"it ended its process: {self._said()}")
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "without a word"
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.communicate()
+        self._errors.seek(0)
+        self._errors.truncate()
+
+    def close(self) -> None:
+        self._end()
+        self._errors.close()
+
+
+@contextmanager
+def bench(device: str, limit_s: float = LIMIT_S) -> Iterator[Bench]:
+    made = Bench(device, limit_s)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def build(module: tvm.IRModule, target: Target, path: Path) -> Path:
+    """Writes a candidate's kTask.
+
+    Raises:
+        TrialFailed
+    """
+    try:
+        path.write_bytes(ktask(module, target).to_msgpack())
+    except KaasError as error:
+        raise TrialFailed(error.message) from error
+    return path
+
+
+@derived_object
+class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]
+    """Builds candidates into a folder, as many at once as there are processors."""
+
+    def __init__(self, target: Target, folder: Path) -> None:
+        super().__init__()
+        self.target, self.folder, self.count = target, folder, 0
+
+    def build(self, build_inputs: list[Any]) -> list[Any]:
+        paths = [self.folder / f"{self.count + index}.ktask" for index in range(len(build_inputs))]
+        self.count += len(paths)
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            return list(threads.map(self._result, [given.mod for given in build_inputs], paths))
+
+    def _result(self, module: tvm.IRModule, path: Path) -> Any:
+        try:
+            return meta_schedule.builder.BuilderResult(str(build(module, self.target, path)), None)
+        except TrialFailed as error:
+            return meta_schedule.builder.BuilderResult(None, str(error))
+
+
+@derived_object
+class Runner(meta_schedule.runner.PyRunner):  # type: ignore[misc]
+    """Measures candidates one after the other, and counts them."""
+
+    def __init__(self, where: Bench, finished: Callable[[str | None], None]) -> None:
+        super().__init__()
+        self.where, self.finished = where, finished
+
+    def run(self, runner_inputs: list[Any]) -> list[Any]:
+        return [_known(self._result(Path(given.artifact_path))) for given in runner_inputs]
+
+    def _result(self, path: Path) -> Any:
+        try:
+            seconds, problem = self.where.measure(path), None
+        except TrialFailed as error:
+            seconds, problem = None, str(error)
+        path.unlink()
+        self.finished(problem)
+        return meta_schedule.runner.RunnerResult(seconds, problem)
+
+
+def _known(result: Any) -> Any:
+    return meta_schedule.runner.RunnerFuture(f_done=lambda: True, f_result=lambda: result)

@@ -1,0 +1,282 @@
+"""MetaSchedule trials: schedules that were measured, in the place of dlight's wherever they are faster."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.s_tir import meta_schedule
+from tvm.s_tir.stmt import SBlock
+
+from tvm_backend import store
+from tvm_backend.errors import CompileError
+from tvm_backend.lowering import Schedule, by_dlight
+from tvm_backend.progress import Progress, Report
+from tvm_backend.targets import Target
+from tvm_backend.trials import Bench, Builder, Runner, TrialFailed, bench, build
+
+DEVICE = "KAAS_TUNE_DEVICE"
+"""The environment variable that names another kind of device to measure on than "gpu": "software", to try it out."""
+
+RULES = "cuda"
+"""MetaSchedule's rules for GPUs, those for tensor cores not among them."""
+
+MOST_AT_ONCE, FEWEST_AT_ONCE = 64, 4
+"""Candidates of a task between two looks at what was measured."""
+
+TOLERANCE = 1e-3
+"""How far results of two schedules may lie apart, as a share of the largest."""
+
+BROKEN_FFI = (0, 1, 15)
+"""From this release on apache-tvm-ffi ends the process when TVM 0.27 writes an expression as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """
+    Fields:
+        model: its name, for errors.
+        trials: how many candidates to measure, over the whole model.
+        device: the kind of device to measure on.
+        folder: where databases are kept.
+        report: hears of every trial.
+    """
+
+    model: str
+    trials: int
+    target: Target
+    device: str
+    folder: Path
+    report: Report
+
+    def schedule(self, module: tvm.IRModule) -> tvm.IRModule:
+        """Tunes what is worth it; all else, and what came out slower, gets dlight's schedules.
+
+        Raises:
+            DeviceUnavailable: nothing to measure on.
+            CompileError: no candidate of any function could be built and run.
+        """
+        tasks = worthwhile(module, self.target)
+        if not tasks:
+            return by_dlight(module)
+        with bench(self.device) as where:
+            where.start()
+            digest = hashlib.sha256(f"{self.target.tvm} {where.device_name} {version('apache-tvm')}".encode())
+            for script in sorted(task.mod.script() for task in tasks):
+                digest.update(script.encode())
+            with records(self.folder / digest.hexdigest()[:32]) as kept:
+                if kept.trials < self.trials:
+                    self.tune(tasks, kept, where)
+                    self.choose(tasks, kept, where)
+                    kept.finish(self.trials)
+                with kept.chosen():
+                    module = relax.transform.MetaScheduleApplyDatabase()(module)
+        return by_dlight(module)
+
+    def tune(self, tasks: list[Any], kept: Records, where: Bench) -> None:
+        problems: list[str] = []
+        done = 0
+
+        def finished(problem: str | None) -> None:
+            nonlocal done
+            done += 1
+            if problem:
+                problems.append(problem)
+            self.report(Progress("tune", min(done, trials), trials, problem or ""))
+
+        trials = self.trials - kept.trials
+        self.report(Progress("tune", 0, trials, f"{len(tasks)} functions"))
+        learned = importlib.util.find_spec("xgboost") is not None
+        with tempfile.TemporaryDirectory(prefix="kaas-tune-") as folder:
+            meta_schedule.tune_tasks(
+                tasks=[context(task, learned, seed=kept.trials + 1) for task in tasks],
+                task_weights=[float(task.weight) for task in tasks],
+                work_dir=folder,
+                max_trials_global=trials,
+                num_trials_per_iter=max(FEWEST_AT_ONCE, min(MOST_AT_ONCE, trials // len(tasks))),
+                builder=Builder(self.target, Path(folder)),
+                runner=Runner(where, finished),
+                database=kept.database,
+                measure_callbacks=[meta_schedule.measure_callback.AddToDatabase()]
+                + ([meta_schedule.measure_callback.UpdateCostModel()] if learned else []),
+                cost_model="xgb" if learned else "random",
+            )
+        self.report(Progress("tune", trials, trials))
+        if not any(best(kept.database, task) for task in tasks):
+            reason = problems[-1] if problems else "none could be built"
+            message = f"tuning {self.model}: none of {trials} candidates runs: {reason}"
+            raise CompileError(message, model=self.model, stage="tune")
+
+    def choose(self, tasks: list[Any], kept: Records, where: Bench) -> None:
+        """Keeps the best of each function if it is right and faster than dlight's schedule."""
+        for path in kept.folder.glob("chosen_*"):
+            path.unlink()
+        chosen = kept.chosen()
+        with tempfile.TemporaryDirectory(prefix="kaas-tune-") as folder:
+            for task in tasks:
+                record = best(kept.database, task)
+                if record is None:
+                    continue
+                schedule = tvm.s_tir.Schedule(task.dispatched[0])
+                record.trace.apply_to_schedule(schedule, remove_postproc=False)
+                with self.target.tvm:
+                    usual = by_dlight(tvm.IRModule(dict(task.dispatched[0].functions)))  # it writes into what it gets
+                if faster(schedule.mod, usual, self.target, where, Path(folder)):
+                    workload = chosen.commit_workload(task.dispatched[0])
+                    kind = meta_schedule.database.TuningRecord
+                    chosen.commit_tuning_record(
+                        kind(record.trace, workload, record.run_secs, self.target.tvm, record.args_info)
+                    )
+
+
+@dataclass(slots=True)
+class Records:
+    """What was measured for one model on one device, in a folder that one process at a time has.
+
+    Fields:
+        trials: how many candidates were measured, by whom got to the end.
+    """
+
+    folder: Path
+    trials: int
+    database: Any
+
+    def chosen(self) -> Any:
+        return meta_schedule.database.JSONDatabase(
+            str(self.folder / "chosen_workload.json"), str(self.folder / "chosen_record.json")
+        )
+
+    def finish(self, trials: int) -> None:
+        (self.folder / "trials").write_text(str(trials))
+        self.trials = trials
+
+
+@contextmanager
+def records(folder: Path) -> Iterator[Records]:
+    """A folder's records. Damaged ones are thrown away."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            found = _opened(folder)
+        except (ValueError, TypeError, RuntimeError):  # what TVM and int make of a file that is no longer whole
+            for path in folder.glob("*_*.json"):
+                path.unlink()
+            (folder / "trials").unlink(missing_ok=True)
+            found = _opened(folder)
+        yield found
+
+
+def _opened(folder: Path) -> Records:
+    finished = folder / "trials"
+    made = Records(
+        folder,
+        int(finished.read_text()) if finished.exists() else 0,
+        meta_schedule.database.JSONDatabase(work_dir=str(folder)),
+    )
+    made.chosen()
+    return made
+
+
+def worthwhile(module: tvm.IRModule, target: Target) -> list[Any]:
+    """MetaSchedule's tasks: functions that reduce something, those with most to compute first. Functions of the same
+    content are one task, whose weight says how often they are called."""
+    tasks = [
+        task
+        for task in meta_schedule.relax_integration.extract_tasks(module, target.tvm)
+        if reduces(task.dispatched[0]["main"])
+    ]
+
+    def cost(task: Any) -> tuple[float, str]:
+        return -float(task.weight) * tvm.s_tir.analysis.estimate_tir_flops(task.dispatched[0]), str(task.task_name)
+
+    return sorted(tasks, key=cost)
+
+
+def reduces(function: tirx.PrimFunc) -> bool:
+    """Whether it sums up, or the like, and leaves its schedule open; all its parameters being arrays."""
+    if function.attrs is not None and function.attrs.get("tirx.is_scheduled", False):
+        return False
+    found = False
+
+    def visit(block: Any) -> None:
+        nonlocal found
+        found = found or any(int(axis.iter_type) == tirx.IterVar.CommReduce for axis in block.iter_vars)
+
+    tvm_ffi.structural_walk(function.body, ((SBlock, visit),), order="pre")
+    return found
+
+
+def context(task: Any, learned: bool, seed: int) -> Any:
+    """Evolution wants a model that learns from what was measured; without one, candidates are drawn at random."""
+    strategies = meta_schedule.search_strategy
+    made = meta_schedule.TuneContext.__new__(meta_schedule.TuneContext)
+    # the class's own constructor imports TVM's tensor intrinsics, which takes half a minute; RULES need none of them
+    made.__init_handle_by_constructor__(
+        meta_schedule._ffi_api.TuneContext,
+        task.dispatched[0],
+        task.target,
+        meta_schedule.space_generator.PostOrderApply(sch_rules=RULES, postprocs=RULES, mutator_probs=RULES),
+        strategies.EvolutionarySearch() if learned else strategies.ReplayTrace(),
+        task.task_name,
+        os.cpu_count(),
+        seed,
+        lambda *_: None,  # what it has to tell is in the answers of builder and runner
+    )
+    meta_schedule._ffi_api.TuneContextInitialize(made)
+    return made
+
+
+def best(database: Any, task: Any) -> Any | None:
+    """The fastest candidate that ran; failed ones are in the database too, with an hour or more."""
+    workload = database.commit_workload(task.dispatched[0])
+    for record in database.get_top_k(workload, 1):
+        if record.run_secs and float(record.run_secs[0]) < 3600:
+            return record
+    return None
+
+
+def faster(candidate: tvm.IRModule, usual: tvm.IRModule, target: Target, where: Bench, folder: Path) -> bool:
+    """Whether a candidate gives what another schedule gives, in less time."""
+    seconds, outputs = [], []
+    for name, module in (("candidate", candidate), ("usual", usual)):
+        answers = folder / f"{name}.npz"
+        try:
+            seconds.append(min(where.measure(build(module, target, folder / name), answers)))
+        except TrialFailed:
+            return name == "usual"
+        with np.load(answers) as file:
+            outputs.append({key: file[key] for key in file.files})
+    return seconds[0] < seconds[1] and all(_close(outputs[0][key], value) for key, value in outputs[1].items())
+
+
+def _close(given: Any, expected: Any) -> bool:
+    largest = float(np.abs(expected).max(initial=0.0))
+    return np.allclose(given, expected, rtol=0, atol=TOLERANCE * largest, equal_nan=True)
+
+
+def tuned(model: str, trials: int, target: Target, report: Report) -> Schedule:
+    """A schedule for `lowering.lowered` that runs so many trials, or takes what earlier ones found.
+
+    Raises:
+        CompileError: the tvm_ffi that is installed cannot do it.
+    """
+    found = version("apache-tvm-ffi")
+    if tuple(int(part) for part in found.split(".")[:3]) >= BROKEN_FFI:
+        message = f"tuning needs apache-tvm-ffi < 0.1.15: TVM 0.27 cannot write its records with {found}"
+        raise CompileError(message, model=model, stage="tune")
+    folder = store.home() / "tuning"
+    return Tuning(model, trials, target, os.environ.get(DEVICE, "gpu"), folder, report).schedule

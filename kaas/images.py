@@ -1,0 +1,68 @@
+"""Code images: PTX, cubin and fatbin, each checked to be whole and of its kind."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from kaas.errors import CorruptImage
+
+ELF = b"\x7fELF"
+_EM_CUDA = 190
+FATBIN = b"\x50\xed\x55\xba"
+_FATBIN_HEADER_BYTES = 16
+PTX_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Image:
+    """One code image. kind is "ptx", "cubin" or "fatbin"; the device takes the first of a library that it can run."""
+
+    kind: str
+    data: bytes = field(repr=False)
+
+
+def check(image: Image) -> None:
+    """
+    Raises:
+        CorruptImage: its bytes are not of its kind or end too early.
+    """
+    checks = {"ptx": _check_ptx, "cubin": _check_cubin, "fatbin": _check_fatbin}
+    if image.kind not in checks:
+        raise CorruptImage(f"no such kind of code image: {image.kind!r}; the kinds are {', '.join(checks)}")
+    checks[image.kind](image.data)
+
+
+def _check_ptx(data: bytes) -> None:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptImage(f"this is neither PTX text nor a cubin nor a fatbin: {error}") from error
+    if ".version" not in text or ".target" not in text:
+        raise CorruptImage("PTX text needs .version and .target; found none: truncated, or not PTX")
+    code = PTX_COMMENT_OR_STRING.sub("", text)
+    if code.count("{") != code.count("}"):
+        raise CorruptImage("PTX text whose braces do not match: truncated?")
+
+
+def _check_cubin(data: bytes) -> None:
+    if len(data) < 64 or not data.startswith(ELF):
+        raise CorruptImage("a cubin is an ELF file; this one has no ELF header")
+    machine = int.from_bytes(data[18:20], "little")
+    if machine != _EM_CUDA:
+        raise CorruptImage(f"a cubin is ELF for machine {_EM_CUDA} (CUDA); this is for machine {machine}")
+    section_table = int.from_bytes(data[40:48], "little")
+    section_bytes = int.from_bytes(data[58:60], "little") * int.from_bytes(data[60:62], "little")
+    if len(data) < section_table + section_bytes:
+        raise CorruptImage(
+            f"truncated cubin: {len(data)} bytes, its section table ends at {section_table + section_bytes}"
+        )
+
+
+def _check_fatbin(data: bytes) -> None:
+    if not data.startswith(FATBIN):
+        raise CorruptImage("a fatbin starts with 50 ed 55 ba; this does not")
+    header = int.from_bytes(data[6:8], "little")
+    body = int.from_bytes(data[8:16], "little")
+    if header < _FATBIN_HEADER_BYTES or len(data) < header + body:
+        raise CorruptImage(f"truncated fatbin: {len(data)} bytes, its header announces {header + body}")

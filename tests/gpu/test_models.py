@@ -1,0 +1,27 @@
+"""Compiled models from their files, by cubin or PTX: what NumPy says, on a GPU and, so that the files are known to be
+right, on the software GPU too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.config import Device
+from tests.gpu.models import FOLDER, INPUTS, expected, inputs
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "software"])
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "software":
+        request.getfixturevalue("softgpu")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_results_are_numpys(kind: str, name: str) -> None:
+    model = kaas.load(FOLDER / f"{name}.kaas")
+    for _ in range(3):  # the plan is made, then its graph is launched again
+        np.testing.assert_allclose(model.run_local(inputs(name), device=Device(kind)), expected(name), atol=TOLERANCE)
