@@ -1,9 +1,10 @@
 """`python -m benchmarks.models [--json]`: ResNet-50 through `kaas.invoke` over its kernels, and every model's figures.
 
 The bar is the time from `remote` to the answer in hand, through Ray, over the time that the kernels take one by one,
-each between two events of its own: 1.0 would be a service that costs nothing. Both are medians of turns taken with each
-other, with the weights on the device. Kernels that do not depend on each other may run at once in the graph that
-`invoke` replays, but not one by one, so the detail also has what the graph took by itself (`graph_s`).
+each between two events of its own: 1.0 would be a service that costs nothing. The two take turns, with the weights on
+the device; what counts is the median of the turns' ratios, which other work on the machine disturbs least. Kernels that
+do not depend on each other may run at once in the graph that `invoke` replays, but not one by one, so the detail also
+has the ratio to what the graph took by itself.
 
 Needs apache-tvm and onnx. On the software GPU, where nothing chooses another device.
 """
@@ -35,7 +36,7 @@ ENOUGH_S = 5
 
 
 def invoked(model: Model, made: kaas.CompiledModel, rounds: int) -> dict[str, float]:
-    """Median seconds of a warm invocation, of its graph alone, and of its kernels one by one."""
+    """Median seconds of a warm invocation, of its graph alone, of its kernels one by one; and the median ratios."""
     kaas.init(devices=[DEVICE])
     try:
         function = made.register()
@@ -57,7 +58,11 @@ def invoked(model: Model, made: kaas.CompiledModel, rounds: int) -> dict[str, fl
                     times[what].append(value)
     finally:
         kaas.shutdown()
-    return {what: median(values) for what, values in times.items()}
+    medians = {what: median(values) for what, values in times.items()}
+    for other in ("graph", "kernels"):
+        pairs = zip(times["invoke_s"], times[f"{other}_s"], strict=True)
+        medians[f"invoke_over_{other}"] = median(whole / part for whole, part in pairs)
+    return medians
 
 
 def figures(model: Model) -> dict[str, Any]:
@@ -97,9 +102,8 @@ def main() -> int:
     chosen = options()
     network = MODELS["resnet50"]
     times = invoked(network, network.compiled(network.batch_sizes), chosen.rounds)
-    bars: dict[str, Bar] = {"invoke_over_kernels": (times["invoke_s"] / times["kernels_s"], "<=", 1.05)}
+    bars: dict[str, Bar] = {"invoke_over_kernels": (times.pop("invoke_over_kernels"), "<=", 1.05)}
     detail: dict[str, Any] = {f"resnet50_{what}": seconds for what, seconds in times.items()}
-    detail["invoke_over_graph"] = times["invoke_s"] / times["graph_s"]
     for name in chosen.names or MODELS:
         found = figures(MODELS[name])
         detail |= {f"{name}_{what}": value for what, value in found.items()}

@@ -20,9 +20,9 @@ pytest.importorskip("tvm")
 pytest.importorskip("onnx")
 
 import ray
-import tvm_backend
 
 import kaas
+import tvm_backend
 from benchmarks.models import MODELS, Model, relative_error, same_top1
 
 # what takes longest is left to `python -m benchmarks.models`: BERT's other ten layers, ResNet-50 for eight pictures

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm_backend
 
 import kaas
+import tvm_backend
 from tests.softgpu.corpus.tvm import encoder
 
 HERE = Path(__file__).parent
