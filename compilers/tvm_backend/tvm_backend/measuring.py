@@ -48,7 +48,8 @@ def measured(path: str, outputs: str | None, device: Device) -> dict[str, Any]:
     def seconds(repeats: int) -> float:
         result = run(task, inputs, scalars={REPEATS: repeats}, device=device, profile=True)
         if outputs is not None and repeats == 1:
-            np.savez(outputs, **{name: np.asarray(array, np.float64) for name, array in result.outputs.items()})
+            arrays = {name: np.asarray(array, np.float64) for name, array in result.outputs.items()}
+            np.savez(outputs, allow_pickle=False, **arrays)
         return sum(kernel.seconds for kernel in result.stats.kernels) / repeats
 
     first = seconds(1)  # the only one that is cold
