@@ -33,7 +33,7 @@ LIMIT_S = 60.0
 """How long one candidate may take, its loading included."""
 
 START_LIMIT_S = 300.0
-"""How long the process may take to have its device: where that is the software GPU, it may have to be compiled first."""
+"""How long the process may take to have its device: the software GPU may have to be compiled first."""
 
 ENTRY = "main"
 
@@ -200,9 +200,9 @@ def build(module: tvm.IRModule, target: Target, path: Path) -> Path:
 class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]
     """Builds candidates into a folder, as many at once as there are processors."""
 
-    def __init__(self, target: Target, folder: Path) -> None:
+    def __init__(self, target: Target, folder: Path, failed: Callable[[str], None]) -> None:
         super().__init__()
-        self.target, self.folder, self.count = target, folder, 0
+        self.target, self.folder, self.failed, self.count = target, folder, failed, 0
 
     def build(self, build_inputs: list[Any]) -> list[Any]:
         paths = [self.folder / f"{self.count + index}.ktask" for index in range(len(build_inputs))]
@@ -214,6 +214,7 @@ class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]
         try:
             return meta_schedule.builder.BuilderResult(str(build(module, self.target, path)), None)
         except TrialFailed as error:
+            self.failed(str(error))
             return meta_schedule.builder.BuilderResult(None, str(error))
 
 
