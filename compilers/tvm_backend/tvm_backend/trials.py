@@ -30,7 +30,10 @@ from tvm_backend.measuring import REPEATS
 from tvm_backend.targets import Target
 
 LIMIT_S = 60.0
-"""How long one candidate may take, its loading included; the process is given that to start, too."""
+"""How long one candidate may take, its loading included."""
+
+START_LIMIT_S = 300.0
+"""How long the process may take to have its device: the software GPU may have to be compiled first."""
 
 ENTRY = "main"
 
@@ -110,7 +113,7 @@ class Bench:
         process = self.start()
         assert process.stdin is not None
         print(json.dumps({"task": str(task), "outputs": outputs and str(outputs)}), file=process.stdin, flush=True)
-        answer = self._answer(process)
+        answer = self._answer(process, self.limit_s)
         if "seconds" not in answer:
             if answer["lost"]:  # with its device it ends by itself, but perhaps not before the next candidate
                 self._end()
@@ -132,7 +135,7 @@ class Bench:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, bufsize=1, env=environment,
         )  # fmt: skip
         try:
-            answer = self._answer(process)
+            answer = self._answer(process, START_LIMIT_S)
         except TrialFailed as error:
             raise DeviceUnavailable(f"kernels cannot be measured: {error}") from error
         if "device" not in answer:
@@ -140,16 +143,16 @@ class Bench:
         self.device_name = answer["device"]
         return process
 
-    def _answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+    def _answer(self, process: subprocess.Popen[str], limit_s: float) -> dict[str, Any]:
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], self.limit_s)
+        ready, _, _ = select.select([process.stdout], [], [], limit_s)
         line = process.stdout.readline() if ready else ""
         if line.endswith("\n"):
             answer: dict[str, Any] = json.loads(line)
             return answer
         self._end()
         if not ready:
-            raise TrialFailed(f"not done within {self.limit_s:g} s")
+            raise TrialFailed(f"not done within {limit_s:g} s")
         raise TrialFailed(f"it ended its process: {self._said()}")
 
     def _said(self) -> str:
@@ -197,9 +200,9 @@ def build(module: tvm.IRModule, target: Target, path: Path) -> Path:
 class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]
     """Builds candidates into a folder, as many at once as there are processors."""
 
-    def __init__(self, target: Target, folder: Path) -> None:
+    def __init__(self, target: Target, folder: Path, failed: Callable[[str], None]) -> None:
         super().__init__()
-        self.target, self.folder, self.count = target, folder, 0
+        self.target, self.folder, self.failed, self.count = target, folder, failed, 0
 
     def build(self, build_inputs: list[Any]) -> list[Any]:
         paths = [self.folder / f"{self.count + index}.ktask" for index in range(len(build_inputs))]
@@ -211,6 +214,7 @@ class Builder(meta_schedule.builder.PyBuilder):  # type: ignore[misc]
         try:
             return meta_schedule.builder.BuilderResult(str(build(module, self.target, path)), None)
         except TrialFailed as error:
+            self.failed(str(error))
             return meta_schedule.builder.BuilderResult(None, str(error))
 
 

@@ -109,7 +109,7 @@ class Tuning:
                 work_dir=folder,
                 max_trials_global=trials,
                 num_trials_per_iter=max(FEWEST_AT_ONCE, min(MOST_AT_ONCE, trials // len(tasks))),
-                builder=Builder(self.target, Path(folder)),
+                builder=Builder(self.target, Path(folder), finished),
                 runner=Runner(where, finished),
                 database=kept.database,
                 measure_callbacks=[meta_schedule.measure_callback.AddToDatabase()]
