@@ -53,6 +53,7 @@ ALLOWED_IMPORTERS = {
     "numba": {"kaas.makers.numba"},
     "numba_cuda": {"kaas.makers.numba"},
     "cupy": {"kaas.makers.cupy"},
+    "safetensors": {"kaas.constants_file", "kaas.model_file"},
     "zmq": {"kaas.remote"},
     "onnx": set[str](),
     "torch": set[str](),
