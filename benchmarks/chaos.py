@@ -31,6 +31,7 @@ import ray
 import kaas
 from benchmarks.report import parser, report
 from kaas import softgpu
+from kaas.session import current_session
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 CLIENTS = ("ada", "bob", "cyd", "dan")
@@ -147,7 +148,7 @@ class Chaos:
         self._thread = ThreadPoolExecutor(1)
         self.done: Counter[str] = Counter()
         self.pool_killed_s: float | None = None
-        pool = kaas.api.current_session().pool
+        pool = current_session().pool
         self._pool_pid = ray.get(pool.__ray_call__.remote(lambda _: os.getpid()))
 
     def _events(self, seconds: float, pool_kill: bool) -> Iterator[tuple[float, Callable[[], None]]]:

@@ -27,11 +27,11 @@ import ray
 
 import kaas
 from benchmarks.overhead import ELEMENTS, build
-from kaas.api import current_session
 from kaas.pool.events import Decision, Event, PhysicalDevice, Policy
 from kaas.pool.policies import POLICIES
 from kaas.pool.simulation.reading import read
 from kaas.pool.simulator import simulate
+from kaas.session import current_session
 
 LIVE = ("fcfs", "cfs_affinity")
 CLIENTS = 16

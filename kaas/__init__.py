@@ -17,10 +17,11 @@ from kaas.request import View
 from kaas.variant import Variant
 
 if TYPE_CHECKING:
-    from kaas.api import Function, init, invoke, pardon, register, shutdown, stats, status
+    from kaas.api import init, invoke, pardon, shutdown, stats, status
     from kaas.caching import flush, pin, prefetch, put, unpin
     from kaas.etasks import ETask, etask
     from kaas.executor.local import run_local
+    from kaas.function import Function, register
     from kaas.model import CompiledModel, load
     from kaas.pool.resident import Resident
 
@@ -81,7 +82,8 @@ __all__ = [
 ]
 
 _ON_DEMAND = {
-    **dict.fromkeys(("Function", "init", "invoke", "pardon", "register", "shutdown", "stats", "status"), "kaas.api"),
+    **dict.fromkeys(("init", "invoke", "pardon", "shutdown", "stats", "status"), "kaas.api"),
+    **dict.fromkeys(("Function", "register"), "kaas.function"),
     **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.caching"),
     **dict.fromkeys(("ETask", "etask"), "kaas.etasks"),
     **dict.fromkeys(("CompiledModel", "load"), "kaas.model"),

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kaas.api import Function, answer_of, current_session
 from kaas.arguments import Buffer
 from kaas.errors import InvalidRequest
 from kaas.executor.tensors import on_host
+from kaas.function import Function
 from kaas.pool import wire
 from kaas.pool.packing import Signature
 from kaas.request import raw_bytes
-from kaas.session import STORE, Session
+from kaas.session import STORE, Session, answer_of, current_session
 
 
 def put(value: Any) -> Any:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, overload
 
-from kaas.api import Options, session_for
 from kaas.errors import InvalidRequest, KaasError
+from kaas.function import Options
 from kaas.pool import wire
 from kaas.pool.values import packed, pickled, split
-from kaas.session import STORE, Session
+from kaas.session import STORE, Session, session_for
 
 RESERVED = ("remote", "options", "bind")
 """Names that a class of eTasks cannot have methods of, since its handle has them."""

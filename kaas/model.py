@@ -22,9 +22,9 @@ from kaas.variant import Variant, by_position, choose, described
 if TYPE_CHECKING:
     import numpy as np
 
-    from kaas.api import Function
     from kaas.executor.executor import Result
     from kaas.executor.inputs import Source
+    from kaas.function import Function
 
     Array = np.ndarray[Any, Any]
 
@@ -136,9 +136,9 @@ class CompiledModel:
         Raises:
             NotInitialized, PoolStopped
         """
-        from kaas import api
+        from kaas.function import register_variants
 
-        return api.register_variants(self.name, self.variants, self.constants)
+        return register_variants(self.name, self.variants, self.constants)
 
     def run_local(self, *arrays: Any, device: Device | int | None = None, **named: Any) -> Any:
         """Runs it in this process, without Ray. The constants stay on the device for the next time.

@@ -7,18 +7,21 @@ are to be trusted is another matter.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import mmap
 import os
 import re
+import shutil
 import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from safetensors import SafetensorError
 
 from kaas import codec, constants_file
 from kaas.errors import CorruptModel, KaasError
@@ -36,13 +39,9 @@ MANIFEST, CONSTANTS = "manifest.json", "constants.safetensors"
 MANIFEST_BYTES = 256 << 20
 CODE_BYTES = 1 << 30
 """No manifest, nor all the code together, is larger when it is unpacked."""
+COPIED_BYTES = 1 << 20
 
 _ZIP = b"PK"
-_LOCAL = b"PK\x03\x04"
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-_ZIP64_FIELD_BYTES = 20
-_PADDING_FIELD = 0xD935
-"""What tools that align entries of zip files call the field that they pad."""
 _MEANINGLESS = (
     ValueError,
     TypeError,
@@ -52,6 +51,7 @@ _MEANINGLESS = (
     EOFError,
     RuntimeError,
     NotImplementedError,
+    SafetensorError,
     struct.error,
     zlib.error,
 )
@@ -80,99 +80,74 @@ def is_model(path: str | os.PathLike[str]) -> bool:
 
 def write(path: str | os.PathLike[str], parts: Parts) -> None:
     """Write a file, or replace it: who reads it has all of the old one or all of the new. The same parts are the same
-    bytes, so far as zlib is the same.
+    bytes, so far as zlib and safetensors are the same. The folder has to have room for the constants twice.
 
     Raises:
         OSError
     """
     path = Path(path)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            _write(file, parts)
-            file.flush()
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        tensors, model = Path(folder, "tensors"), Path(folder, "model")
+        constants_file.write(tensors, parts.constants)
+        with tensors.open("rb") as constants, model.open("wb") as file:
+            _write(file, parts, constants)
+        model.replace(path)
 
 
-def _umask() -> int:
-    """This process's, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _write(file: IO[bytes], parts: Parts) -> None:
-    pieces = list(constants_file.encoded(parts.constants))
+def _write(file: IO[bytes], parts: Parts, constants: io.BufferedReader) -> None:
     manifest = {
         "kaas_model": FORMAT,
         "name": parts.name,
         "about": dict(parts.about),
         "code": [_code_name(image) for image in parts.library.images],
-        "constants": {"sha256": _sha256(pieces), "dtypes": constants_file.foreign(parts.constants)},
+        "constants": {
+            "sha256": hashlib.file_digest(constants, "sha256").hexdigest(),
+            "dtypes": constants_file.foreign(parts.constants),
+        },
         "variants": [
             {"inputs": [codec.from_buffer(buffer) for buffer in variant.inputs], "task": codec.content(variant.task)}
             for variant in parts.variants
         ],
     }
-    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-        _entry(archive, MANIFEST, [memoryview(json.dumps(manifest, indent=1, sort_keys=True).encode())])
+    with zipfile.ZipFile(file, "w") as archive:
+        _entry(archive, MANIFEST, io.BytesIO(json.dumps(manifest, indent=1, sort_keys=True).encode()))
         for image in parts.library.images:
-            _entry(archive, _code_name(image), [memoryview(image.data)])
-        _entry(archive, CONSTANTS, pieces, aligned=True)
+            _entry(archive, _code_name(image), io.BytesIO(image.data))
+        _entry(archive, CONSTANTS, constants, zipfile.ZIP_STORED)
 
 
 def _code_name(image: Image) -> str:
     return f"code/{hashlib.sha256(image.data).hexdigest()}.{image.kind}"
 
 
-def _sha256(pieces: Iterable[memoryview]) -> str:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def _entry(archive: zipfile.ZipFile, name: str, pieces: Iterable[memoryview], *, aligned: bool = False) -> None:
-    """Write an entry, without a time. aligned: uncompressed, and so that it can be mapped."""
-    pieces = list(pieces)
+def _entry(archive: zipfile.ZipFile, name: str, data: IO[bytes], compression: int = zipfile.ZIP_DEFLATED) -> None:
+    """Write an entry, without a time."""
     entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     entry.create_system = 3  # Unix, wherever this runs
     entry.external_attr = 0o644 << 16
-    entry.file_size = sum(piece.nbytes for piece in pieces)
-    entry.compress_type = zipfile.ZIP_STORED if aligned else zipfile.ZIP_DEFLATED
-    large = entry.file_size > zipfile.ZIP64_LIMIT // 2
-    if aligned:
-        assert archive.fp is not None, "it is open"
-        at = archive.fp.tell() + _LOCAL_HEADER.size + len(name) + (_ZIP64_FIELD_BYTES if large else 0) + 4
-        padding = -at % constants_file.ALIGNMENT_BYTES
-        entry.extra = struct.pack("<2H", _PADDING_FIELD, padding) + bytes(padding)
-    with archive.open(entry, "w", force_zip64=large) as target:
-        for piece in pieces:
-            target.write(piece)
+    entry.file_size = data.seek(0, os.SEEK_END)
+    entry.compress_type = compression
+    data.seek(0)
+    with archive.open(entry, "w") as target:
+        shutil.copyfileobj(data, target, COPIED_BYTES)
 
 
 # --- reading
 
 
 def read(path: str | os.PathLike[str]) -> Parts:
-    """What a file holds. The constants are read-only views of the file, which is mapped; it must not be changed in
-    place while they live, and may be replaced or removed.
+    """What a file holds; the constants are read-only.
 
     Raises:
         OSError: there is no such file, or none that can be read.
         CorruptModel
     """
-    import numpy as np
-
     with told_as_corrupt(path), Path(path).open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
+        file_bytes = os.fstat(file.fileno()).st_size
+        if not file_bytes:
             raise _corrupt(path, "it is empty")
-        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         with zipfile.ZipFile(file) as archive:
-            return _read(path, archive, mapped)
+            return _read(path, archive, file_bytes)
 
 
 @contextmanager
@@ -198,7 +173,7 @@ def _corrupt(path: str | os.PathLike[str], reason: str) -> CorruptModel:
     )
 
 
-def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, mapped: Array) -> Parts:
+def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, file_bytes: int) -> Parts:
     entries = {entry.filename: entry for entry in archive.infolist()}
     if len(entries) < len(archive.infolist()):
         raise _corrupt(path, "two entries have one name")
@@ -211,10 +186,13 @@ def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, mapped: Array)
         raise _corrupt(path, f"entries that the manifest does not name: {', '.join(map(repr, sorted(unknown)))}")
     if CONSTANTS not in entries:
         raise _corrupt(path, f"it has no {CONSTANTS}")
-    data = _stored(path, entries[CONSTANTS], mapped)
-    if _sha256([data.data]) != manifest["constants"]["sha256"]:
+    if entries[CONSTANTS].compress_type != zipfile.ZIP_STORED:  # so that they are no more than the file
+        raise _corrupt(path, f"{CONSTANTS} has to be stored, not compressed")
+    data = _unpacked(path, archive, entries[CONSTANTS], file_bytes)
+    if hashlib.sha256(data).hexdigest() != manifest["constants"]["sha256"]:
         raise _corrupt(path, "the constants are not those that the manifest names")
-    constants = constants_file.decoded(data, manifest["constants"].get("dtypes", {}))
+    constants = constants_file.arrays_of(data, manifest["constants"].get("dtypes", {}))
+    del data  # each array has its own bytes
     library = Library(images)
     variants = tuple(_variant(entry, library) for entry in manifest["variants"])
     return Parts(manifest["name"], variants, constants, manifest.get("about", {}), library)
@@ -259,22 +237,6 @@ def _unpacked(path: str | os.PathLike[str], archive: zipfile.ZipFile, entry: zip
         raise _corrupt(path, f"{entry.filename} is neither stored nor deflated")
     with archive.open(entry) as file:
         data = file.read(entry.file_size)  # asked for all, it would unpack all there is, whatever size was announced
-    if len(data) < entry.file_size:
-        raise _corrupt(path, f"{entry.filename} ends after {len(data)} of {entry.file_size} bytes")
-    return data
-
-
-def _stored(path: str | os.PathLike[str], entry: zipfile.ZipInfo, mapped: Array) -> Array:
-    """An uncompressed entry, where it lies."""
-    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size or entry.flag_bits & 1:
-        raise _corrupt(path, f"{entry.filename} has to be stored, neither compressed nor encrypted")
-    at = entry.header_offset
-    header = mapped[at : at + _LOCAL_HEADER.size].tobytes()
-    if len(header) < _LOCAL_HEADER.size or not header.startswith(_LOCAL):
-        raise _corrupt(path, f"{entry.filename} is not where the zip's directory says")
-    *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
-    start = at + _LOCAL_HEADER.size + name_bytes + extra_bytes
-    data = mapped[start : start + entry.file_size]
     if len(data) < entry.file_size:
         raise _corrupt(path, f"{entry.filename} ends after {len(data)} of {entry.file_size} bytes")
     return data

@@ -13,10 +13,11 @@ from typing import Any
 
 import ray
 
-from kaas.errors import PoolStopped
+from kaas.errors import ConfigMismatch, KaasError, NotInitialized, PoolStopped
 from kaas.pool import wire
 from kaas.pool.packing import Signature
 from kaas.pool.ray_pool import existing
+from kaas.pool.ray_transport import NAMESPACE
 from kaas.request import outputs_type
 
 
@@ -105,3 +106,99 @@ class Session:
         """Tell the pool of a function, now and in each later life of it."""
         self.registered[key] = tell
         tell()
+
+
+@dataclass(slots=True, eq=False)
+class Here:
+    """This process's session, if it has one, and who may change that."""
+
+    session: Session | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+HERE = Here()
+
+
+def current_session() -> Session:
+    """
+    Raises:
+        NotInitialized
+    """
+    session = HERE.session
+    if session is None or not ray.is_initialized():
+        raise NotInitialized("call kaas.init() first")
+    return session
+
+
+def session_for(pool: str) -> Session:
+    """This process's session; a Ray task that has none, or whose pool is gone, is attached to this pool.
+
+    Raises:
+        NotInitialized
+    """
+    session = HERE.session
+    if session is None or not ray.is_initialized() or (session.gone and _in_ray_worker()):
+        return _attach_in_task(pool)
+    return session
+
+
+def attach_running(name: str) -> Session:
+    """This process's session; without one, it is attached to the pool of this name.
+
+    Raises:
+        NotInitialized: no such pool runs.
+    """
+    with HERE.lock:
+        if HERE.session is None or HERE.session.gone:
+            try:
+                pool = ray.get_actor(name, namespace=NAMESPACE)
+            except ValueError as error:
+                raise NotInitialized(f"no pool {name!r} runs") from error
+            HERE.session = (
+                Session(name, pool, ray.get_runtime_context().get_job_id(), False, pool.invoke).watch().attend()
+            )
+        return HERE.session
+
+
+def _attach_in_task(name: str) -> Session:
+    """Attach a Ray worker to the pool that a function belongs to; a driver has to call init."""
+    if not ray.is_initialized() or not _in_ray_worker():
+        raise NotInitialized("call kaas.init() first")
+    return attach_running(name)
+
+
+def _in_ray_worker() -> bool:
+    return bool(ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
+
+
+def refuse_second_pool(name: str) -> None:
+    """
+    Raises:
+        ConfigMismatch: the process is attached to a pool of another name.
+    """
+    if HERE.session is not None and HERE.session.name != name:
+        raise ConfigMismatch(
+            f"this process is attached to pool {HERE.session.name!r}; call kaas.shutdown() before another",
+            pool=HERE.session.name,
+            differences=("name",),
+        )
+
+
+def answer_of(session: Session, method: str, *args: Any) -> Any:
+    """What the pool's actor answers.
+
+    Raises:
+        PoolStopped, KaasError
+    """
+    try:
+        return ray.get(getattr(session.pool, method).remote(*args))
+    except ray.exceptions.RayActorError as error:
+        raise PoolStopped(f"pool {session.name!r} is gone: {error}", pool=session.name) from error
+    except KaasError as error:
+        raise plain(error) from None
+
+
+def plain(error: KaasError) -> KaasError:
+    """An error as it was raised, out of the class that Ray makes of it."""
+    cause = getattr(error, "cause", error)
+    return cause if isinstance(cause, KaasError) else error

@@ -25,6 +25,7 @@ LAYERS = [
     {"kaas.executor"},
     {"kaas.pool"},
     {"kaas.session"},
+    {"kaas.function"},
     {"kaas.api"},
     {"kaas.caching", "kaas.etasks", "kaas.model"},
     {"kaas.remote", "kaas.demo", "kaas.cli", "kaas.compile_command", "kaas.file_commands"},
@@ -36,6 +37,7 @@ ALLOWED_IMPORTERS = {
     "cuda": {"kaas.executor.device", "kaas.makers.nvrtc", "kaas.softgpu.runtime_calls"},
     "ray": {
         "kaas.api",
+        "kaas.function",
         "kaas.session",
         "kaas.pool.adoption",
         "kaas.etasks",
@@ -53,6 +55,7 @@ ALLOWED_IMPORTERS = {
     "numba": {"kaas.makers.numba"},
     "numba_cuda": {"kaas.makers.numba"},
     "cupy": {"kaas.makers.cupy"},
+    "safetensors": {"kaas.constants_file", "kaas.model_file"},
     "zmq": {"kaas.remote"},
     "onnx": set[str](),
     "torch": set[str](),

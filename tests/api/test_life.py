@@ -19,6 +19,7 @@ from kaas import errors, softgpu
 from kaas.pool.events import Decision, Dispatch, Event, RequestArrived
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.ray_transport import NAMESPACE
+from kaas.session import HERE
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 
 ROOT = Path(__file__).parent.parent.parent
@@ -193,7 +194,7 @@ def test_shutdown_does_not_wait_for_objects_that_never_come() -> None:
 def test_pool_that_died_is_started_again() -> None:
     np.testing.assert_allclose(scaled(), numbers() * 2)
     ray.kill(ray.get_actor("kaas", namespace=NAMESPACE))
-    session = kaas.api._session
+    session = HERE.session
     assert session is not None
     while not session.gone:  # Ray tells us a little later
         pass

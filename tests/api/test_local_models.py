@@ -89,7 +89,7 @@ def test_a_file_runs_without_any_compiler(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     program = f"""
 import sys
-for name in ("tvm", "torch", "onnx", "safetensors", "tvm_backend"):
+for name in ("tvm", "torch", "onnx", "tvm_backend"):
     sys.modules[name] = None
 import numpy as np
 import kaas

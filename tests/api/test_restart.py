@@ -16,6 +16,7 @@ import ray
 import kaas
 from kaas import errors
 from kaas.pool.ray_transport import NAMESPACE
+from kaas.session import current_session
 from kaas.store import FUNCTIONS, TASKS, SqliteStore
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 
@@ -82,7 +83,7 @@ def test_functions_are_known_and_caches_are_warm() -> None:
     pending = function.remote(b=b)
     np.testing.assert_array_equal(ray.get(pending), numbers() + numbers(seed=1))
     labels = kaas.status().functions
-    session = kaas.api.current_session()
+    session = current_session()
     session.registered.clear()  # so that this driver cannot tell the pool again
     kill_pool()
     assert kaas.status().functions == labels

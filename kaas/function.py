@@ -1,0 +1,230 @@
+"""A Function: kTasks registered with their constants bound, how it is invoked, and how it travels to Ray tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from kaas.arguments import Buffer
+from kaas.errors import InvalidRequest, KaasError, NotInitialized
+from kaas.graph import KTask
+from kaas.pool import wire
+from kaas.pool.packing import Caller, Signature, bind, bind_variants, choose_signature, pack
+from kaas.session import STORE, Session, current_session, session_for
+from kaas.variant import Variant, of_shapes
+
+RETRIES = 3
+MOST_RETRIES = 1 << 16
+LONGEST_S = 1e9
+"""Deadlines lie below this, about thirty years."""
+
+
+def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Function:
+    """A function: a kTask with some inputs bound once, for instance to weights.
+
+    Args:
+        constants: by buffer name, as the inputs of `invoke`. Arrays go into Ray's store here. The Function holds them;
+            executors cache them under the identity of what was put here, so clients that share a Function share a copy.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest
+    """
+    session = current_session()
+    if not isinstance(task, KTask):
+        raise InvalidRequest(f"kaas.register takes a KTask, not {task!r}")
+    signature, objects = bind(task, constants, STORE)
+    return _registered(session, task.label, (signature,), objects)
+
+
+def register_variants(name: str, variants: Sequence[Variant], constants: Mapping[str, Any]) -> Function:
+    """A function of a model: several kTasks for inputs of different shapes, which share constants.
+
+    Args:
+        variants: all with inputs of the same names. constants: by buffer name, exactly those that they read, as of
+            `register`.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest
+    """
+    session = current_session()
+    signatures, objects = bind_variants(variants, constants, STORE)
+    return _registered(session, name, signatures, objects)
+
+
+def _registered(session: Session, name: str, signatures: tuple[Signature, ...], objects: tuple[Any, ...]) -> Function:
+    refs = tuple(value for value in objects if isinstance(value, ray.ObjectRef))
+    function = Function(session.name, name, signatures, ray.put(objects) if objects else None, refs)
+    for signature in signatures:
+        session.introduce(signature)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a Function is invoked: see `invoke`.
+
+    Raises:
+        InvalidRequest
+    """
+
+    client: str | None = None
+    deadline_s: float | None = None
+    scalars: Mapping[str, Any] | None = None
+    retries: int = RETRIES
+    profile: bool = False
+    keep: bool | Sequence[str] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.client, str | None) or self.client == "":
+            raise InvalidRequest(f"a client is a name, not {self.client!r}")
+        if self.deadline_s is not None and not (
+            isinstance(self.deadline_s, int | float) and 0 < self.deadline_s < LONGEST_S
+        ):
+            raise InvalidRequest(f"deadline_s is a positive number of seconds, not {self.deadline_s!r}")
+        if not isinstance(self.retries, int) or not 0 <= self.retries < MOST_RETRIES:
+            raise InvalidRequest(f"retries is a number from 0 on, not {self.retries!r}")
+        if not isinstance(self.profile, bool):
+            raise InvalidRequest(f"profile is True or False, not {self.profile!r}")
+        if not isinstance(self.keep, bool):
+            if isinstance(self.keep, str) or not isinstance(self.keep, Sequence):
+                raise InvalidRequest(f"keep is True, False or names of outputs, not {self.keep!r}")
+            object.__setattr__(self, "keep", tuple(self.keep))
+
+    def caller(self, session: Session) -> Caller:
+        client = session.client if self.client is None else self.client
+        keep = self.keep if isinstance(self.keep, bool) else tuple(self.keep)
+        return Caller(client, self.deadline_s, self.retries, self.profile, keep, session.id)
+
+
+class Function:
+    """A registered kTask with its constants bound, or several that share them: a model's variants, of which each
+    invocation takes the one for the shapes of its inputs. It can be sent to Ray tasks and used there."""
+
+    def __init__(
+        self,
+        pool: str,
+        name: str,
+        signatures: tuple[Signature, ...],
+        constants: Any,
+        awaited: Sequence[Any],
+        options: Options | None = None,
+    ) -> None:
+        self._pool = pool
+        self._name = name
+        self._signatures = signatures
+        self._constants = constants
+        self._awaited = list(awaited)  # constants that were references; emptied when they are known to be complete
+        self._options = options or Options()
+
+    @property
+    def tasks(self) -> tuple[KTask, ...]:
+        """Its kTasks: of a model one for each variant, those for the smallest inputs first."""
+        return tuple(signature.task for signature in self._signatures)
+
+    @property
+    def task(self) -> KTask:
+        """Its kTask, or the first of them."""
+        return self._signatures[0].task
+
+    @property
+    def client(self) -> str | None:
+        """Whom its options name; None: whoever invokes it."""
+        return self._options.client
+
+    def options(
+        self,
+        *,
+        client: str | None = None,
+        deadline_s: float | None = None,
+        scalars: Mapping[str, Any] | None = None,
+        retries: int | None = None,
+        profile: bool | None = None,
+        keep: bool | Sequence[str] | None = None,
+    ) -> Function:
+        """This function with other defaults for its invocations; what is None stays as it is."""
+        given = {
+            "client": client,
+            "deadline_s": deadline_s,
+            "scalars": scalars,
+            "retries": retries,
+            "profile": profile,
+            "keep": keep,
+        }
+        changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return self._with(self._signatures, replace(self._options, **changed))
+
+    def variant(self, /, **shapes: int | Sequence[int]) -> Function:
+        """This function for inputs of these shapes only, by name: what to call with references, whose shapes cannot be
+        seen. `f.variant(x=(8, 3, 224, 224)).remote(x=ref)`. Not all need be given, if the others decide.
+
+        Raises:
+            UnexpectedInput: no such input. NoVariant: none is for these shapes. UndecidedVariant: several are.
+        """
+        number = of_shapes(self._name, [signature.taken for signature in self._signatures], shapes)
+        return self._with((self._signatures[number],), self._options)
+
+    def _with(self, signatures: tuple[Signature, ...], options: Options) -> Function:
+        return Function(self._pool, self._name, signatures, self._constants, self._awaited, options)
+
+    def remote(self, /, *arrays: Any, **inputs: Any) -> Any:
+        """Invoke it; see `invoke` for what inputs may be and what comes back. Scalars may stand among the inputs.
+
+        Inputs are given by name, or in order: that of the model, or that in which a kTask's kernels first read them
+        (`KTask.inputs`).
+
+        In a Ray task that has not called `init`, this attaches to the pool in which the function was registered.
+        """
+        session = session_for(self._pool)
+        options = self._options
+        scalars = dict(options.scalars or {})
+        first = self._signatures[0]
+        for name in [n for n in inputs if n in first.task.scalars and n not in first.taken]:
+            scalars[name] = inputs.pop(name)
+        return self.send(session, inputs, replace(options, scalars=scalars), arrays)
+
+    def send(
+        self, session: Session, inputs: Mapping[str, Any], options: Options | None = None, arrays: Sequence[Any] = ()
+    ) -> Any:
+        """What `remote` and `invoke` do; options: other ones than its own."""
+        options = options or self._options
+        if self._awaited and STORE.complete(self._awaited):
+            self._awaited.clear()
+        caller = options.caller(session)
+        signature, inputs = choose_signature(self._name, self._signatures, arrays, inputs, STORE)
+        message, refs = pack(signature, inputs, options.scalars, caller, STORE, self._constants, self._awaited)
+        try:
+            return session.send(signature, message, refs)
+        except KaasError:
+            raise
+        except ValueError as error:  # Ray no longer knows who owns the constants
+            raise NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again") from error
+
+    def upkeep(self) -> tuple[tuple[Signature, ...], list[Any]]:
+        """What `kaas.caching` says of it: its signatures, and the references to its constants and to those awaited."""
+        return self._signatures, [*(() if self._constants is None else (self._constants,)), *self._awaited]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = [(signature.task, signature.spec.bindings, signature.inputs) for signature in self._signatures]
+        return _function, (self._pool, self._name, parts, self._constants, self._awaited, self._options)
+
+    def __repr__(self) -> str:
+        bound = dict.fromkeys(binding.buffer for signature in self._signatures for binding in signature.spec.bindings)
+        variants = f", {len(self._signatures)} variants" if len(self._signatures) > 1 else ""
+        return (
+            f"<kaas.Function {self._name!r} in pool {self._pool!r}{variants}, constants: {', '.join(bound) or 'none'}>"
+        )
+
+
+def _function(
+    pool: str,
+    name: str,
+    parts: Sequence[tuple[KTask, Sequence[wire.Binding], Sequence[Buffer] | None]],
+    constants: Any,
+    awaited: Sequence[Any],
+    options: Options,
+) -> Function:
+    signatures = tuple(Signature.of(*part) for part in parts)
+    return Function(pool, name, signatures, constants, awaited, options)
