@@ -213,7 +213,8 @@ class User:
         return ray.get(function.remote(b=numbers()))
 
     def pool_is_gone(self) -> bool:
-        return kaas.api._session is not None and kaas.api._session.gone
+        here = kaas.session.HERE  # by its module: the class travels to the worker by value
+        return here.session is not None and here.session.gone
 
 
 @pytest.mark.ray
