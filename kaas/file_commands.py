@@ -95,6 +95,8 @@ def _pairs(entries: Sequence[str] | None, option: str, names: Sequence[str] = ()
             name, separator, value = names[0], "=", entry
         if not (name and separator and value):
             raise InvalidRequest(f"{option} takes name=value, not {entry!r}")
+        if name in pairs:
+            raise InvalidRequest(f"{option}: {name!r} is given twice")
         pairs[name] = value
     return pairs
 
@@ -103,7 +105,10 @@ def _read(path: Path) -> Any:
     import numpy as np
 
     try:
-        return np.load(path) if path.suffix == ".npy" else path.read_bytes()
+        if path.suffix != ".npy":
+            return path.read_bytes()
+        with path.open("rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)  # np.load takes archives of arrays too
     except (OSError, ValueError, EOFError) as error:
         raise InvalidRequest(f"cannot read {path}: {error}") from error
 

@@ -108,8 +108,7 @@ class CompiledModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CompiledModel:
-        """A model from a .kaas file. The constants are mapped, not read: the file may be replaced or removed later, but
-        not changed in place.
+        """A model from a .kaas file, all of which is read: the file may be changed or removed later.
 
         Raises:
             InvalidRequest: there is no such file. CorruptModel: it holds no model, or a damaged one.

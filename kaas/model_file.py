@@ -177,6 +177,8 @@ def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, file_bytes: in
     entries = {entry.filename: entry for entry in archive.infolist()}
     if len(entries) < len(archive.infolist()):
         raise _corrupt(path, "two entries have one name")
+    if any(entry.header_offset < 0 for entry in entries.values()):
+        raise _corrupt(path, "its beginning is missing")
     if MANIFEST not in entries:
         raise _corrupt(path, f"it has no {MANIFEST}")
     manifest = _manifest(path, _unpacked(path, archive, entries[MANIFEST], MANIFEST_BYTES))

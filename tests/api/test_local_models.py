@@ -178,6 +178,18 @@ def test_one_input_needs_no_name(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.load(tmp_path / file[:4] / "y.npy"), 2 * x)
 
 
+def test_an_input_is_one_array_given_once(tmp_path: Path) -> None:
+    doubler(1).save(tmp_path / "model.kaas")
+    np.save(tmp_path / "x.npy", inputs(1)["x"])
+    with (tmp_path / "several.npy").open("wb") as file:
+        np.savez(file, x=inputs(1)["x"])
+    for words, names in (("cannot read .*several", ["several"]), ("'x' is given twice", ["x", "x"])):
+        given = [argument for name in names for argument in ("--input", str(tmp_path / f"{name}.npy"))]
+        refused = runner.invoke(app, ["run", str(tmp_path / "model.kaas"), *given]).exception
+        assert isinstance(refused, errors.InvalidRequest)
+        assert re.search(words, refused.message)
+
+
 @pytest.mark.parametrize("extra", [["--input", "x.npy"], ["--scalar", "factor=2"], ["--input", "mask=none.npy"]])
 def test_run_refuses(file: Path, extra: list[str]) -> None:
     assert isinstance(runner.invoke(app, ["run", str(file), *extra]).exception, errors.InvalidRequest)

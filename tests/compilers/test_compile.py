@@ -19,7 +19,7 @@ import tvm  # noqa: F401 - before the software GPU's driver is there: TVM would 
 
 import kaas
 import tvm_backend
-from kaas.errors import InvalidTarget
+from kaas.errors import DeviceUnavailable, InvalidTarget
 from tests.compilers.onnx_cases import perceptron, perceptron_answer
 from tvm_backend import compiling, errors, lowering
 from tvm_backend.errors import CompileError, InvalidOption, Place
@@ -99,6 +99,14 @@ def keyed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled: Callable[[]
 
 def _found(_store: Any, key: str) -> None:
     raise LookupError(key)
+
+
+def test_a_tuned_model_is_not_taken_for_another_device_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("tvm_backend.store.Store.get", _found)
+    with pytest.raises(DeviceUnavailable):
+        tvm_backend.compile(perceptron(2), tune=1)
 
 
 def test_external_data_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

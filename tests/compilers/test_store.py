@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import kaas
 from kaas.kernels import library
-from tvm_backend.store import SWITCH, Store, store
+from tvm_backend.store import STALE_S, SWITCH, Store, store
 
 
 def model(name: str, values: int = 8) -> kaas.CompiledModel:
@@ -62,6 +63,18 @@ def test_those_longest_unused_go(tmp_path: Path) -> None:
     assert models.get("a") is not None  # which makes it the newest
     Store(tmp_path, limit_bytes=3 * size + size // 2).put("d", model("d"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.kaas", "c.kaas", "d.kaas"]
+
+
+def test_what_a_killed_writer_left_goes_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, age in ((".a.kaas.killed", 1), (".a.kaas.writing", 0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tensors").write_bytes(b"half")
+        written_s = time.time() - age * 2 * STALE_S
+        os.utime(tmp_path / name, (written_s, written_s))
+    models = Store(tmp_path, limit_bytes=0)
+    models.put("a", model("one"))
+    assert caplog.text == ""
+    assert [path.name for path in tmp_path.iterdir()] == [".a.kaas.writing"]  # and a limit still counts
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_time(

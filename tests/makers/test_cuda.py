@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kaas
 from kaas.errors import CompileFailed, InvalidTarget
+from kaas.makers import nvrtc
 
 SOURCE = """
 template <class T> __global__ void scale(T *values, int n) {
@@ -74,6 +76,13 @@ def test_headers_given_by_name_and_by_folder(tmp_path: Any) -> None:
 def test_headers_that_nvrtc_brings(header: str) -> None:
     library = kaas.Library.from_cuda(f"#include <{header}>\n{SOURCE}", options=TWICE)
     assert "plain" in ptx_of(library)
+
+
+def test_headers_that_cannot_be_unpacked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(nvrtc, "cache_root", lambda: tmp_path / "file")
+    with pytest.raises(CompileFailed, match=f"its headers, of 25 MB, unpacked to {tmp_path}/file/nvrtc-"):
+        kaas.Library.from_cuda(f"#include <mma.h>\n{SOURCE}", options=TWICE)
 
 
 @pytest.mark.parametrize(

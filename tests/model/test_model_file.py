@@ -200,6 +200,7 @@ def test_what_is_no_zip(saved: Path) -> None:
     assert "no zip file" in corrupt(saved, b"{}").reason
     for end in range(1, len(whole), 97):
         corrupt(saved, whole[:end])
+        corrupt(saved, whole[end:])
 
 
 @given(at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))

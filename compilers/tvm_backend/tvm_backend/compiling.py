@@ -33,8 +33,8 @@ def compile(  # noqa: A001 - as the command is called
 ) -> kaas.CompiledModel:
     """Compile a model: a kTask for each batch size, one library of their kernels, the constants.
 
-    What was compiled before, from equal content with equal options, comes out of the store; the environment variable
-    KAAS_MODEL_CACHE=0 turns it off.
+    What was compiled before, from equal content with equal options, comes out of the store, but for tuned models; the
+    environment variable KAAS_MODEL_CACHE=0 turns it off.
 
     Args:
         model: the path of an ONNX file, or of what torch.export.save wrote; an onnx.ModelProto, a
@@ -56,7 +56,7 @@ def compile(  # noqa: A001 - as the command is called
     options = Options.checked(model, target, batch_sizes, name, tune)
     with reporting(progress) as report:
         prepared = frontends.prepared(model, example_inputs, options.batch_sizes, options.name)
-        stored = store.store()
+        stored = None if options.tune else store.store()  # what trials find depends on the device, and they keep it
         if stored is None:
             return _made(prepared, options, report)
         report(Progress("cache", 0, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -70,8 +71,8 @@ class Store:
                 continue
             if path.suffix == ENTRY:
                 entries.append((status.st_mtime_ns, status.st_size, path))
-            elif status.st_mtime < time.time() - STALE_S:
-                path.unlink(missing_ok=True)
+            elif path.is_dir() and status.st_mtime < time.time() - STALE_S:
+                shutil.rmtree(path, ignore_errors=True)  # another process may be removing it too
         excess = sum(size for _, size, _ in entries) - self.limit_bytes
         for _, size, path in sorted(entries):
             if excess <= 0:
