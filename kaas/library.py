@@ -155,14 +155,16 @@ class Library:
         Args:
             signature: a type for each parameter that is no constant, in order or by name: "*fp32" points to float32,
                 "i32" is a number; "*fp32:16" and "i32:16" promise that 16 divides the address or the number.
-            constants: values of constexpr parameters, and of others that are to be fixed.
+            constants: values of constexpr parameters, where their defaults will not do, and of others that are to be
+                fixed.
             arch: one sm_N, with or without "+ptx"; or "ptx", or one compute_N.
             num_warps, num_stages, options: Triton's own.
 
         Raises:
             InvalidTarget: several devices at once (join libraries by |), or one that Triton does not know.
             InvalidGraph: signature and constants do not fit the parameters.
-            CompileFailed: Triton refuses the kernel, or it needs what a kTask has not, such as tensor descriptors.
+            CompileFailed: Triton refuses the kernel or an option, or it needs what a kTask has not, such as tensor
+                descriptors.
             MissingPackage: no Triton.
         """
         made: Library = _maker("triton").library(
