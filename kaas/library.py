@@ -91,10 +91,10 @@ class Library:
         source: str,
         arch: str = "sm_80+ptx",
         *,
-        names: Iterable[str] = (),
-        options: Iterable[str] = (),
+        names: str | Iterable[str] = (),
+        options: str | Iterable[str] = (),
         headers: Mapping[str, str] | None = None,
-        include_paths: Iterable[str | os.PathLike[str]] = (),
+        include_paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
         name: str = "kernels.cu",
     ) -> Library:
         """A library from CUDA C++, compiled by NVRTC (package nvidia-cuda-nvrtc); no GPU is needed.
@@ -107,6 +107,7 @@ class Library:
             headers: what #include finds first: name -> text.
             include_paths: folders in which it looks next; then come the headers that NVRTC brings.
             name: what the source is called in messages.
+            A single name, option or folder need not be in a list.
 
         Raises:
             InvalidTarget: no such arch, or NVRTC does not know it.
@@ -116,10 +117,10 @@ class Library:
         made: Library = _maker("cuda").library(
             source,
             arch,
-            names=tuple(names),
-            options=tuple(options),
+            names=_listed(names),
+            options=_listed(options),
             headers=headers or {},
-            include_paths=tuple(include_paths),
+            include_paths=_listed(include_paths),
             name=name,
         )
         return made
@@ -247,6 +248,11 @@ class Library:
 
     def __hash__(self) -> int:
         return hash(self.hash)
+
+
+def _listed(values: Any) -> tuple[Any, ...]:
+    """A string is one value, not its letters."""
+    return (values,) if isinstance(values, str | os.PathLike) else tuple(values)
 
 
 def _maker(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,22 @@ def test_options_and_names_that_are_refused() -> None:
         kaas.Library.from_cuda(SOURCE, options=["--no-such-option"])
     with pytest.raises(CompileFailed, match="C\\+\\+ names"):
         kaas.Library.from_cuda(SOURCE, names=["nothing<float>"], options=TWICE)
+
+
+def test_a_single_name_option_or_folder_needs_no_list(tmp_path: Path) -> None:
+    (tmp_path / "three.h").write_text("#define FACTOR (3 * THREE)\n")
+    source = f'#include "three.h"\n{SOURCE}'
+    names, options = ["scale<float>"], ["-DTHREE=1"]
+    listed = kaas.Library.from_cuda(source, names=names, options=options, include_paths=[tmp_path])
+    for folder in (tmp_path, str(tmp_path)):
+        single = kaas.Library.from_cuda(source, names=names[0], options=options[0], include_paths=folder)
+        assert (single, single.entries) == (listed, listed.entries)
+
+
+@pytest.mark.parametrize("source", [SOURCE.encode(), Path("scale.cu"), None])
+def test_a_source_is_a_string(source: Any) -> None:
+    with pytest.raises(CompileFailed, match="the source is a string, not"):
+        kaas.Library.from_cuda(source)
 
 
 def test_warnings_are_kept() -> None:
