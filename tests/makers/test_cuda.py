@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cuda import pathfinder
+from cuda.bindings import nvrtc as bindings
 
 import kaas
 from kaas.errors import CompileFailed, InvalidTarget
@@ -75,6 +77,18 @@ def test_headers_given_by_name_and_by_folder(tmp_path: Any) -> None:
 def test_headers_that_nvrtc_brings(header: str) -> None:
     library = kaas.Library.from_cuda(f"#include <{header}>\n{SOURCE}", options=TWICE)
     assert "plain" in ptx_of(library)
+
+
+def test_an_nvrtc_without_headers_takes_those_of_a_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise RuntimeError("Function nvrtcGetBundledHeadersInfo not found")  # as cuda.bindings says of NVRTC 13.0
+
+    (tmp_path / "cuda_fp16.h").write_text("#define FACTOR 5.0f\n")
+    folders = {"cudart": str(tmp_path), "cccl": None}
+    monkeypatch.setattr(bindings, "nvrtcGetBundledHeadersInfo", missing)
+    monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", folders.__getitem__)
+    library = kaas.Library.from_cuda(f"#include <cuda_fp16.h>\n{SOURCE}")
+    assert library == kaas.Library.from_cuda(SOURCE, options=["-DFACTOR=5.0f"])
 
 
 @pytest.mark.parametrize(
