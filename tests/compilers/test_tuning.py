@@ -15,6 +15,7 @@ import kaas
 from kaas.errors import DeviceUnavailable
 from tests.compilers.lowering_cases import TARGET, Compiled, bound
 from tvm_backend import lowering, targets, trials, tuning
+from tvm_backend.compiling import TUNE_DEVICE, Options
 from tvm_backend.constants import Names
 from tvm_backend.errors import CompileError
 from tvm_backend.lowering import by_dlight
@@ -146,6 +147,17 @@ def test_without_a_gpu_nothing_is_tuned(tmp_path: Path, monkeypatch: pytest.Monk
     made = tuning.Tuning("head", 1, TARGET, "gpu", tmp_path, lambda _: None)
     with pytest.raises(DeviceUnavailable, match="measured on a GPU"):
         Compiled(module, schedule=made.schedule)
+
+
+def test_what_another_device_found_is_not_taken_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(tune: int) -> str:
+        return str(Options.checked("model.onnx", "sm_80", None, None, tune))
+
+    monkeypatch.delenv(TUNE_DEVICE, raising=False)
+    on_gpu, untuned = asked(4), asked(0)
+    monkeypatch.setenv(TUNE_DEVICE, "software")
+    assert asked(4) != on_gpu
+    assert asked(0) == untuned
 
 
 def test_records_that_are_damaged_are_thrown_away(tmp_path: Path) -> None:
