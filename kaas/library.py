@@ -91,10 +91,10 @@ class Library:
         source: str,
         arch: str = "sm_80+ptx",
         *,
-        names: Iterable[str] = (),
-        options: Iterable[str] = (),
+        names: str | Iterable[str] = (),
+        options: str | Iterable[str] = (),
         headers: Mapping[str, str] | None = None,
-        include_paths: Iterable[str | os.PathLike[str]] = (),
+        include_paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
         name: str = "kernels.cu",
     ) -> Library:
         """A library from CUDA C++, compiled by NVRTC (package nvidia-cuda-nvrtc); no GPU is needed.
@@ -107,6 +107,7 @@ class Library:
             headers: what #include finds first: name -> text.
             include_paths: folders in which it looks next; then come the headers that NVRTC brings.
             name: what the source is called in messages.
+            A single name, option or folder need not be in a list.
 
         Raises:
             InvalidTarget: no such arch, or NVRTC does not know it.
@@ -116,10 +117,10 @@ class Library:
         made: Library = _maker("cuda").library(
             source,
             arch,
-            names=tuple(names),
-            options=tuple(options),
+            names=_listed(names),
+            options=_listed(options),
             headers=headers or {},
-            include_paths=tuple(include_paths),
+            include_paths=_listed(include_paths),
             name=name,
         )
         return made
@@ -155,14 +156,16 @@ class Library:
         Args:
             signature: a type for each parameter that is no constant, in order or by name: "*fp32" points to float32,
                 "i32" is a number; "*fp32:16" and "i32:16" promise that 16 divides the address or the number.
-            constants: values of constexpr parameters, and of others that are to be fixed.
+            constants: values of constexpr parameters, where their defaults will not do, and of others that are to be
+                fixed.
             arch: one sm_N, with or without "+ptx"; or "ptx", or one compute_N.
             num_warps, num_stages, options: Triton's own.
 
         Raises:
             InvalidTarget: several devices at once (join libraries by |), or one that Triton does not know.
             InvalidGraph: signature and constants do not fit the parameters.
-            CompileFailed: Triton refuses the kernel, or it needs what a kTask has not, such as tensor descriptors.
+            CompileFailed: Triton refuses the kernel or an option, or it needs what a kTask has not, such as tensor
+                descriptors.
             MissingPackage: no Triton.
         """
         made: Library = _maker("triton").library(
@@ -245,6 +248,11 @@ class Library:
 
     def __hash__(self) -> int:
         return hash(self.hash)
+
+
+def _listed(values: Any) -> tuple[Any, ...]:
+    """A string is one value, not its letters."""
+    return (values,) if isinstance(values, str | os.PathLike) else tuple(values)
 
 
 def _maker(name: str) -> Any:

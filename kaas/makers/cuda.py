@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from kaas.entries import Entry
 from kaas.library import Image, Library
 from kaas.makers import nvrtc, target
+from kaas.makers.refusal import refused
 
 _INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
 
@@ -26,6 +27,8 @@ def library(
 ) -> Library:
     """See `Library.from_cuda`. One compilation gives the machine code of its architecture, and its PTX."""
     wanted = target.parse(arch)
+    if not isinstance(source, str):
+        raise refused("NVRTC", name, f"the source is a string, not {type(source).__name__}")
     flags = [*options, *(f"--include-path={os.fspath(path)}" for path in include_paths)]
     if any(_INCLUDE.search(text) for text in (source, *headers.values())):
         flags += [f"--include-path={path}" for path in nvrtc.include_paths()]

@@ -37,6 +37,8 @@ def library(kernel: Any, signature: Any, arch: str, fastmath: bool, launch_bound
     compiler = f"numba-cuda {numba_cuda.__version__}"
     function = getattr(kernel, "py_func", kernel)
     name = title(function)
+    if not inspect.isfunction(function):
+        raise refused(compiler, name, f"a {type(function).__name__} is no Python function")
     try:
         types, _ = signatures.normalize_signature(signature)
     except Exception as error:

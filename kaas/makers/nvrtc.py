@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from cuda import pathfinder
+
 from kaas.errors import CompileFailed, InvalidTarget, MissingPackage
 from kaas.softgpu.caches import cache_root
 
@@ -16,7 +18,7 @@ _ERROR = re.compile(r"(.*)\((\d+)\): (?:catastrophic )?error: ")
 _NAMES = "__nv_name_map"
 """What NVRTC calls the source that it makes of name expressions."""
 _NO_HEADER = re.compile(r'(?:could not open|cannot open) source file "([^"]+)"')
-_BUNDLED = "the headers of CUDA C++ and CCCL come with NVRTC 13.3 and later, below include_paths that you give"
+_BUNDLED = "what CUDA C++ and CCCL include comes with NVRTC 13.3 and later or a CUDA toolkit, else by include_paths"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +71,25 @@ def compiled(
 
 
 def include_paths() -> tuple[str, ...]:
-    """Folders with the headers that come with NVRTC (cuda_fp16.h, cooperative_groups.h, cuda/std, cub, …); none if it
-    brings none. They are unpacked once, into the folder in which KaaS caches."""
+    """Folders with the headers that come with NVRTC (cuda_fp16.h, cooperative_groups.h, cuda/std, cub, …), which are
+    unpacked once, into the folder in which KaaS caches; if it brings none, those of the CUDA toolkit that is here."""
     nvrtc = _library()
     try:
         if not _done(nvrtc.nvrtcGetBundledHeadersInfo()[:2], "headers").available:
-            return ()
+            return _of_toolkit()
         root = cache_root() / "nvrtc-{}.{}".format(*_version())
         _done(nvrtc.nvrtcInstallBundledHeaders(str(root).encode(), 0), f"its headers, of 25 MB, unpacked to {root}")
     except RuntimeError as error:
         if "not found" in str(error):  # this NVRTC, older than 13.3, has no such function
-            return ()
+            return _of_toolkit()
         raise
     return str(root), str(root / "cccl")
+
+
+def _of_toolkit() -> tuple[str, ...]:
+    """Folders with the headers of a CUDA toolkit, in packages or on the machine; none without one."""
+    found = (pathfinder.find_nvidia_header_directory(part) for part in ("cudart", "cccl"))
+    return tuple(folder for folder in found if folder is not None)
 
 
 @cache

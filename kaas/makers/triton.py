@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from kaas.entries import Entry, Parameter, Pointer, Scratch, Value
@@ -14,6 +15,7 @@ from kaas.makers.refusal import missing, refused, title
 
 _TYPE = re.compile(r"(\*?)(\w+)(?::(1|2|4|8|16|32|64|128|256))?")
 _PARAMETERS = re.compile(r"\.entry\s+[\w$]+\s*\(([^)]*)\)")
+_NO_DEVICE = re.compile(r"Value '(\w+)' is not defined for option 'gpu-name'")
 _KINDS = {
     **{f"{sign}{bits}": f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64)},
     "i1": "boolean",
@@ -64,6 +66,8 @@ def library(
         raise InvalidTarget(
             f"Triton compiles for one device at a time, not for {arch!r}: join libraries by |", target=arch
         )
+    defaults = {part.name: part.default for part in kernel.params if part.is_constexpr and part.has_default}
+    constants = defaults | dict(constants)
     types = _types(name, kernel.arg_names, signature, constants)
     parameters = tuple(_parameter(name, key, kind, compiler) for key, kind in types.items())
     made = _compiled(kernel, types, constants, capabilities.pop(), options, compiler)
@@ -109,7 +113,7 @@ def _compiled(
 ) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.compiler import ASTSource, make_backend
 
     names = kernel.arg_names
     signature = {key: types[key].partition(":")[0] if key in types else "constexpr" for key in names}
@@ -120,11 +124,19 @@ def _compiled(
     }
     source = ASTSource(kernel, signature, {(names.index(key),): value for key, value in constants.items()}, attributes)
     chosen = {"enable_fp_fusion": True} | {key: value for key, value in options.items() if value is not None}
+    device = GPUTarget("cuda", int(capability.rstrip("af")), 32)
+    known = {part.name for part in fields(type(make_backend(device).parse_options({})))}
+    if unknown := [key for key in chosen if key not in known]:  # Triton itself would leave them out without a word
+        raise refused(compiler, title(kernel), f"it has no option {', '.join(unknown)}")
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True  # else code holds paths of this machine
         try:
-            return triton.compile(source, target=GPUTarget("cuda", int(capability.rstrip("af")), 32), options=chosen)
+            return triton.compile(source, target=device, options=chosen)
         except Exception as error:
+            if unknown_device := _NO_DEVICE.search(str(error)):
+                raise InvalidTarget(
+                    f"{compiler} compiles nothing for {unknown_device[1]}", target=unknown_device[1]
+                ) from error
             lines = str(error).strip().splitlines()
             at = re.match(r"at (\d+):", lines[0]) if lines else None
             why = lines[-1] if lines else type(error).__name__

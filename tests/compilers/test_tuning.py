@@ -14,14 +14,20 @@ from tvm.relax.frontend import nn
 import kaas
 from kaas.errors import DeviceUnavailable
 from tests.compilers.lowering_cases import TARGET, Compiled, bound
-from tvm_backend import tuning
+from tvm_backend import lowering, targets, trials, tuning
+from tvm_backend.compiling import TUNE_DEVICE, Options
+from tvm_backend.constants import Names
 from tvm_backend.errors import CompileError
 from tvm_backend.lowering import by_dlight
 from tvm_backend.measuring import REPEATS
 from tvm_backend.progress import Progress
 from tvm_backend.trials import Bench, TrialFailed, bench, build
+from tvm_backend.unrolling import ASYNCHRONOUS, EXPLICIT
 
 TRIALS = 4
+TURING = targets.parsed("sm_75+ptx")
+"""Its candidates copy nothing ahead, for which the software GPU has no code."""
+
 ENDLESS = """.version 7.0
 .target sm_80
 .address_size 64
@@ -47,7 +53,7 @@ def where() -> Iterator[Bench]:
 
 def tuned(folder: Path, told: list[Progress]) -> Compiled:
     module, weights = bound(Head(), {"x": (32, 32)})
-    return Compiled(module, 1, weights, tuning.Tuning("head", TRIALS, TARGET, "software", folder, told.append).schedule)
+    return Compiled(module, 1, weights, tuning.Tuning("head", TRIALS, TURING, "software", folder, told.append).schedule)
 
 
 def test_what_trials_find_is_right_and_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +77,21 @@ def test_what_trials_find_is_right_and_used_again(tmp_path: Path, monkeypatch: p
     assert [(kernel.grid, kernel.block) for kernel in again.variant.task.kernels] == kernels
     usual = Compiled(module, 1, weights)
     assert [(kernel.grid, kernel.block) for kernel in usual.variant.task.kernels] != kernels
+
+
+def test_candidates_that_copy_ahead_are_built() -> None:
+    module, _ = bound(Head(), {"x": (32, 32)})
+    task = tuning.worthwhile(lowering.fused(module, TARGET, Names({})), TARGET)[0]
+    search = tuning.context(task, learned=False, seed=1)
+    modules = []
+    for schedule in search.generate_design_space():
+        assert all(rule.apply(schedule) for rule in search.space_generator.postprocs)
+        modules.append(schedule.mod)
+    pipelined = [each for each in modules if ASYNCHRONOUS in each.script() and EXPLICIT in each.script()]
+    assert pipelined
+    for each in pipelined:
+        images = trials.ktask(each, TARGET).kernels[0].library.images
+        assert any(b"cp.async.wait_group" in image.data for image in images if image.kind == "ptx")
 
 
 def sums(scale: float) -> tvm.IRModule:
@@ -126,6 +147,17 @@ def test_without_a_gpu_nothing_is_tuned(tmp_path: Path, monkeypatch: pytest.Monk
     made = tuning.Tuning("head", 1, TARGET, "gpu", tmp_path, lambda _: None)
     with pytest.raises(DeviceUnavailable, match="measured on a GPU"):
         Compiled(module, schedule=made.schedule)
+
+
+def test_what_another_device_found_is_not_taken_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(tune: int) -> str:
+        return str(Options.checked("model.onnx", "sm_80", None, None, tune))
+
+    monkeypatch.delenv(TUNE_DEVICE, raising=False)
+    on_gpu, untuned = asked(4), asked(0)
+    monkeypatch.setenv(TUNE_DEVICE, "software")
+    assert asked(4) != on_gpu
+    assert asked(0) == untuned
 
 
 def test_records_that_are_damaged_are_thrown_away(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """`make gpu`: the tests and benchmarks that need a GPU, with the packages there are; results go to benchmarks/results.
 
-Needs Python, NumPy, pytest, cuda-bindings, cuda-core and msgspec. With Ray there too, the GPU tests of all other
-folders and the benchmarks that go through Ray run as well; with apache-tvm and onnx, models over TVM's virtual machine.
+Needs Python, NumPy, pytest, cuda-bindings, cuda-core and msgspec; for compiled models safetensors. With Ray there too,
+the GPU tests of all other folders and the benchmarks that go through Ray run as well; with apache-tvm and onnx, models
+over TVM's virtual machine.
 """
 
 from __future__ import annotations

@@ -59,4 +59,8 @@ def test_cuda_in_a_string(kind: str, images: str) -> None:
 def test_examples(package: str, example: str) -> None:
     """Each compares its own results."""
     pytest.importorskip(package)
-    import_module(f"examples.{example}").main()
+    made = import_module(f"examples.{example}")
+    try:
+        made.main()
+    except MissingPackage as error:  # what the package compiles with
+        pytest.skip(str(error))

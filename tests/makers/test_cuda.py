@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cuda import pathfinder
+from cuda.bindings import nvrtc as bindings
 
 import kaas
 from kaas.errors import CompileFailed, InvalidTarget
@@ -85,6 +87,18 @@ def test_headers_that_cannot_be_unpacked(monkeypatch: pytest.MonkeyPatch, tmp_pa
         kaas.Library.from_cuda(f"#include <mma.h>\n{SOURCE}", options=TWICE)
 
 
+def test_an_nvrtc_without_headers_takes_those_of_a_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise RuntimeError("Function nvrtcGetBundledHeadersInfo not found")  # as cuda.bindings says of NVRTC 13.0
+
+    (tmp_path / "cuda_fp16.h").write_text("#define FACTOR 5.0f\n")
+    folders = {"cudart": str(tmp_path), "cccl": None}
+    monkeypatch.setattr(bindings, "nvrtcGetBundledHeadersInfo", missing)
+    monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", folders.__getitem__)
+    library = kaas.Library.from_cuda(f"#include <cuda_fp16.h>\n{SOURCE}")
+    assert library == kaas.Library.from_cuda(SOURCE, options=["-DFACTOR=5.0f"])
+
+
 @pytest.mark.parametrize(
     ("source", "words", "line"),
     [
@@ -106,6 +120,22 @@ def test_options_and_names_that_are_refused() -> None:
         kaas.Library.from_cuda(SOURCE, options=["--no-such-option"])
     with pytest.raises(CompileFailed, match="C\\+\\+ names"):
         kaas.Library.from_cuda(SOURCE, names=["nothing<float>"], options=TWICE)
+
+
+def test_a_single_name_option_or_folder_needs_no_list(tmp_path: Path) -> None:
+    (tmp_path / "three.h").write_text("#define FACTOR (3 * THREE)\n")
+    source = f'#include "three.h"\n{SOURCE}'
+    names, options = ["scale<float>"], ["-DTHREE=1"]
+    listed = kaas.Library.from_cuda(source, names=names, options=options, include_paths=[tmp_path])
+    for folder in (tmp_path, str(tmp_path)):
+        single = kaas.Library.from_cuda(source, names=names[0], options=options[0], include_paths=folder)
+        assert (single, single.entries) == (listed, listed.entries)
+
+
+@pytest.mark.parametrize("source", [SOURCE.encode(), Path("scale.cu"), None])
+def test_a_source_is_a_string(source: Any) -> None:
+    with pytest.raises(CompileFailed, match="the source is a string, not"):
+        kaas.Library.from_cuda(source)
 
 
 def test_warnings_are_kept() -> None:

@@ -167,6 +167,12 @@ def test_what_is_refused(signature: str, words: str) -> None:
     assert raised.value.source == "first"
 
 
+@pytest.mark.parametrize("given", [3, "first", int, np.sin])
+def test_what_is_no_function(given: Any) -> None:
+    with pytest.raises(CompileFailed, match="is no Python function"):
+        kaas.Library.from_numba(given, "void(float32)")
+
+
 def test_types_for_every_parameter() -> None:
     with pytest.raises(InvalidGraph, match="values, count"):
         kaas.Library.from_numba(first, "void(float32[::1])")

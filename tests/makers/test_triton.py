@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,7 +179,39 @@ def test_what_is_no_kernel() -> None:
             kaas.Library.from_triton(given, BLEND, {"BLOCK": 128})
 
 
-@pytest.mark.parametrize("arch", ["sm_80+sm_90", "sm_90+compute_80", "sm_1"])
+@pytest.mark.parametrize("arch", ["sm_80+sm_90", "sm_90+compute_80"])
 def test_one_device_at_a_time(arch: str) -> None:
-    with pytest.raises((InvalidTarget, CompileFailed)):
+    with pytest.raises(InvalidTarget, match="one device at a time"):
         kaas.Library.from_triton(blend, BLEND, {"BLOCK": 128}, arch=arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_1", "sm_85+ptx", "sm_999"])
+def test_devices_that_triton_does_not_know(arch: str) -> None:
+    with pytest.raises(InvalidTarget, match=f"nothing for {arch.partition('+')[0]}"):
+        kaas.Library.from_triton(blend, BLEND, {"BLOCK": 128}, arch=arch)
+
+
+def test_options_that_triton_does_not_know() -> None:
+    kaas.Library.from_triton(blend, BLEND, {"BLOCK": 128}, options={"maxnreg": 64})
+    with pytest.raises(CompileFailed, match="no option num_wraps"):
+        kaas.Library.from_triton(blend, BLEND, {"BLOCK": 128}, options={"num_wraps": 2})
+
+
+@triton.jit
+def fill(out, value, BLOCK: tl.constexpr = 32):
+    tl.store(out + tl.arange(0, BLOCK), value)
+
+
+def test_constants_have_the_defaults_of_the_function() -> None:
+    library = kaas.Library.from_triton(fill, "*fp32 fp32")
+    assert library == kaas.Library.from_triton(fill, "*fp32 fp32", {"BLOCK": 32})
+    assert library != kaas.Library.from_triton(fill, "*fp32 fp32", {"BLOCK": 64})
+    assert [parameter.name for parameter in library.entries[0].parameters] == ["out", "value"]
+
+
+def test_the_program_of_the_guide() -> None:
+    guide = Path(kaas.__file__).parent.parent / "docs" / "kernels.md"
+    (program,) = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
+    names = {}
+    exec(program, names)
+    assert names["kernel"].grid == (50, 1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from tvm_backend.frontends import Imported
     from tvm_backend.lowering import Lowered, Schedule
     from tvm_backend.targets import Target
+
+TUNE_DEVICE = "KAAS_TUNE_DEVICE"
+"""The environment variable that names another kind of device to measure on than "gpu": "software", to try it out."""
 
 
 def compile(  # noqa: A001 - as the command is called
@@ -77,6 +81,8 @@ class Options:
     target: str
     batch_sizes: tuple[int, ...] | None
     tune: int
+    tune_device: str
+    """The kind of device to measure on: what one finds is not for the other."""
 
     @classmethod
     def checked(cls, model: Any, target: str, batch_sizes: Any, name: str | None, tune: int) -> Options:
@@ -97,7 +103,8 @@ class Options:
             raise InvalidOption(f"tune is a number of trials, 0 or more, not {tune!r}", option="tune")
         if name is not None and not (isinstance(name, str) and name):
             raise InvalidOption(f"name is a string that is not empty, not {name!r}", option="name")
-        return cls(name or _name_of(model), target, batch_sizes, tune)
+        device = os.environ.get(TUNE_DEVICE, "gpu") if tune else ""
+        return cls(name or _name_of(model), target, batch_sizes, tune, device)
 
 
 def _name_of(model: Any) -> str:
@@ -168,7 +175,7 @@ def _schedule(target: Target, options: Options, report: Report) -> Schedule:
         return lowering.by_dlight
     from tvm_backend.tuning import tuned
 
-    return tuned(options.name, options.tune, target, report)
+    return tuned(options.name, options.tune, target, options.tune_device, report)
 
 
 def _about(target: Target, options: Options) -> dict[str, str]:

@@ -28,9 +28,6 @@ from tvm_backend.progress import Progress, Report
 from tvm_backend.targets import Target
 from tvm_backend.trials import Bench, Builder, Runner, TrialFailed, bench, build
 
-DEVICE = "KAAS_TUNE_DEVICE"
-"""The environment variable that names another kind of device to measure on than "gpu": "software", to try it out."""
-
 RULES = "cuda"
 """MetaSchedule's rules for GPUs, those for tensor cores not among them."""
 
@@ -281,7 +278,7 @@ def check_runtime(model: str) -> None:
         raise CompileError(message, model=model, stage="tune")
 
 
-def tuned(model: str, trials: int, target: Target, report: Report) -> Schedule:
+def tuned(model: str, trials: int, target: Target, device: str, report: Report) -> Schedule:
     """A schedule for `lowering.lowered` that runs so many trials, or takes what earlier ones found."""
     folder = store.home() / "tuning"
-    return Tuning(model, trials, target, os.environ.get(DEVICE, "gpu"), folder, report).schedule
+    return Tuning(model, trials, target, device, folder, report).schedule
