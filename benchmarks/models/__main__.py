@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -31,8 +31,17 @@ from kaas.executor.plan import arena_bytes
 
 DEVICE = kaas.Device("software", 1 << 30)
 WARM_UP = 2
+TOLERANCE = 1e-3
 ENOUGH_S = 5
 """A model that has run for so long, and twice, does not run again."""
+
+
+def check(model: Model, outputs: Mapping[str, Any], answers: Mapping[str, Any]) -> None:
+    """What is timed must be right: an error of a thousandth of the largest value at most, the same element largest."""
+    for name in model.outputs:
+        error = relative_error(outputs[name], answers[name])
+        if not error <= TOLERANCE or not same_top1(outputs[name], answers[name]):
+            raise AssertionError(f"{model.name}: {name} is not PyTorch's: a relative error of {error:.2g}")
 
 
 def invoked(model: Model, made: kaas.CompiledModel, rounds: int) -> dict[str, float]:
@@ -41,7 +50,8 @@ def invoked(model: Model, made: kaas.CompiledModel, rounds: int) -> dict[str, fl
     try:
         function = made.register()
         profiled = function.options(profile=True)
-        inputs = model.inputs()
+        inputs, answers = model.inputs(), model.answers()
+        check(model, {model.outputs[0]: ray.get(kaas.invoke(function, inputs))}, answers)
         times: dict[str, list[float]] = {"invoke_s": [], "graph_s": [], "kernels_s": []}
         for turn in range(WARM_UP + rounds):
             kaas.stats(reset=True)
@@ -74,10 +84,12 @@ def figures(model: Model) -> dict[str, Any]:
     for batch, variant in zip(model.batch_sizes, made.variants, strict=True):
         inputs, answers = model.inputs(batch), model.answers(batch)
         times: list[float] = []
+        outputs: Mapping[str, Any] = {}
         while len(times) < 2 or (len(times) < 4 and sum(times) < ENOUGH_S):
             began = perf_counter()
             outputs = made.run(inputs, device=DEVICE).outputs
             times.append(perf_counter() - began)
+        check(model, outputs, answers)
         about = {
             "kernels": len({kernel.symbol for kernel in variant.task.kernels}),
             "launches": len(variant.task.kernels),
@@ -85,7 +97,6 @@ def figures(model: Model) -> dict[str, Any]:
             "first_run_s": times[0],
             "run_s": median(times[1:]),
             "relative_error": max(relative_error(outputs[name], answers[name]) for name in model.outputs),
-            "top1_equal": all(same_top1(outputs[name], answers[name]) for name in model.outputs),
         }
         found |= {f"batch_{batch}_{what}": value for what, value in about.items()}
     return found
@@ -95,7 +106,10 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     made = parser((__doc__ or "").partition("\n")[0])
     made.add_argument("names", nargs="*", help="figures of these models only", metavar="NAME")
     made.add_argument("--rounds", type=int, default=15, help="turns of ResNet-50 through Ray")
-    return made.parse_args(argv)
+    chosen = made.parse_args(argv)
+    if unknown := [name for name in chosen.names if name not in MODELS]:
+        made.error(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    return chosen
 
 
 def main() -> int:

@@ -85,6 +85,19 @@ class Several:
 
 
 @I.ir_module
+class Many:
+    """More launches than a kTask should have."""
+
+    @T.prim_func(s_tir=True)
+    def many(a: T.Buffer((T.int64(4),), "float32")):
+        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})
+        for _ in T.serial(T.int64(1000000)):
+            with T.attr(0, "hand_threaded", 0):
+                thread = T.launch_thread("threadIdx.x", T.int64(4))
+                a[thread] = a[thread] + T.float32(1)
+
+
+@I.ir_module
 class Addresses:
     """Addresses that go elsewhere than into a load or a store."""
 

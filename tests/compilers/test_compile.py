@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,20 @@ def test_options_that_mean_nothing(options: dict[str, Any], option: str) -> None
 def test_targets_that_there_are_not() -> None:
     with pytest.raises(InvalidTarget):
         tvm_backend.compile(perceptron(2), target="sm_10")
+
+
+def test_one_thread_at_a_time_uses_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def lowered(*_: Any) -> Any:
+        with ThreadPoolExecutor(1) as other:
+            taken.append(other.submit(compiling._tvm.acquire, blocking=False).result())
+        raise ValueError
+
+    monkeypatch.setattr(lowering, "lowered", lowered)
+    with pytest.raises(CompileError):
+        tvm_backend.compile(perceptron(2))
+    assert taken == [False]
 
 
 def test_what_tvm_raises_is_a_compile_error(monkeypatch: pytest.MonkeyPatch) -> None:

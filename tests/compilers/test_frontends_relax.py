@@ -85,6 +85,46 @@ def test_relax_module_with_an_open_batch_and_its_own_functions() -> None:
         np.testing.assert_allclose(compiled.run_local(x), expected, rtol=1e-6)
 
 
+@pytest.mark.usefixtures("softgpu")
+@pytest.mark.parametrize("private", [True, False])
+def test_relax_functions_that_call_others(private: bool) -> None:
+    x, y, unused = (relax.Var(name, relax.TensorType([4], "float32")) for name in ("x", "y", "unused"))
+    builder = relax.BlockBuilder()
+    with builder.function("inner", [x], private=private):
+        builder.emit_func_output(builder.emit(relax.op.exp(x)))
+    inner = builder.get().get_global_var("inner")
+    with builder.function("other", [unused]):
+        builder.emit_func_output(builder.emit(relax.op.nonzero(unused)))
+    with builder.function("main", [y]):
+        once = builder.emit(relax.Call(inner, [y]))
+        builder.emit_func_output(builder.emit(relax.op.add(once, builder.emit(relax.Call(inner, [once])))))
+    module = builder.get()
+    before = module.script()
+    compiled = tvm_backend.compile(module, target="ptx")
+    assert module.script() == before
+    given = np.array([-1, 0, 0.5, 1], np.float32)
+    np.testing.assert_allclose(compiled.run_local(given), np.exp(given) + np.exp(np.exp(given)), rtol=1e-5)
+
+
+def test_a_relax_function_that_calls_itself() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([4], "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.exp(x)))
+    module = builder.get()
+    itself = module.get_global_var("main")
+    result = relax.Var("result", x.ty)
+    again = relax.Call(itself, [x])
+    body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(result, again)])], result)
+    module["main"] = relax.Function([x], body, x.ty, True, module["main"].attrs)
+    with pytest.raises(UnsupportedOperators) as caught:
+        imported(module, None, None, "m")
+    (place,) = caught.value.operators
+    assert (place.operator, place.where, place.reason) == (
+        "main", "binding 'result'", "a call of a function that calls itself",
+    )  # fmt: skip
+
+
 def test_examples_of_nn_modules() -> None:
     model = perceptron()
     for example, sizes, expected in (

@@ -61,6 +61,50 @@ def test_equal_to_torch(how: str, tmp_path: Path) -> None:
         assert np.array_equal(got.best, expected["best"].numpy())
 
 
+class Indices(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Indices for one axis, for neighbours, for axes apart, for all: some count from the end, some stretch."""
+
+    def forward(self, x: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        return x[i], x[:, i], x[i, j], x[:, i, j], x[i, :, j], x[:, i[None], j[:, None]], x[i, j, i]
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_indices() -> None:
+    given = (torch.arange(60.0).reshape(3, 4, 5), torch.tensor([0, -1, 2]), torch.tensor([-1, 1, -3]))
+    compiled = tvm_backend.compile(torch.export.export(Indices(), given), target="ptx", name="indices")
+    results = compiled.run_local(*(tensor.numpy() for tensor in given))
+    for result, expected in zip(results, Indices()(*given), strict=True):
+        np.testing.assert_array_equal(result, expected.numpy(), strict=True)
+
+
+@pytest.mark.usefixtures("softgpu")
+@pytest.mark.parametrize("how", [{"size": (7, 3)}, {"scale_factor": (1.5, 2)}])
+def test_pictures_made_larger_by_their_nearest_elements(how: dict[str, Any]) -> None:
+    class Larger(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return torch.nn.functional.interpolate(x, mode="nearest", **how)
+
+    x = torch.arange(60.0).reshape(1, 3, 4, 5)
+    compiled = tvm_backend.compile(torch.export.export(Larger(), (x,)), target="ptx", name="larger")
+    np.testing.assert_array_equal(compiled.run_local(x.numpy()), Larger()(x).numpy(), strict=True)
+
+
+def test_pictures_made_larger_by_factors_that_leave_parts_of_elements() -> None:
+    network = torch.nn.Upsample(scale_factor=1.7)
+    with pytest.raises(UnsupportedOperators, match="whole numbers"):
+        imported(network, torch.zeros(1, 3, 4, 5), None, "larger")
+
+
+def test_conversions_with_another_result_than_torch_has_are_refused() -> None:
+    class Quarter(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return x / 4
+
+    with pytest.raises(UnsupportedOperators, match=r"TVM makes int64\[3\] of it, PyTorch float32\[3\]") as caught:
+        imported(Quarter(), torch.arange(3), None, "quarter")
+    assert [place.operator for place in caught.value.operators] == ["aten.div.Tensor"]
+
+
 def test_names_and_shapes() -> None:
     made = imported(Network().eval(), inputs(2), None, "network")
     assert [entry.batch_size for entry in made.functions] == [2]

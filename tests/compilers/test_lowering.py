@@ -15,6 +15,7 @@ from kaas import In, InOut, Out
 from tests.compilers.lowering_cases import Compiled, bound, close, exact, function, noise
 from tests.compilers.lowering_scripts import Branch, Cache
 from tvm_backend.errors import UnsupportedOperators
+from tvm_backend.indices import WITH_NAN
 
 
 class Head(nn.Module):  # type: ignore[misc]  # TVM has no types
@@ -230,6 +231,24 @@ def test_a_product_of_flattened_matrices_is_fused_with_what_follows() -> None:
     first, second = compiled.run(x)
     np.testing.assert_allclose(first, y, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(second, (y * other).reshape(12, 48), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
+def test_nothing_is_read_from_beyond_a_tensor(dtype: str) -> None:
+    def build(bb: relax.BlockBuilder, x: Any, at: Any) -> relax.Tuple:
+        known = relax.const(np.array([-1, 0], np.int64))
+        picked = bb.emit(relax.op.index_tensor(x, [at, at]))
+        return relax.Tuple([bb.emit(relax.op.take(x, at, axis=1)), bb.emit(relax.op.take(x, known, axis=1)), picked])
+
+    compiled = Compiled(function(build, ((3, 4), dtype), ((4,), "int64")), 3)
+    x = np.arange(12).reshape(3, 4).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    taken, known, picked = compiled.run(x, np.array([-4, -1, 4, -1000]))
+    expected = x[:, [0, 3, 3, 0]]
+    if dtype in WITH_NAN:
+        expected[:, 2:] = np.nan
+    exact(taken, expected)
+    exact(known, x[:, [3, 0]])
+    exact(picked, x[[0, 2, 2, 0], [0, 3, 3, 0]])
 
 
 def test_means_of_one_element() -> None:

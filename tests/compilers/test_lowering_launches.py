@@ -10,7 +10,7 @@ import tvm
 import kaas
 from kaas.errors import InvalidTarget
 from tests.compilers.lowering_cases import TARGET
-from tests.compilers.lowering_scripts import Addresses, OnTheHost, Several
+from tests.compilers.lowering_scripts import Addresses, Many, OnTheHost, Several
 from tvm_backend import targets
 from tvm_backend.accesses import Use, uses
 from tvm_backend.launches import Launch, Pointer, Workspace, launches
@@ -70,6 +70,13 @@ def test_what_runs_on_the_host_is_named() -> None:
         ("some.library.gemm", "host"),
         ("write_a_file", "host"),
     ]
+
+
+def test_too_many_launches_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvm_backend.launches.MOST_LAUNCHES", 10)
+    host, _ = split(Many, TARGET)
+    _, (problem,) = launches(host["many"], [(4,)])
+    assert (problem.where, problem.reason) == ("many", "launches more than 10 kernels")
 
 
 def pointers(launch: Launch) -> list[Pointer]:

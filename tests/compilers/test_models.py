@@ -24,6 +24,7 @@ import ray
 import kaas
 import tvm_backend
 from benchmarks.models import MODELS, Model, relative_error, same_top1
+from benchmarks.models import __main__ as timed
 
 # what takes longest is left to `python -m benchmarks.models`: BERT's other ten layers, ResNet-50 for eight pictures
 SUITE = {name: (1,) if name == "resnet50" else model.batch_sizes for name, model in MODELS.items() if name != "bert"}
@@ -109,6 +110,17 @@ def test_from_torch(name: str) -> None:
     values = answered if isinstance(answered, tuple) else (answered,)
     expected = {name: value.numpy() for name, value in zip(model.outputs, values, strict=True)}
     check(model, made.run_local(*model.inputs().values()), expected)
+
+
+def test_the_benchmark_times_right_answers_only() -> None:
+    model = MODELS["bert_short"]
+    answers = model.answers()
+    timed.check(model, answers, answers)
+    for wrong in (np.nan, 1e4):  # the second makes another element the largest
+        changed = {name: value.copy() for name, value in answers.items()}
+        changed["end"][0, -1] = wrong
+        with pytest.raises(AssertionError, match="bert_short: end is not PyTorch's"):
+            timed.check(model, changed, answers)
 
 
 def test_a_saved_model_runs_without_its_compiler(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,6 +26,10 @@ TUNE_DEVICE = "KAAS_TUNE_DEVICE"
 """The environment variable that names another kind of device to measure on than "gpu": "software", to try it out."""
 
 
+_tvm = threading.RLock()
+"""TVM keeps what it is at in variables of its modules, and `lowering.replaced` changes them: one thread at a time."""
+
+
 def compile(  # noqa: A001 - as the command is called
     model: Any,
     example_inputs: Any = None,
@@ -38,7 +43,7 @@ def compile(  # noqa: A001 - as the command is called
     """Compile a model: a kTask for each batch size, one library of their kernels, the constants.
 
     What was compiled before, from equal content with equal options, comes out of the store, but for tuned models; the
-    environment variable KAAS_MODEL_CACHE=0 turns it off.
+    environment variable KAAS_MODEL_CACHE=0 turns it off. Threads of one process compile one after the other.
 
     Args:
         model: the path of an ONNX file, or of what torch.export.save wrote; an onnx.ModelProto, a
@@ -59,7 +64,8 @@ def compile(  # noqa: A001 - as the command is called
     """
     options = Options.checked(model, target, batch_sizes, name, tune)
     with reporting(progress) as report:
-        prepared = frontends.prepared(model, example_inputs, options.batch_sizes, options.name)
+        with _tvm:
+            prepared = frontends.prepared(model, example_inputs, options.batch_sizes, options.name)
         stored = None if options.tune else store.store()  # what trials find depends on the device, and they keep it
         if stored is None:
             return _made(prepared, options, report)
@@ -131,20 +137,21 @@ def _shapes(examples: Any) -> list[tuple[str, str, str]]:
 
 
 def _made(prepared: frontends.Prepared, options: Options, report: Report) -> kaas.CompiledModel:
-    report(Progress("import", 0, 1, "TVM"))
-    from tvm_backend import library, targets, tasks
+    with _tvm:
+        report(Progress("import", 0, 1, "TVM"))
+        from tvm_backend import library, targets, tasks
 
-    target = targets.parsed(options.target)
-    imported = prepared.imported()
-    report(Progress("import", 1, 1))
-    lowered = _lowered(imported, target, options, report)
-    report(Progress("library", 0, 1, f"{len(lowered.device)} kernels"))
-    made = library.library(lowered.source, target)
-    report(Progress("library", 1, 1))
-    report(Progress("tasks", 0, len(imported.functions)))
-    variants, constants = tasks.tasks(lowered, imported, made)
-    report(Progress("tasks", len(variants), len(variants)))
-    return kaas.CompiledModel(options.name, variants, constants, _about(target, options))
+        target = targets.parsed(options.target)
+        imported = prepared.imported()
+        report(Progress("import", 1, 1))
+        lowered = _lowered(imported, target, options, report)
+        report(Progress("library", 0, 1, f"{len(lowered.device)} kernels"))
+        made = library.library(lowered.source, target)
+        report(Progress("library", 1, 1))
+        report(Progress("tasks", 0, len(imported.functions)))
+        variants, constants = tasks.tasks(lowered, imported, made)
+        report(Progress("tasks", len(variants), len(variants)))
+        return kaas.CompiledModel(options.name, variants, constants, _about(target, options))
 
 
 def _lowered(imported: Imported, target: Target, options: Options, report: Report) -> Lowered:

@@ -24,11 +24,13 @@ class NotConstant(Exception):
 
 def _divide(a: Number, b: Number) -> Number:
     """C's: integers are cut off towards zero."""
-    return a / b if isinstance(a, float) or isinstance(b, float) else int(math.copysign(abs(a) // abs(b), a * b))
+    if isinstance(a, float) or isinstance(b, float):
+        return a / b
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
 def _remainder(a: int, b: int) -> int:
-    return int(math.copysign(abs(a) % abs(b), a))
+    return abs(a) % abs(b) * (-1 if a < 0 else 1)
 
 
 BINARY: dict[type, Callable[[Any, Any], Number]] = {

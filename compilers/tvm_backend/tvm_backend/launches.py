@@ -16,8 +16,8 @@ from tvm_backend.evaluate import NotConstant, Number, brief, evaluate, integer
 
 AXES = ("x", "y", "z")
 SHARED = "tirx.use_dyn_shared_memory"
-MOST_STEPS = 100_000
-"""Launches of one PrimFunc; beyond that a model is better written otherwise."""
+MOST_LAUNCHES = 100_000
+"""Of one PrimFunc; beyond that a model is better written otherwise."""
 
 KINDS = {
     **{f"{name}{bits}": f"{name[0]}{bits}" for name in ("int", "uint", "float") for bits in (8, 16, 32, 64)},
@@ -133,8 +133,11 @@ class _Host:
         for number in range(first, first + count):
             self.values[statement.loop_var] = number
             self.run(statement.body)
-            if len(self.launches) > MOST_STEPS or self.problems:
-                break
+            if self.problems:
+                return
+            if len(self.launches) > MOST_LAUNCHES:
+                self.refuse("tirx.For", f"launches more than {MOST_LAUNCHES} kernels")
+                return
 
     def bind(self, variable: ir.Var, value: Any) -> None:
         if isinstance(variable.ty, ir.PointerType):

@@ -16,6 +16,7 @@ from tvm_backend import shapes
 from tvm_backend.constants import Array, Names
 from tvm_backend.errors import unsupported
 from tvm_backend.folding import fold
+from tvm_backend.indices import in_bounds
 from tvm_backend.outputs import own_outputs
 from tvm_backend.stacks import unflattened
 from tvm_backend.targets import Target
@@ -70,7 +71,7 @@ def fused(module: tvm.IRModule, target: Target, names: Names) -> tvm.IRModule:
     with target.tvm:
         module = tvm.transform.Sequential([
             transform.CanonicalizeBindings(), transform.FoldBatchnormToConv2D(), transform.DecomposeOpsForInference(),
-            fold(names), transform.CanonicalizeBindings(), unflattened, transform.CanonicalizeBindings(),
+            fold(names), transform.CanonicalizeBindings(), unflattened, in_bounds, transform.CanonicalizeBindings(),
             relax.backend.DispatchSampling(), relax.backend.DispatchSortScan(),
             transform.LegalizeOps(), transform.AnnotateTIROpPattern(), transform.FoldConstant(), transform.FuseOps(),
             transform.FuseTIR(), transform.DeadCodeElimination(),

@@ -19,7 +19,11 @@ def unknown(module: tvm.IRModule) -> list[Place]:
         if not isinstance(function, relax.Function):
             continue
         open_ones = {parameter for parameter in function.params if not _known(parameter.ty)}
-        places += [Place("an input", f"{name}, {parameter.name}", "has no fixed shape") for parameter in open_ones]
+        places += [
+            Place("an input", f"{name}, {parameter.name}", "has no fixed shape")
+            for parameter in function.params
+            if parameter in open_ones
+        ]
         for block in function.body.blocks:
             for binding in block.bindings:
                 if _known(binding.var.ty):

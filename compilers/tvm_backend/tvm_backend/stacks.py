@@ -71,7 +71,7 @@ class _Function:
             return binding
         if shape == before:
             return relax.VarBinding(binding.var, source)
-        if len(before) > 2 == len(shape) and shape[1] == before[-1] and isinstance(source, relax.Var):
+        if _flattened(before, shape) and isinstance(source, relax.Var):
             self.stacks[binding.var] = source
         if source.same_as(binding.value.args[0]):
             return binding
@@ -87,6 +87,11 @@ def keeps_rows(name: str, arguments: list[Any], place: int) -> bool:
     if len(others) != 1 or others[0] is None:
         return False
     return (name == "relax.matmul" and place == 0 and len(others[0]) == 2) or (name in BINARY and len(others[0]) <= 1)
+
+
+def _flattened(stack: list[int], matrix: list[int]) -> bool:
+    """Whether a reshape puts a stack's matrices below each other. Of stacks without elements shapes do not tell."""
+    return len(stack) > 2 == len(matrix) and stack[-1] == matrix[1] and 0 not in stack
 
 
 def _extents(ty: Any) -> list[int] | None:

@@ -43,7 +43,7 @@ def parts_of_relax(module: tvm.IRModule, examples: Any, batch_sizes: Sequence[in
         InvalidModel: no such function, parameters that are no tensors, or without a value.
     """
     function = _main(module, name)
-    module, constants = _with_parameters(module, function, name)
+    module, constants = _with_parameters(alone(module, function), function, name)
     tensor_inputs(name, module[function].params)
     inputs = tuple(_declared(parameter) for parameter in module[function].params)
     names = tuple(each.name for each in inputs)
@@ -93,6 +93,21 @@ def _main(module: tvm.IRModule, name: str) -> str:
         return str(public[0])
     message = f"{name}: a Relax module needs a function 'main', or a single one; it has {', '.join(public) or 'none'}"
     raise InvalidModel(message, model=name, names=tuple(public))
+
+
+def alone(module: tvm.IRModule, function: str) -> tvm.IRModule:
+    """The module with one of its Relax functions, in which those that it calls are laid out: no kTask calls another."""
+    module = module.clone()
+    for variable, other in module.functions.items():
+        if isinstance(other, relax.Function) and variable.name_hint != function:
+            module[variable] = other.without_attr("global_symbol") if "global_symbol" in (other.attrs or {}) else other
+    module = relax.transform.InlinePrivateFunctions()(module)
+    kept = {
+        variable: each
+        for variable, each in module.functions.items()
+        if not isinstance(each, relax.Function) or variable.name_hint == function
+    }
+    return tvm.IRModule(kept, attrs=module.attrs)
 
 
 def _with_parameters(

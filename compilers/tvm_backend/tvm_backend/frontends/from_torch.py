@@ -23,6 +23,7 @@ from tvm_backend.frontends.content import Digest, feed, feed_all
 from tvm_backend.frontends.parts import Part, merged, output_names
 from tvm_backend.frontends.shapes import Input, bindings, by_name, open_batch
 from tvm_backend.frontends.specialised import closed
+from tvm_backend.frontends.torch_conversions import Importer, difference
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
 
@@ -146,7 +147,7 @@ def converted(program: ExportedProgram, name: str) -> tuple[tvm.IRModule, dict[s
     Raises:
         UnsupportedOperators: nodes without a conversion, and then the first one whose conversion fails.
     """
-    importer = ExportedProgramImporter()
+    importer = Importer()
     places = list(_unsupported(program, importer.convert_map))
     if places:
         raise unsupported(name, places)
@@ -156,7 +157,7 @@ def converted(program: ExportedProgram, name: str) -> tuple[tvm.IRModule, dict[s
         module = importer.from_exported_program(program, False, True, False, None)
     except _Failed as failed:
         error = failed.__cause__
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = failed.reason or str(error).strip().partition("\n")[0] or type(error).__name__
         raise unsupported(name, [Place(str(failed.node.target), where(failed.node), reason)]) from error
     main = module["main"]
     for attribute in ("tir_var_lower_bound", "tir_var_upper_bound"):  # of sizes that are about to be bound
@@ -228,11 +229,11 @@ def _unsupported(program: ExportedProgram, known: Mapping[str, Any]) -> Iterator
 
 
 class _Failed(Exception):
-    """A conversion that raised, with its node."""
+    """A conversion that raised, or is wrong, with its node."""
 
-    def __init__(self, node: fx.Node) -> None:
+    def __init__(self, node: fx.Node, reason: str | None = None) -> None:
         super().__init__(str(node))
-        self.node = node
+        self.node, self.reason = node, reason
 
 
 def _told(convert: Callable[[fx.Node], Any], origins: dict[str, tuple[str, str]]) -> Callable[[fx.Node], Any]:
@@ -243,6 +244,8 @@ def _told(convert: Callable[[fx.Node], Any], origins: dict[str, tuple[str, str]]
             raise
         except Exception as error:
             raise _Failed(node) from error
+        if reason := difference(made, node):
+            raise _Failed(node, reason)
         if isinstance(made, relax.Var):
             origins.setdefault(made.name, (str(node.target), where(node)))
         return made

@@ -101,7 +101,7 @@ def _places(part: Part) -> Iterator[Place]:
     bound = [binding for block in _blocks(function.body) for binding in block.bindings]
     origins = list(_origins(bound, part.origins))
     open_variables = {parameter for parameter in function.params if not is_static(parameter.ty)}
-    for parameter in open_variables:
+    for parameter in (each for each in function.params if each in open_variables):
         yield Place("input", parameter.name, f"its type {parameter.ty} leaves a size open")
     for binding, (operator, where) in zip(bound, origins, strict=True):
         reason = _reason(binding)
@@ -117,6 +117,8 @@ def _reason(binding: Any) -> str | None:
     operator = _operator(value)
     if isinstance(value, relax.If):
         return "a branch; a kTask runs the same kernels each time"
+    if isinstance(value, tvm.ir.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+        return "a call of a function that calls itself"
     if operator in HOST_CALLS or (isinstance(value, tvm.ir.Call) and isinstance(value.op, relax.ExternFunc)):
         return "a call of a function on the host"
     if not is_static(binding.var.ty):
