@@ -23,7 +23,7 @@ from tvm_backend.frontends.content import Digest, feed, feed_all
 from tvm_backend.frontends.parts import Part, merged, output_names
 from tvm_backend.frontends.shapes import Input, bindings, by_name, open_batch
 from tvm_backend.frontends.specialised import closed
-from tvm_backend.frontends.torch_conversions import Importer, difference
+from tvm_backend.frontends.torch_importer import Importer, decompositions, difference
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
 
@@ -145,20 +145,25 @@ def converted(program: ExportedProgram, name: str) -> tuple[tvm.IRModule, dict[s
     """The program in Relax, with the origins of its variables.
 
     Raises:
-        UnsupportedOperators: nodes without a conversion, and then the first one whose conversion fails.
+        UnsupportedOperators: nodes without a conversion, or else those whose conversion fails.
     """
     importer = Importer()
     places = list(_unsupported(program, importer.convert_map))
     if places:
         raise unsupported(name, places)
     origins: dict[str, tuple[str, str]] = {}
-    importer.convert_map = {each: _told(convert, origins) for each, convert in importer.convert_map.items()}
+    failed: list[Place] = []
+    importer.convert_map = {
+        each: _told(convert, importer, origins, failed) for each, convert in importer.convert_map.items()
+    }
     try:
         module = importer.from_exported_program(program, False, True, False, None)
-    except _Failed as failed:
-        error = failed.__cause__
-        reason = failed.reason or str(error).strip().partition("\n")[0] or type(error).__name__
-        raise unsupported(name, [Place(str(failed.node.target), where(failed.node), reason)]) from error
+    except Exception as error:  # after a node that nothing could stand in for
+        if not failed:
+            raise CompileError(f"{name}: TVM cannot import it: {error}", model=name, stage="import") from error
+        raise unsupported(name, failed) from error
+    if failed:
+        raise unsupported(name, failed)
     main = module["main"]
     for attribute in ("tir_var_lower_bound", "tir_var_upper_bound"):  # of sizes that are about to be bound
         main = main.without_attr(attribute) if attribute in (main.attrs or {}) else main
@@ -182,7 +187,7 @@ def _decomposed(program: ExportedProgram, name: str) -> ExportedProgram:
         InvalidModel: it has effects, or results that are no tensors.
     """
     try:
-        program = program.run_decompositions()
+        program = program.run_decompositions(decompositions())
     except Exception as error:  # torch's own, of any kind
         raise CompileError(f"{name}: torch cannot decompose it: {error}", model=name, stage="import") from error
     signature = program.graph_signature
@@ -228,24 +233,22 @@ def _unsupported(program: ExportedProgram, known: Mapping[str, Any]) -> Iterator
             yield Place(str(node.target), where(node), "TVM has no conversion of it")
 
 
-class _Failed(Exception):
-    """A conversion that raised, or is wrong, with its node."""
+def _told(
+    convert: Callable[[fx.Node], Any], importer: Importer, origins: dict[str, tuple[str, str]], failed: list[Place]
+) -> Callable[[fx.Node], Any]:
+    """A conversion that notes where its results come from, and what fails, with zeros instead."""
 
-    def __init__(self, node: fx.Node, reason: str | None = None) -> None:
-        super().__init__(str(node))
-        self.node, self.reason = node, reason
-
-
-def _told(convert: Callable[[fx.Node], Any], origins: dict[str, tuple[str, str]]) -> Callable[[fx.Node], Any]:
     def telling(node: fx.Node) -> Any:
         try:
             made = convert(node)
-        except _Failed:  # of a node in a branch
-            raise
-        except Exception as error:
-            raise _Failed(node) from error
-        if reason := difference(made, node):
-            raise _Failed(node, reason)
+            reason = difference(node, made)
+        except Exception as error:  # noqa: BLE001 - TVM's and torch's, of any kind: a place in the error
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        if reason:
+            failed.append(Place(str(node.target), where(node), reason))
+            made = importer.stand_in(node)
+            if made is None:
+                raise TypeError(reason)
         if isinstance(made, relax.Var):
             origins.setdefault(made.name, (str(node.target), where(node)))
         return made
