@@ -15,6 +15,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_backend.errors import Place, unsupported
 from tvm_backend.frontends.onnx_constants import Values
+from tvm_backend.frontends.onnx_operators import OWN
 from tvm_backend.frontends.parts import is_static
 
 STANDARD, MICROSOFT = "ai.onnx", "com.microsoft"
@@ -127,7 +128,10 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
         try:
-            made = super()._convert_operator(op_name, inputs, attrs, opset)
+            if op_name in OWN:
+                made = self.bb.normalize(OWN[op_name](self.bb, inputs, attrs, opset))
+            else:
+                made = super()._convert_operator(op_name, inputs, attrs, opset)
             # unbound calls would be computed once for each node that reads them
             return self.bb.emit(made) if isinstance(made, tvm.ir.Call) else made
         except Exception as error:
