@@ -16,6 +16,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tvm_backend.errors import Place, unsupported
 from tvm_backend.frontends.onnx_constants import Values
 from tvm_backend.frontends.onnx_operators import OWN
+from tvm_backend.frontends.onnx_types import difference, names_read
 from tvm_backend.frontends.parts import is_static
 
 STANDARD, MICROSOFT = "ai.onnx", "com.microsoft"
@@ -41,6 +42,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     ) -> None:
         super().__init__(shapes, {})
         self.tensors, self.known, self.graph = tensors, known, graph
+        self.read = frozenset(names_read(graph))
         self.origins: dict[str, tuple[str, str]] = {}
         self.places: list[Place] = []
         self.missing: set[str] = set()
@@ -154,6 +156,9 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             if isinstance(made, relax.Expr) and not is_static(made.ty):
                 self._refuse(node, replace(told, reason="the shape of its result depends on values"))
                 return
+        reason = difference(node, self._nodes, self.known.values, self.known.opsets, self.read)
+        if reason:
+            self._refuse(node, replace(told, reason=reason))
 
 
 @dataclass(frozen=True, slots=True)
