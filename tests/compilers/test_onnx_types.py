@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import helper
 from tvm import relax
 
+import tvm_backend
 from tests.compilers.onnx_cases import model, value
 from tvm_backend.errors import UnsupportedOperators
 from tvm_backend.frontends import imported, onnx_nodes
@@ -37,3 +39,12 @@ def test_results_that_nobody_reads_may_be_anything() -> None:
     assert imported(model(nodes, [value("x", [2])], ["y"]), None, None, "kept").functions[0].outputs == ("y",)
     with pytest.raises(UnsupportedOperators, match=r"ONNX bool\[2\]"):
         imported(model(nodes, [value("x", [2])], ["y", "mask"]), None, None, "kept")
+
+
+def test_what_fails_only_where_it_is_lowered_has_its_place_too() -> None:
+    nodes = [node("Exp", ["x"], ["e"]), node("LayerNormalization", ["e", "s"], ["y"], name="norm")]
+    made = model(nodes, [value("x", [2, 4], "float64")], ["y"], {"s": np.ones(4)})
+    with pytest.raises(UnsupportedOperators, match="float16") as caught:
+        tvm_backend.compile(made)
+    (place,) = caught.value.operators
+    assert (place.operator, place.where) == ("ai.onnx.LayerNormalization", "node 'norm', 2 of 2")

@@ -62,7 +62,7 @@ def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
             Part(binding.batch_size, module, "main", tuple(each.name for each in inputs), names, importer.origins)
         )
     module, entries = merged(name, parts)
-    return Imported(name, module, entries, arrays)
+    return Imported(name, module, entries, arrays, parts[0].origins)
 
 
 def read(path: Path, name: str) -> onnx.ModelProto:
