@@ -62,8 +62,26 @@ NEW: list[tuple[str, Sequence[onnx.NodeProto], dict[str, Array]]] = [
     ("celu", [node("Celu", ["rows"], ["celu"], alpha=2.0)], {}),
     ("counted", [node("ArgMax", ["rows"], ["counted"], axis=1)], {}),
     ("negated", [node("Not", ["flags"], ["negated"])], {}),
+    ("above", [node("IsInf", ["extremes"], ["above"], detect_negative=0)], {}),
+    ("below", [node("IsInf", ["extremes"], ["below"], detect_positive=0)], {}),
+    ("one_hot", [node("OneHot", ["tokens", "depth", "off_on"], ["one_hot"], axis=1)],
+     {"depth": np.array(5), "off_on": np.array([-1, 0.5], np.float32)}),
+    ("one_of_given", [node("OneHot", ["tokens", "depth", "numbers"], ["one_of_given"])], {}),
+    ("whole_power", [node("Pow", ["numbers", "numbers"], ["whole_power"])], {}),
+    ("root", [node("Pow", ["numbers", "half"], ["root"])], {}),
+    ("real_power", [node("Pow", ["extremes", "powers"], ["real_power"])], {"powers": np.array([3, 1, 2, 0])}),
+    ("nearest", [node("Resize", ["rows", "", "scales"], ["nearest"], nearest_mode="ceil")],
+     {"scales": np.array([1.5, 0.6], np.float32)}),
+    ("linear", [node("Resize", ["image", "", "", "sizes"], ["linear"], mode="linear", axes=[3, 2])],
+     {"sizes": np.array([3, 9])}),
+    ("smooth", [node("Resize", ["rows", "", "scales"], ["smooth"], mode="cubic", antialias=1)], {}),
+    ("cropped", [node("Resize", ["rows", "window", "scales"], ["cropped"], mode="linear", extrapolation_value=9.0,
+                      coordinate_transformation_mode="tf_crop_and_resize")],
+     {"window": np.array([-0.5, 0.1, 0.8, 1.2], np.float32)}),
+    ("numbers_resized", [node("Resize", ["numbers", "", "twice"], ["numbers_resized"], mode="linear")],
+     {"twice": np.array([2.0], np.float32)}),
 ]  # fmt: skip
-"""Outputs by name with the nodes that make them from image, rows, tokens, flags and constants."""
+"""Outputs by name with the nodes that make them from the test's inputs and constants."""
 
 
 @pytest.mark.usefixtures("softgpu")
@@ -73,6 +91,8 @@ def test_new_operators_equal_the_reference() -> None:
         "rows": random(3, 8),
         "tokens": np.array([[1, 2], [4, -1]]),
         "flags": np.array([True, False]),
+        "numbers": np.array([3, 9]),
+        "extremes": np.array([-2, np.inf, -np.inf, np.nan], np.float32),
     }
     inputs = [value(name, array.shape, str(array.dtype)) for name, array in given.items()]
     constants = {name: array for _, _, each in NEW for name, array in each.items()}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import kaas
 from tvm_backend import frontends, store
-from tvm_backend.errors import CompileError, InvalidOption
+from tvm_backend.errors import CompileError, InvalidOption, unsupported
 from tvm_backend.progress import Progress, Report, reporting
 
 if TYPE_CHECKING:
@@ -157,9 +157,10 @@ def _made(prepared: frontends.Prepared, options: Options, report: Report) -> kaa
 def _lowered(imported: Imported, target: Target, options: Options, report: Report) -> Lowered:
     """
     Raises:
-        CompileError: TVM failed, in whatever way.
+        UnsupportedOperators: those that TVM fails at.
+        CompileError: TVM failed in another way.
     """
-    from tvm_backend import lowering
+    from tvm_backend import culprits, lowering
 
     report(Progress("lower", 0, 1, f"{len(imported.functions)} functions"))
     try:
@@ -168,6 +169,8 @@ def _lowered(imported: Imported, target: Target, options: Options, report: Repor
     except kaas.KaasError:
         raise
     except Exception as error:
+        if places := culprits.culprits(imported, target):
+            raise unsupported(options.name, places) from error
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         message = f"TVM cannot lower {options.name}: {reason}"
         raise CompileError(message, model=options.name, stage="lower") from error

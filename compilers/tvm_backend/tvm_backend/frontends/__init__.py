@@ -42,12 +42,14 @@ class Imported:
         module: one function for each batch size. Parameters are bound as constants, no shape is open.
         functions: the smallest batch size first.
         constants: the model's parameters by their own names, as far as it names them.
+        origins: by name of a Relax variable the operator and place in the model that it comes from.
     """
 
     name: str
     module: tvm.IRModule = field(repr=False)
     functions: tuple[EntryPoint, ...]
     constants: Mapping[str, np.ndarray[Any, Any]] = field(repr=False)
+    origins: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

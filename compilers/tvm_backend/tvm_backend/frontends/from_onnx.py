@@ -17,6 +17,7 @@ from tvm_backend.frontends import Imported, Prepared
 from tvm_backend.frontends.content import Digest, feed_all
 from tvm_backend.frontends.onnx_constants import SMALL, Values
 from tvm_backend.frontends.onnx_nodes import STANDARD, Importer, is_known, where
+from tvm_backend.frontends.onnx_types import DTYPES
 from tvm_backend.frontends.parts import Part, merged, output_names
 from tvm_backend.frontends.shapes import Input, batch_dimension, bindings, by_name
 
@@ -61,7 +62,7 @@ def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
             Part(binding.batch_size, module, "main", tuple(each.name for each in inputs), names, importer.origins)
         )
     module, entries = merged(name, parts)
-    return Imported(name, module, entries, arrays)
+    return Imported(name, module, entries, arrays, parts[0].origins)
 
 
 def read(path: Path, name: str) -> onnx.ModelProto:
@@ -184,15 +185,6 @@ def declared_inputs(graph: onnx.GraphProto, name: str) -> tuple[Input, ...]:
         else each
         for each in inputs
     )
-
-
-DTYPES = {
-    getattr(onnx.TensorProto, kind): str(onnx.helper.tensor_dtype_to_np_dtype(getattr(onnx.TensorProto, kind)))
-    for kind in (
-        "FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT8", "INT16", "INT32", "INT64",
-        "UINT8", "UINT16", "UINT32", "UINT64", "BOOL",
-    )
-}  # fmt: skip
 
 
 def array(tensor: onnx.TensorProto, name: str) -> np.ndarray[Any, Any]:

@@ -77,7 +77,7 @@ def _imported(programs: Programs, examples: Any, batch_sizes: Sequence[int] | No
         ]
         constants |= parameters(program)
     merged_module, entries = merged(name, parts)
-    return Imported(name, merged_module, entries, constants)
+    return Imported(name, merged_module, entries, constants, parts[0].origins)
 
 
 def _feed(digest: Digest, programs: Programs) -> None:

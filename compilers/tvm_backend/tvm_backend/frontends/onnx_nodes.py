@@ -15,6 +15,8 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_backend.errors import Place, unsupported
 from tvm_backend.frontends.onnx_constants import Values
+from tvm_backend.frontends.onnx_operators import OWN
+from tvm_backend.frontends.onnx_types import difference, names_read
 from tvm_backend.frontends.parts import is_static
 
 STANDARD, MICROSOFT = "ai.onnx", "com.microsoft"
@@ -40,6 +42,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     ) -> None:
         super().__init__(shapes, {})
         self.tensors, self.known, self.graph = tensors, known, graph
+        self.read = frozenset(names_read(graph))
         self.origins: dict[str, tuple[str, str]] = {}
         self.places: list[Place] = []
         self.missing: set[str] = set()
@@ -127,7 +130,10 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
         try:
-            made = super()._convert_operator(op_name, inputs, attrs, opset)
+            if op_name in OWN:
+                made = self.bb.normalize(OWN[op_name](self.bb, inputs, attrs, opset))
+            else:
+                made = super()._convert_operator(op_name, inputs, attrs, opset)
             # unbound calls would be computed once for each node that reads them
             return self.bb.emit(made) if isinstance(made, tvm.ir.Call) else made
         except Exception as error:
@@ -150,6 +156,9 @@ class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             if isinstance(made, relax.Expr) and not is_static(made.ty):
                 self._refuse(node, replace(told, reason="the shape of its result depends on values"))
                 return
+        reason = difference(node, self._nodes, self.known.values, self.known.opsets, self.read)
+        if reason:
+            self._refuse(node, replace(told, reason=reason))
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,23 +98,22 @@ def _count(kind: Any) -> int:
 def _places(part: Part) -> Iterator[Place]:
     """What cannot become kernels, each once: where a shape is lost, not everything after it."""
     function = part.module[part.function]
-    bound = [binding for block in _blocks(function.body) for binding in block.bindings]
-    origins = list(_origins(bound, part.origins))
+    bound = bindings(function)
     open_variables = {parameter for parameter in function.params if not is_static(parameter.ty)}
     for parameter in (each for each in function.params if each in open_variables):
         yield Place("input", parameter.name, f"its type {parameter.ty} leaves a size open")
-    for binding, (operator, where) in zip(bound, origins, strict=True):
+    for binding, (operator, where) in zip(bound, origins(bound, part.origins), strict=True):
         reason = _reason(binding)
         inherited = any(variable in open_variables for variable in _variables(binding.value))
         if not is_static(binding.var.ty):
             open_variables.add(binding.var)
         if reason and not inherited:
-            yield Place(operator or _operator(binding.value), where, reason)
+            yield Place(operator or operator_of(binding.value), where, reason)
 
 
 def _reason(binding: Any) -> str | None:
     value = binding.value
-    operator = _operator(value)
+    operator = operator_of(value)
     if isinstance(value, relax.If):
         return "a branch; a kTask runs the same kernels each time"
     if isinstance(value, tvm.ir.Call) and isinstance(value.op, tvm.ir.GlobalVar):
@@ -137,18 +136,20 @@ def is_static(kind: Any) -> bool:
     return not isinstance(kind, relax.AnyType)
 
 
-def _blocks(body: Any) -> Sequence[Any]:
-    return body.blocks if isinstance(body, relax.SeqExpr) else ()
+def bindings(function: relax.Function) -> list[Any]:
+    blocks = function.body.blocks if isinstance(function.body, relax.SeqExpr) else ()
+    return [binding for block in blocks for binding in block.bindings]
 
 
-def _operator(value: Any) -> str:
+def operator_of(value: Any) -> str:
     if isinstance(value, tvm.ir.Call):
         name = getattr(value.op, "name", None) or getattr(value.op, "name_hint", None)
         return str(name or getattr(value.op, "global_symbol", "call"))
     return "relax." + type(value).__name__
 
 
-def _origins(bound: Sequence[Any], known: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def origins(bound: Sequence[Any], known: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Of each binding the operator, if the model tells it, and the place that it comes from; see `Part`."""
     following = ("", "")
     found = []
     for binding in reversed(bound):

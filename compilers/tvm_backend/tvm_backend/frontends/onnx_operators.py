@@ -1,0 +1,85 @@
+"""Conversions of ONNX operators whose meaning TVM's have not: options left out, types refused or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_backend.frontends import onnx_resize
+
+Array = np.ndarray[Any, Any]
+
+FIRST_RESIZE = 11
+"""The first opset whose Resize says where its coordinates are."""
+
+CLOSE = 1e-12
+"""How far from a whole number, for its size, a power may be that stands for it."""
+
+
+def constant(value: Any) -> Array | None:
+    """A constant's elements; None if it has none, or is not there."""
+    if value is None:
+        return None
+    if not isinstance(value, tvm.ir.GenericConst):
+        raise ValueError("what it does depends on values")
+    found: Array = value.value.numpy()
+    return found if found.size else None
+
+
+def is_inf(_bb: relax.BlockBuilder, inputs: Sequence[Any], attrs: Mapping[str, Any], _opset: int) -> Any:
+    given = inputs[0]
+    zero = relax.const(0, str(given.ty.dtype))
+    found = relax.op.isinf(given)
+    if not attrs.get("detect_negative", 1):
+        found = relax.op.logical_and(found, relax.op.greater(given, zero))
+    if not attrs.get("detect_positive", 1):
+        found = relax.op.logical_and(found, relax.op.less(given, zero))
+    return found
+
+
+def power(bb: relax.BlockBuilder, inputs: Sequence[Any], _attrs: Mapping[str, Any], _opset: int) -> Any:
+    """In the base's type. CUDA has no function of integers: theirs are computed in float64, exact up to its 53 bits."""
+    base, exponent = inputs[0], inputs[1]
+    dtype = str(base.ty.dtype)
+    if "float" in dtype:
+        return relax.op.power(base, exponent if str(exponent.ty.dtype) == dtype else relax.op.astype(exponent, dtype))
+    found = bb.emit(relax.op.power(relax.op.astype(base, "float64"), relax.op.astype(exponent, "float64")))
+    whole = bb.emit(relax.op.round(found))
+    error = relax.op.abs(relax.op.subtract(found, whole))
+    close = relax.op.less_equal(error, relax.op.multiply(relax.op.abs(whole), relax.const(CLOSE, "float64")))
+    return relax.op.astype(relax.op.where(close, whole, found), dtype)  # which drops what is behind the point
+
+
+def one_hot(bb: relax.BlockBuilder, inputs: Sequence[Any], attrs: Mapping[str, Any], _opset: int) -> Any:
+    depths = constant(inputs[1])
+    if depths is None:
+        raise ValueError("its depth is missing")
+    depth, values = int(depths.item()), inputs[2]
+    indices = bb.emit(relax.op.astype(inputs[0], "int64"))
+    axis = attrs.get("axis", -1) % (indices.ty.ndim + 1)
+    from_end = relax.op.add(indices, relax.const(depth, "int64"))
+    indices = relax.op.where(relax.op.less(indices, relax.const(0, "int64")), from_end, indices)
+    classes = np.arange(depth).reshape(-1, *[1] * (inputs[0].ty.ndim - axis))
+    hot = relax.op.equal(relax.op.expand_dims(indices, axis), relax.const(classes, "int64"))
+    off, on = (relax.op.take(values, relax.const(place, "int64"), axis=0) for place in (0, 1))
+    return relax.op.where(hot, on, off)
+
+
+def resize(bb: relax.BlockBuilder, inputs: Sequence[Any], attrs: Mapping[str, Any], opset: int) -> Any:
+    if opset < FIRST_RESIZE:
+        raise ValueError(f"before opset {FIRST_RESIZE} ONNX does not say which elements it takes")
+    options = onnx_resize.Options.of({name: _text(value) for name, value in attrs.items() if name != "tvm_custom"})
+    roi = constant(inputs[1]) if options.coordinate_transformation_mode == "tf_crop_and_resize" else None
+    return onnx_resize.resized(bb, inputs[0], options, roi, constant(inputs[2]), constant(inputs[3]))
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+OWN: Mapping[str, Callable[..., Any]] = {"IsInf": is_inf, "OneHot": one_hot, "Pow": power, "Resize": resize}
+"""By operator: of Relax's builder, the inputs, the attributes and the opset."""
