@@ -40,13 +40,14 @@ def network() -> onnx.ModelProto:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("pool", "softgpu")
-@pytest.mark.parametrize("document", ["docs/models.md", "compilers/tvm_backend/README.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/models.md", "compilers/tvm_backend/README.md"])
 def test_its_programs_run(document: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those of models: of README.md the one that compiles, of the others all."""
     monkeypatch.chdir(tmp_path)
     onnx.save(network(), "resnet50.onnx")
     programs = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
     names: dict[str, Any] = {}
-    for program in programs:
+    for program in (one for one in programs if document != "README.md" or "tvm_backend" in one):
         exec(program.replace("kaas.init()", 'kaas.init(name="documents")'), names)
     assert kaas.load("resnet50.kaas").inputs == ("input",)
     assert len(kaas.status().functions) == 2
