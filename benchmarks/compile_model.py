@@ -22,7 +22,9 @@ from time import perf_counter, process_time
 from benchmarks.report import parser, report
 
 MODEL = "resnet50"
-MODULES = ("onnx", "tvm_backend", "tvm_backend.compiling", "tvm_backend.tasks", "tvm.relax.frontend.onnx")
+MODULES = ("onnx", "tvm_backend", "tvm_backend.compiling", "tvm_backend.tasks", "tvm_backend.frontends.from_onnx",
+           "tvm.relax.frontend.onnx", "kaas.model")  # fmt: skip
+"""All that `compile` imports."""
 
 
 def once(path: Path) -> dict[str, float]:

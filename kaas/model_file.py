@@ -56,7 +56,7 @@ _MEANINGLESS = (
     zlib.error,
 )
 """What reading bytes and values of any kind may raise where they are not as expected."""
-_FIELDS = {"kaas_model", "name", "about", "code", "constants", "variants"}
+_FIELDS = {"kaas_model", "name", "about", "code", "dtypes", "variants"}
 
 
 class Parts(NamedTuple):
@@ -100,10 +100,7 @@ def _write(file: IO[bytes], parts: Parts, constants: io.BufferedReader) -> None:
         "name": parts.name,
         "about": dict(parts.about),
         "code": [_code_name(image) for image in parts.library.images],
-        "constants": {
-            "sha256": hashlib.file_digest(constants, "sha256").hexdigest(),
-            "dtypes": constants_file.foreign(parts.constants),
-        },
+        "dtypes": constants_file.foreign(parts.constants),
         "variants": [
             {"inputs": [codec.from_buffer(buffer) for buffer in variant.inputs], "task": codec.content(variant.task)}
             for variant in parts.variants
@@ -191,9 +188,7 @@ def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, file_bytes: in
     if entries[CONSTANTS].compress_type != zipfile.ZIP_STORED:  # so that they are no more than the file
         raise _corrupt(path, f"{CONSTANTS} has to be stored, not compressed")
     data = _unpacked(path, archive, entries[CONSTANTS], file_bytes)
-    if hashlib.sha256(data).hexdigest() != manifest["constants"]["sha256"]:
-        raise _corrupt(path, "the constants are not those that the manifest names")
-    constants = constants_file.arrays_of(data, manifest["constants"].get("dtypes", {}))
+    constants = constants_file.arrays_of(data, manifest.get("dtypes", {}))
     del data  # each array has its own bytes
     library = Library(images)
     variants = tuple(_variant(entry, library) for entry in manifest["variants"])

@@ -18,9 +18,9 @@ class Digest(Protocol):
     def update(self, data: Any, /) -> None: ...
 
 
-def feed(digest: Digest, text: str) -> None:
-    """Text, with its length before it, so that no two lists of texts look alike."""
-    data = text.encode()
+def feed(digest: Digest, piece: str | bytes) -> None:
+    """A piece with its length before it, so that no two lists of pieces look alike."""
+    data = piece.encode() if isinstance(piece, str) else piece
     digest.update(f"{len(data)}:".encode())
     digest.update(data)
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import tvm
+from google.protobuf.message import Message
 from onnx import inliner, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
 
 from tvm_backend.errors import CompileError, InvalidModel
 from tvm_backend.frontends import Imported, Prepared
-from tvm_backend.frontends.content import Digest, feed_all
+from tvm_backend.frontends.content import Digest, feed, feed_all
 from tvm_backend.frontends.onnx_constants import SMALL, Values
 from tvm_backend.frontends.onnx_nodes import STANDARD, Importer, is_known, where
 from tvm_backend.frontends.onnx_types import DTYPES
@@ -26,14 +27,22 @@ def prepared(model: onnx.ModelProto, examples: Any, batch_sizes: Sequence[int] |
     """A ModelProto; its bytes are its content."""
 
     def content(digest: Digest) -> None:
-        rest = onnx.ModelProto()
-        rest.CopyFrom(model)
-        for tensor in rest.graph.initializer:
-            tensor.ClearField("raw_data")  # a message of more than 2 GB cannot be written
-        digest.update(rest.SerializeToString(deterministic=True))
-        feed_all(digest, (tensor.raw_data for tensor in model.graph.initializer))
+        # part by part: a message of more than 2 GB cannot be written, and a copy would take as long as the hash
+        for whole, apart in ((model, "graph"), (model.graph, "initializer")):
+            for field, value in whole.ListFields():
+                if field.name != apart:
+                    feed(digest, field.name)
+                    for one in value if isinstance(value, MutableSequence) else [value]:
+                        feed(digest, _bytes(one))
+        feed_all(digest, map(_bytes, model.graph.initializer))
 
     return Prepared(content, lambda: imported(model, examples, batch_sizes, name))
+
+
+def _bytes(part: Any) -> bytes:
+    """A message, or the value of a field that is none."""
+    made: bytes = part.SerializeToString(deterministic=True) if isinstance(part, Message) else repr(part).encode()
+    return made
 
 
 def imported(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Imported:
