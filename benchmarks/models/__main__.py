@@ -115,7 +115,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     chosen = options()
     network = MODELS["resnet50"]
-    kaas.init(config=kaas.Config(devices=[DEVICE], run_limit_s=RUN_LIMIT_S))
+    kaas.init(config=kaas.Config(devices=(DEVICE,), run_limit_s=RUN_LIMIT_S))
     try:
         times = invoked(network, network.compiled(network.batch_sizes), chosen.rounds)
         bars: dict[str, Bar] = {"invoke_over_kernels": (times.pop("invoke_over_kernels"), "<=", 1.05)}

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm
-from google.protobuf.message import Message
 from onnx import inliner, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
 
@@ -41,7 +40,9 @@ def prepared(model: onnx.ModelProto, examples: Any, batch_sizes: Sequence[int] |
 
 def _bytes(part: Any) -> bytes:
     """A message, or the value of a field that is none."""
-    made: bytes = part.SerializeToString(deterministic=True) if isinstance(part, Message) else repr(part).encode()
+    if isinstance(part, str | bytes | int | float):
+        return repr(part).encode()
+    made: bytes = part.SerializeToString(deterministic=True)
     return made
 
 
