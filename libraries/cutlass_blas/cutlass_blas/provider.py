@@ -26,12 +26,13 @@ def images(name: str, version: str) -> kaas.Library:
     """The code itself, for whoever runs it; built now if it is not there.
 
     Raises:
-        UnknownSymbol: nothing of this name, or not in this version.
+        NotProvided: nothing of this name, or not in this version.
         MissingPackage, CompileFailed: it is not there and cannot be built.
     """
-    mine = sources.version(name)
+    try:
+        mine = sources.version(name)
+    except errors.UnknownSymbol as error:
+        raise errors.NotProvided(error.message, has=()) from error
     if version != mine:
-        raise errors.UnknownSymbol(
-            f"the BLAS library here has {name} in version {mine}; the kTask was made with {version}", near=()
-        )
+        raise errors.NotProvided(f"the BLAS library here has {name} in another version", has=(mine,))
     return kaas.Library.from_fatbin(store.kernels(name))
