@@ -206,7 +206,7 @@ CORE: Final[tuple[Instance, ...]] = (
     *_several("c", "nn nt tn tt nc cn cc tc ct", (64, 64, 8), 3),
     *_several("c", "nn nt tn", (128, 128, 8), 3),
     *_several("c", "nn", (128, 64, 8), 3),
-    *_several("z", "nn cn", (64, 64, 8), 3),
+    *_several("z", "nn", (64, 64, 8), 3),
     *_several("z", "nn nt tn cn", (64, 64, 8), 3, unit="tensor"),
     *_several("h", "nn nt tn tt", (128, 128, 32), 4, align=8),
     *_several("h", "nn nt", (128, 256, 64), 3, align=8),
