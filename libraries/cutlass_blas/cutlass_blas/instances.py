@@ -125,7 +125,10 @@ def _objections(x: Instance) -> Iterator[tuple[bool, str]]:
     yield x.op_a not in tuple(ops) or x.op_b not in tuple(ops), f"op is one of {', '.join(ops)} for kind {x.kind!r}"
     yield min(*x.tile, *x.warp, x.stages, x.align, x.align_c) < 1, "sizes are at least 1"
     fits = all(size % part == 0 for size, part in zip(x.tile, x.warp, strict=True))
-    yield not fits or x.threads > 32 * _WARPS, f"warps of {x.warp} do not share a tile of {x.tile}, at most {_WARPS} of them"
+    yield (
+        not fits or x.threads > 32 * _WARPS,
+        f"warps of {x.warp} do not share a tile of {x.tile}, at most {_WARPS} of them",
+    )
     if x.unit == "tensor":
         parts = zip(x.warp, _INSTRUCTION[x.kind], strict=True)
         yield any(size % part for size, part in parts), f"a warp is a multiple of {_INSTRUCTION[x.kind]}"
