@@ -16,10 +16,10 @@ import kaas
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.constants_file", "kaas.dlpack", "kaas.draw", "kaas.dtypes",
-     "kaas.elf", "kaas.entries", "kaas.errors", "kaas.graph", "kaas.images", "kaas.kernel", "kaas.kernels",
-     "kaas.launch", "kaas.library", "kaas.literals", "kaas.model_file", "kaas.request", "kaas.store", "kaas.symbols",
-     "kaas.variant"},
+    {"kaas.arguments", "kaas.caches", "kaas.codec", "kaas.config", "kaas.constants_file", "kaas.dlpack", "kaas.draw",
+     "kaas.dtypes", "kaas.elf", "kaas.entries", "kaas.errors", "kaas.graph", "kaas.images", "kaas.kernel",
+     "kaas.kernels", "kaas.launch", "kaas.library", "kaas.literals", "kaas.model_file", "kaas.provided",
+     "kaas.request", "kaas.store", "kaas.symbols", "kaas.variant"},
     {"kaas.softgpu"},
     {"kaas.makers"},
     {"kaas.executor"},
