@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -30,12 +30,12 @@ class Piece(NamedTuple):
     columns: int
 
 
-def pieces(count: int, columns: int, tile_columns: int) -> Iterator[Piece]:
-    """All launches that a product needs; nearly always one."""
+def pieces(count: int, columns: int, tile_columns: int, launch_count: int) -> Iterator[Piece]:
+    """All launches that a product needs, each of at most `launch_count` entries; nearly always one."""
     wide = LAUNCH_TILES * tile_columns
-    for first in range(0, count, LAUNCH_COUNT):
+    for first in range(0, count, launch_count):
         for column in range(0, columns, wide):
-            yield Piece(first, min(LAUNCH_COUNT, count - first), column, min(wide, columns - column))
+            yield Piece(first, min(launch_count, count - first), column, min(wide, columns - column))
 
 
 def pointer(
@@ -54,7 +54,7 @@ def pointer(
 
 
 def target(
-    c: Operand, piece: Piece, shift: int, element_bytes: int, table: bool, fresh: Collection[str]
+    c: Operand, piece: Piece, shift: int, element_bytes: int, table: bool, fresh: Set[str]
 ) -> Access | Pointers:
     """The same for C, which is written: Out in buffers named in `fresh`, whose contents do not count."""
     if not table:

@@ -7,14 +7,15 @@ take one more pass over memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from cutlass_blas import records
 from cutlass_blas.errors import InvalidOption
-from cutlass_blas.instances import CORE, Instance
-from cutlass_blas.operands import DTYPE_BYTES
+from cutlass_blas.instances import CORE, Instance, parse
+from cutlass_blas.operands import DTYPE_BYTES, SUM_DTYPES
 from cutlass_blas.records import Key
 
 Pick = tuple[Instance, int]
@@ -103,6 +104,7 @@ NARROWER: Final = {"h": (8, 2, 1), "b": (8, 2, 1), "t": (4, 1)}
 
 _SLICE_K: Final = {"simt": 512, "tensor": 1024}
 """Shorter slices are not worth their pass over memory."""
+_LEAST_K: Final = min(_SLICE_K.values())
 _TILE_CLOCKS = 2_000
 """What a tile takes besides its multiplications: filling the pipeline, storing."""
 _PASS_CLOCKS = 6_000
@@ -141,24 +143,30 @@ def choose(key: Key, split: int | None = None) -> Pick:
     """
     measured = records.best(key)
     if measured is not None and (split is None or split == measured.slices):
-        return parsed(measured.instance), measured.slices
-    fitting = _core(*_variant(key)) or _made(*_variant(key))
-    return min(_options(key, fitting, split), key=lambda pick: clocks(key, *pick))
+        return parse(measured.instance), measured.slices
+    picks = _picks(key, split, _core)
+    return picks[0] if len(picks) == 1 else min(picks, key=lambda pick: clocks(key, *pick))
 
 
 def candidates(key: Key) -> list[Pick]:
     """All that may serve, the rule's own pick first, then as the rule ranks them."""
-    fitting = dict.fromkeys((*_core(*_variant(key)), *_made(*_variant(key))))
-    own = min(_options(key, _core(*_variant(key)) or _made(*_variant(key)), None), key=lambda pick: clocks(key, *pick))
-    ranked = sorted(_options(key, tuple(fitting), None), key=lambda pick: clocks(key, *pick))
-    return list(dict.fromkeys([own, *ranked]))
+    own = min(_picks(key, None, _core), key=lambda pick: clocks(key, *pick))
+    every = {*_picks(key, None, _core), *_picks(key, None, _made)}
+    return [own, *sorted(every - {own}, key=lambda pick: (clocks(key, *pick), pick[0].name))]
+
+
+def for_sums(key: Key) -> Key:
+    """The same product into a workspace, which is dense and has the dtype of the sums; what is left is done after it."""
+    out = SUM_DTYPES[key.kind]
+    align_c = (key.n | 16 // DTYPE_BYTES[out]) if key.kind in WIDEST else 1
+    return key._replace(out=out, align_c=align_c & -align_c, gelu=False)
 
 
 def clocks(key: Key, instance: Instance, slices: int) -> float:
     """What the rule expects the product to take."""
     arch = ARCHITECTURES[key.arch]
     tile_m, tile_n, tile_k = instance.tile
-    tiles = -(-key.m // tile_m) * -(-key.n // tile_n) * key.count * slices
+    tiles = -(-key.m // tile_m) * -(-key.n // tile_n) * key.batch * slices
     steps = -(-key.k // (tile_k * slices))
     rate = arch.rates[key.kind, instance.unit] * EFFICIENCY.get((instance.unit, tile_m * tile_n), 0.5)
     if key.kind in WIDEST:
@@ -166,31 +174,32 @@ def clocks(key: Key, instance: Instance, slices: int) -> float:
     each = tile_m * tile_n * tile_k * steps / rate + _TILE_CLOCKS
     total = -(-tiles // arch.processors) * each
     if slices > 1:
-        moved = 2 * slices * key.m * key.n * _SUM_BYTES[key.kind]
+        moved = 2 * slices * key.m * key.n * DTYPE_BYTES[SUM_DTYPES[key.kind]]
         total += _PASS_CLOCKS + moved / (arch.bytes_per_clock * arch.processors)
     return total
 
 
-_SUM_BYTES: Final = {"s": 4, "d": 8, "c": 8, "z": 16, "h": 4, "b": 4, "t": 4}
-
-
-def _options(key: Key, fitting: tuple[Instance, ...], split: int | None) -> list[Pick]:
-    """Each kernel without slices and with as many as make the device busy, or with those that are asked for."""
-    if split is not None:
-        return [(instance, split) for instance in fitting]
-    picks = [(instance, 1) for instance in fitting]
-    if key.count == 1 and key.k >= 2 * min(_SLICE_K.values()) and not key.gelu:
+def _picks(key: Key, split: int | None, source: Callable[..., tuple[Instance, ...]]) -> list[Pick]:
+    """Each kernel that fits, without slices and with as many as make the device busy, or with those asked for."""
+    picks: list[Pick] = []
+    if split is None or split == 1:
+        picks += [(instance, 1) for instance in _fitting(key, source)]
+    if split is None and (key.batch > 1 or key.k < 2 * _LEAST_K):
+        return picks
+    if split != 1:
         processors = ARCHITECTURES[key.arch].processors
-        for instance in fitting:
+        for instance in _fitting(for_sums(key), source):
             tiles = -(-key.m // instance.tile[0]) * -(-key.n // instance.tile[1])
-            slices = min(processors // max(tiles, 1), key.k // _SLICE_K[instance.unit])
+            slices = split or min(processors // tiles, key.k // _SLICE_K[instance.unit])
             if slices > 1:
                 picks.append((instance, slices))
     return picks
 
 
-def _variant(key: Key) -> tuple[str, str, str, str, int, int, bool]:
-    return key.kind, key.out, key.op_a, key.op_b, key.align, key.align_c, key.gelu
+def _fitting(key: Key, source: Callable[..., tuple[Instance, ...]]) -> tuple[Instance, ...]:
+    """What a source has for a problem; where the core has nothing, what can be made."""
+    variant = key.kind, key.out, key.op_a, key.op_b, key.align, key.align_c, key.gelu
+    return source(*variant) or _made(*variant)
 
 
 @lru_cache(maxsize=1024)
@@ -218,10 +227,3 @@ def _made(
         deep = 2 if unit == "tensor" and kind in "hb" and loads == 1 else stages  # 2 bytes are not copied asynchronously
         made.append(Instance(kind, out, op_a, op_b, unit, tile, warp, deep, loads, stores, gelu))
     return tuple(made)
-
-
-@lru_cache(maxsize=1024)
-def parsed(name: str) -> Instance:
-    from cutlass_blas.instances import parse
-
-    return parse(name)

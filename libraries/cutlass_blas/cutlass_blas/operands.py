@@ -22,6 +22,16 @@ KINDS: Final = {
 }
 """dtype of the elements -> kind of product."""
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
+SUM_DTYPES: Final = {
+    "s": "float32",
+    "d": "float64",
+    "c": "complex64",
+    "z": "complex128",
+    "h": "float32",
+    "b": "float32",
+    "t": "float32",
+}
+"""Kind of product -> dtype in which it adds up, and of the workspace."""
 LETTERS: Final = {"n": "n", "t": "t", "c": "c", "N": "n", "T": "t", "C": "c"}
 """As given -> as instances have it. Fortran's programmers write them large."""
 

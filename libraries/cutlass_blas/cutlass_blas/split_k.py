@@ -11,23 +11,14 @@ import kaas
 from kaas import Buffer, In, InOut, Kernel, Library, Out, Pointers, Scalar
 
 from cutlass_blas.batches import Piece, pointer, target
-from cutlass_blas.operands import DTYPE_BYTES, Operand
-
-SUM_DTYPES: Final = {
-    "s": "float32",
-    "d": "float64",
-    "c": "complex64",
-    "z": "complex128",
-    "h": "float32",
-    "b": "float32",
-    "t": "float32",
-}
-"""Kind of product -> dtype in which it adds up, and of the workspace."""
+from cutlass_blas.operands import DTYPE_BYTES, SUM_DTYPES, Operand
 
 _PARAMS: Final = Packer("<40x6q2i16s16s")
 """As device/finish.cuh has them: five pointers; m, n, slices, count, leading, stride; table, activation; alpha, beta."""
 _SUMS, _C, _BIAS, _A, _B = 0, 8, 16, 24, 32
 _ALPHA, _BETA = 96, 112
+RELU, GELU = 1, 2
+"""Activations, as device/finish.cuh numbers them."""
 _THREADS: Final = 256
 _BLOCKS: Final = 4_096
 """In each dimension at most; threads go on where the grid ends."""
@@ -63,7 +54,6 @@ def finish(
     c: Operand,
     sizes: tuple[int, int, int],
     slices: int,
-    table: bool,
     activation: int,
     alpha: bytes,
     beta: bytes,
@@ -75,7 +65,7 @@ def finish(
     """
     m, n, count = sizes
     stride = c.stride if c.count is not None else 0
-    params = _PARAMS.pack(m, n, slices, count, c.ld, stride, table, activation, alpha, beta)
+    params = _PARAMS.pack(m, n, slices, count, c.ld, stride, c.table, activation, alpha, beta)
     blocks = max(1, min(_BLOCKS, -(-m * n // _THREADS)))
     return Finish(f"finish_{c.dtype}", params, (blocks, max(1, min(_BLOCKS, count)), 1), m * n * count == 0)
 
