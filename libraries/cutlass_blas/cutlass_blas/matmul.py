@@ -77,7 +77,8 @@ def matmul(
     if found.shape != c.shape:
         words = f"{a.shape} @ {b.shape} is of shape {found.shape}, and c of {c.shape}"
         raise ShapeMismatch(words, shapes={"a": a.shape, "b": b.shape, "c": c.shape})
-    if 1 in (found.m, found.n) and len(found.axes) <= 1 and epilogue is None and compute is None:
+    plain = epilogue is None and compute is None and 0 not in found.shape
+    if plain and 1 in (found.m, found.n) and len(found.axes) <= 1:
         return _by_vectors(found, a, b, c, alpha, beta)
     return gemm(
         _matrices(a, found.m, found.k, [axis.a for axis in found.axes], found.axes),
