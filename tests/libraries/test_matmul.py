@@ -20,7 +20,7 @@ from cutlass_blas.errors import (
     OverlappingOperands,
     ShapeMismatch,
 )
-from cutlass_blas.matmul import matmul, product_of
+from cutlass_blas.matmuls import matmul, product_of
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]

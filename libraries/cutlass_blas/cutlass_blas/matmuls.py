@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cutlass_blas.errors import InvalidOperand, ShapeMismatch
 from cutlass_blas.gemms import gemm
-from cutlass_blas.gemv import gemv
+from cutlass_blas.gemvs import gemv
 from cutlass_blas.operands import Matrix
 from cutlass_blas.vectors import Vector
 from kaas import Buffer, Kernel
