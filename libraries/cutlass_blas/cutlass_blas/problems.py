@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any, Final, NamedTuple
 
-from kaas import Buffer, Scalar
-
 from cutlass_blas import choice, epilogues
 from cutlass_blas.errors import (
     AlignmentWarning,
@@ -18,6 +16,7 @@ from cutlass_blas.errors import (
 )
 from cutlass_blas.operands import DTYPE_BYTES, KINDS, Operand, letter, operand
 from cutlass_blas.scalars import SCALAR_KINDS, coefficient
+from kaas import Buffer, Scalar
 
 LIMIT: Final = (1 << 31) - (1 << 12)
 """m, n and k stay below: CUTLASS counts in 32 bits, and rounds up to tiles."""
@@ -27,6 +26,7 @@ class Shape(NamedTuple):
     """All that the launches of a product depend on: everything but its buffers.
 
     Fields:
+        batch: products, 1 without a batch.
         table: matrices are given by tables of pointers.
         leading, strides: of A, B and C, in elements.
         align, align_c: powers of two, up to what one load takes, that divide all distances in A and B, and in C.
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     m: int
     n: int
     k: int
-    count: int
+    batch: int
     table: bool
     leading: tuple[int, int, int]
     strides: tuple[int, int, int]
@@ -77,7 +77,6 @@ class Problem(NamedTuple):
     shape: Shape
     bias: Buffer | None
     scalars: dict[str, Scalar]
-
 
 
 def read(
@@ -142,7 +141,7 @@ def _kind(a: Operand, b: Operand, c: Operand, compute: Any) -> str:
     if a.dtype != b.dtype or (c.dtype != a.dtype and not (kind in "hb" and c.dtype == "float32")):
         may = f"{a.dtype} or float32" if kind in "hb" else a.dtype
         raise InvalidDtype(
-            f"a is {a.dtype}, b is {b.dtype}, c is {c.dtype}: a and b have one dtype, and c of {a.dtype} factors is {may}",
+            f"a is {a.dtype}, b is {b.dtype}, c is {c.dtype}: a and b have one dtype, c of {a.dtype} factors is {may}",
             dtypes={"a": a.dtype, "b": b.dtype, "c": c.dtype},
         )
     if compute is None:
