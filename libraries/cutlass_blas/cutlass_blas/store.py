@@ -88,7 +88,7 @@ def build_adapter(instances: Sequence[Instance]) -> bytes:
 
 def find(file: str, folder: Path | None = None) -> Path | None:
     """The built file of this name, if it is there and whole; None if it is to be built."""
-    for path in ((folder / file,) if folder else (PACKED / file, cached() / file)):
+    for path in (folder / file,) if folder else (PACKED / file, cached() / file):
         if path.exists():
             if is_whole(path.read_bytes()):
                 return path
@@ -122,8 +122,7 @@ def put(path: Path, built: bytes) -> bytes:
 
 
 def _built_now(file: str, build: Callable[[], bytes]) -> bytes:
-    _log.warning("building %s, which takes about half a minute, once; `python -m cutlass_blas build NAME` does it ahead",
-                 file)  # fmt: skip
+    _log.warning("building %s, once, in about half a minute; `python -m cutlass_blas build NAME` does it ahead", file)
     return put(cached() / file, build())
 
 
