@@ -9,13 +9,13 @@ from kaas.softgpu import refused
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import Shape
 from kaas.softgpu.codegen import arithmetic as a
-from kaas.softgpu.codegen import atomics, loads, matrices, predicates, spaces, stores, system_calls, video, warp
+from kaas.softgpu.codegen import atomics, copies, loads, matrices, predicates, spaces, stores, system_calls, video, warp
 from kaas.softgpu.codegen import bit_fields as b
 from kaas.softgpu.codegen import conversions as c
 from kaas.softgpu.codegen import elementwise as each
 from kaas.softgpu.codegen import reals as r
 from kaas.softgpu.codegen.emitter import Emitter
-from kaas.softgpu.codegen.family import Family, Operation
+from kaas.softgpu.codegen.family import Family, Objection, Operation
 from kaas.softgpu.codegen.legality import objection
 from kaas.softgpu.ptx.model import Instruction, Unsupported
 from kaas.softgpu.ptx.types import SCALARS
@@ -64,6 +64,7 @@ def _family(
     guard_branches: bool = False,
     kinds: each.Kinds | None = None,
     result: Callable[[Operation], str] | None = None,
+    objection: Objection | None = None,
 ) -> Family:
     count = (operands, operands) if isinstance(operands, int) else operands
     words = frozenset(modifiers.split()) | frozenset(required.split())
@@ -79,6 +80,21 @@ def _family(
         guard_branches,
         kinds,
         result,
+        objection,
+    )
+
+
+def _wait(summary: str, word: str, operands: int = 0) -> Family:
+    """Copies have happened when they are to be waited for."""
+    return _family(
+        summary,
+        warp.nothing,
+        "",
+        "async",
+        operands,
+        required=word,
+        has_result=False,
+        objection=copies.objection_to_waiting,
     )
 
 
@@ -278,6 +294,19 @@ FAMILIES: dict[str, Family] = {
     ),
     "ldu": _family("loads", loads.load, _EVERY, "global v2 v4", 2, shape=loads.load_shape),
     "st": _family("stores", stores.store, _EVERY, f"{_SPACES} {_ORDER} v2 v4", (2, 3), has_result=False),
+    "cp.async": _family(
+        "copies from global to shared memory",
+        copies.copy,
+        "",
+        "async shared shared::cta",
+        (3, 4),
+        required="global",
+        has_result=False,
+        objection=copies.objection,
+    ),
+    "cp.async.commit_group": _wait("ends a group of copies", "commit_group"),
+    "cp.async.wait_group": _wait("waits for all but the last groups of copies", "wait_group", 1),
+    "cp.async.wait_all": _wait("waits for all copies", "wait_all"),
     "atom": _family(
         "atomic, with the old value",
         atomics.atomic,
@@ -428,11 +457,7 @@ def decode(opcode: str) -> Operation | str:
     if unknown:
         return f"no code for {unknown}"
     base, *parts = opcode.split(".")
-    name = base
-    if base in ("bar", "barrier") and "red" in parts:
-        name = "bar.red"
-    elif base == "cvt" and "pack" in parts:
-        name = "cvt.pack"
+    name = _family_of(base, parts)
     family = FAMILIES.get(name)
     if family is None:
         return f"no code for {base}"
@@ -455,6 +480,17 @@ def decode(opcode: str) -> Operation | str:
         return f"no code for this form of {base}"
     found = objection(name, modifiers, tuple(scalar.name for scalar in types))
     return found or Operation(opcode, base, modifiers, types, family)
+
+
+def _family_of(base: str, parts: list[str]) -> str:
+    if base in ("bar", "barrier") and "red" in parts:
+        return "bar.red"
+    if base == "cvt" and "pack" in parts:
+        return "cvt.pack"
+    if base == "cp":
+        long = ".".join((base, *parts[:2]))
+        return long if long in FAMILIES else ".".join((base, *parts[:1]))
+    return base
 
 
 def operation(inst: Instruction) -> Operation:

@@ -1,0 +1,1 @@
+"""The built-in BLAS library of KaaS, on CUTLASS."""

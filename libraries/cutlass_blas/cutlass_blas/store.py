@@ -1,0 +1,131 @@
+"""Where built kernels and adapters lie: inside an installed wheel, else in the cache, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import kaas
+from cutlass_blas import sources
+from cutlass_blas.compiling import toolchain
+from cutlass_blas.instances import CORE, Instance
+
+PACKED: Final = Path(__file__).resolve().parent / "packed"
+"""Where a wheel has the core."""
+_MAGIC: Final = b"KAASBLAS"
+_DIGEST_BYTES: Final = 16
+_TAIL_BYTES: Final = len(_MAGIC) + _DIGEST_BYTES
+_log = logging.getLogger(__name__)
+
+
+def cached() -> Path:
+    """The folder of what this user has built.
+
+    Raises:
+        DeviceUnavailable: there is nowhere to write.
+    """
+    return kaas.cache_root() / "blas"
+
+
+def kernels_file(name: str) -> str:
+    """What the file with the fat image of an instance or of other device code is called.
+
+    Raises:
+        UnknownSymbol: there is nothing of this name.
+    """
+    return f"{name}-{sources.version(name)}.fatbin"
+
+
+def adapter_file(instances: Sequence[Instance]) -> str:
+    """What the file with the adapter of these is called."""
+    name = sources.CORE_ADAPTER if len(instances) > 1 else instances[0].name
+    return f"{name}-{sources.adapter_version(instances)}.so"
+
+
+def kernels(name: str) -> bytes:
+    """The fat image of an instance, or of other device code; built now if it is not there.
+
+    Raises:
+        UnknownSymbol: there is nothing of this name.
+        MissingPackage, CompileFailed: it is not there and cannot be built.
+    """
+    file = kernels_file(name)
+    path = find(file)
+    return contents(path) if path else _built_now(file, lambda: build_kernels(name))[:-_TAIL_BYTES]
+
+
+def adapter(instance: Instance) -> Path:
+    """A library with the adapter of this instance: that of the core if it is built, else one of its own, which is built
+    now if need be.
+
+    Raises:
+        MissingPackage, CompileFailed: it is not there and cannot be built.
+    """
+    if instance in CORE and (path := find(adapter_file(CORE))):
+        return path
+    file = adapter_file((instance,))
+    if path := find(file):
+        return path
+    _built_now(file, lambda: build_adapter((instance,)))
+    return cached() / file
+
+
+def build_kernels(name: str) -> bytes:
+    """Its fat image, compiled."""
+    return toolchain().fatbin(sources.kernels_text(name), name)
+
+
+def build_adapter(instances: Sequence[Instance]) -> bytes:
+    """The library that fills the parameters of these, compiled."""
+    title = sources.CORE_ADAPTER if len(instances) > 1 else instances[0].name
+    return toolchain().adapter(sources.adapter_text(instances), f"{title}_adapter")
+
+
+def find(file: str, folder: Path | None = None) -> Path | None:
+    """The built file of this name, if it is there and whole; None if it is to be built."""
+    for path in ((folder / file,) if folder else (PACKED / file, cached() / file)):
+        if path.exists():
+            if is_whole(path.read_bytes()):
+                return path
+            _log.warning("%s is damaged and will be built again", path)
+    return None
+
+
+def contents(path: Path) -> bytes:
+    """What was built, without what tells whether it is whole."""
+    return path.read_bytes()[:-_TAIL_BYTES]
+
+
+def is_whole(file: bytes) -> bool:
+    return file[-_TAIL_BYTES:] == _tail(file[:-_TAIL_BYTES])
+
+
+def put(path: Path, built: bytes) -> bytes:
+    """Writes to a name of our own, then renames: whoever looks finds a whole file or none, and of two who write at once
+    the later one wins."""
+    content = built + _tail(built)  # behind its end, where neither a library nor an image is read
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(draft, 0o644)
+        os.replace(draft, path)
+    finally:
+        Path(draft).unlink(missing_ok=True)
+    return content
+
+
+def _built_now(file: str, build: Callable[[], bytes]) -> bytes:
+    _log.warning("building %s, which takes about half a minute, once; `python -m cutlass_blas build NAME` does it ahead",
+                 file)  # fmt: skip
+    return put(cached() / file, build())
+
+
+def _tail(built: bytes) -> bytes:
+    return _MAGIC + hashlib.blake2b(built, digest_size=_DIGEST_BYTES).digest()
