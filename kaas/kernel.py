@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kaas.arguments import Access, Argument, Buffer, Scalar, accesses, check_name, integer, integers, items, scalars_of
+from kaas.arguments import (
+    ARGUMENTS,
+    LIMIT,
+    Access,
+    Argument,
+    Buffer,
+    Scalar,
+    accesses,
+    check_name,
+    integer,
+    integers,
+    items,
+    scalars_of,
+)
 from kaas.errors import InvalidGraph
 from kaas.library import Library
 
@@ -43,7 +56,7 @@ class Kernel:
         check_name("a kernel's symbol", symbol)
         args = items(f"kernel {symbol!r}", args)
         for position, argument in enumerate(args):
-            if not isinstance(argument, Argument):
+            if not isinstance(argument, ARGUMENTS):
                 raise InvalidGraph(
                     f"kernel {symbol!r}: argument {position} is {argument!r}; wrap values in kaas.i32, kaas.f32, … "
                     "and buffers in In, Out or InOut",
@@ -77,6 +90,10 @@ class Kernel:
 
 
 def _extent(symbol: str, what: str, value: int | Sequence[int]) -> tuple[int, int, int]:
+    if type(value) is tuple and len(value) == 3:
+        x, y, z = value
+        if type(x) is type(y) is type(z) is int and 0 < x < LIMIT and 0 < y < LIMIT and 0 < z < LIMIT:
+            return value
     given = integers(value) or ()
     if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
         raise InvalidGraph(f"kernel {symbol!r}: {what} is one to three positive integers, not {value!r}", kernel=symbol)

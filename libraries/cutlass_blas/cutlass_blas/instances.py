@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from typing import Final
 
 from kaas import errors
@@ -185,30 +184,43 @@ def _shape(text: str) -> Shape:
     return m, n, k
 
 
-def _several(kinds: str, ops: str, unit: str, tile: Shape, stages: int, align: int = 1, **more: object) -> list[Instance]:
-    """One for each kind and each pair in `ops`, which are set apart by spaces."""
-    return [
-        Instance(
-            kind=kind,
-            out=str(more.get("out", OUTS[kind][0])),
-            op_a=op[0],
-            op_b=op[1],
-            unit=unit,
-            tile=tile,
-            warp=_usual_warp(unit, tile),
-            stages=stages,
-            align=align,
-            align_c=_usual_align_c(align, str(more.get("out", OUTS[kind][0]))),
-            gelu=bool(more.get("gelu", False)),
-        )
-        for kind, op in product(kinds, ops.split())
-    ]
+def _several(
+    kind: str, ops: str, tile: Shape, stages: int, *, unit: str = "", align: int = 1, out: str = "", gelu: bool = False
+) -> tuple[Instance, ...]:
+    """One for each pair in `ops`, which are set apart by spaces; what is not said is as usual for the kind."""
+    unit, out = unit or UNITS[kind][0], out or OUTS[kind][0]
+    warp, align_c = _usual_warp(unit, tile), _usual_align_c(align, out)
+    return tuple(
+        Instance(kind, out, op[0], op[1], unit, tile, warp, stages, align, align_c, gelu) for op in ops.split()
+    )
 
-
-_REAL = "nn nt tn tt"
 
 CORE: Final[tuple[Instance, ...]] = (
-    *_several("s", _REAL, "simt", (64, 64, 8), 2),
-    *_several("s", _REAL, "simt", (128, 128, 8), 4),
+    *_several("s", "nn nt tn tt", (64, 64, 8), 2),
+    *_several("s", "nn nt tn tt", (128, 128, 8), 4),
+    *_several("s", "nn nt tn", (128, 64, 8), 4),
+    *_several("s", "nn", (256, 128, 8), 4),
+    *_several("s", "nn", (64, 64, 8), 2, gelu=True),
+    *_several("d", "nn nt tn tt", (64, 64, 8), 2),
+    *_several("d", "nn nt tn tt", (64, 64, 16), 4, unit="tensor"),
+    *_several("c", "nn nt tn tt nc cn cc tc ct", (64, 64, 8), 3),
+    *_several("c", "nn nt tn", (128, 128, 8), 3),
+    *_several("c", "nn", (128, 64, 8), 3),
+    *_several("z", "nn", (64, 64, 8), 3),
+    *_several("z", "nn nt tn cn", (64, 64, 8), 3, unit="tensor"),
+    *_several("h", "nn nt tn tt", (128, 128, 32), 4, align=8),
+    *_several("h", "nn nt", (128, 256, 64), 3, align=8),
+    *_several("h", "nn", (64, 64, 32), 4, align=8),
+    *_several("h", "nn", (64, 64, 32), 3, align=2),
+    *_several("h", "nn", (64, 64, 32), 2),
+    *_several("h", "nn tn", (128, 128, 32), 4, align=8, out="float32"),
+    *_several("h", "nn", (128, 128, 32), 4, align=8, gelu=True),
+    *_several("b", "nn tn", (128, 128, 32), 4, align=8),
+    *_several("b", "nn", (64, 64, 32), 4, align=8),
+    *_several("b", "nn", (64, 64, 32), 2),
+    *_several("t", "nn nt tn", (128, 128, 16), 4, align=4),
+    *_several("t", "nn", (64, 64, 16), 4, align=4),
+    *_several("t", "nn", (64, 64, 16), 3),
 )
-"""What `python -m cutlass_blas build` makes; any other instance is made when it is first used."""
+"""What `python -m cutlass_blas build` makes, and wheels have; any other instance is made when it is first used. One tile
+for small matrices, one for large ones where it pays, and what any shape falls back to."""
