@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cutlass_blas import store
-from cutlass_blas.instances import Instance
+from cutlass_blas.instances import Instance, parse
 from kaas import errors
 
 
@@ -57,12 +57,12 @@ _exchange = _Exchange()
 
 
 class _Adapter(NamedTuple):
+    """What does not change from launch to launch of an instance. `rest` is that of a Launch behind its grid."""
+
     fill: Any
     end: int
-    block: int
-    shared_bytes: int
-    offsets: tuple[int, int, int, int, int, int]
-    aligns: tuple[int, int, int]
+    rest: tuple[int, int, int, int, int, int, int, int]
+    aligns: tuple[int, ...]
 
 
 def launch(
@@ -90,21 +90,14 @@ def launch(
         InvalidGraph: sizes that do not fit the instance's alignment, or too large for it.
         MissingPackage, CompileFailed: the adapter is not there and cannot be built.
     """
-    adapter = _adapter(instance)
-    _QUESTION.pack_into(
-        _exchange.view, 0, mode, m, n, k, count, *batch_strides, *leading, relu, alpha, beta
-    )
-    refused = adapter.fill(_exchange.address)
-    if refused:
+    adapter = _adapter(instance.name)
+    exchange = _exchange
+    view = exchange.view
+    _QUESTION.pack_into(view, 0, mode, m, n, k, count, *batch_strides, *leading, relu, alpha, beta)
+    if refused := adapter.fill(exchange.address):
         raise _refusal(instance, refused, (m, n, k, count), leading, adapter.aligns)
-    view = _exchange.view
-    return Launch(
-        bytes(view[_PARAMS_AT : adapter.end]),
-        _GRID.unpack_from(view, _QUESTION.size),
-        adapter.block,
-        adapter.shared_bytes,
-        *adapter.offsets,
-    )
+    grid: Any = _GRID.unpack_from(view, _QUESTION.size)
+    return Launch(bytes(view[_PARAMS_AT : adapter.end]), grid, *adapter.rest)
 
 
 def _refusal(
@@ -119,15 +112,15 @@ def _refusal(
 
 
 @lru_cache(maxsize=1024)
-def _adapter(instance: Instance) -> _Adapter:
-    library = _loaded(str(store.adapter(instance)))
-    _FACTS_ASKED = getattr(library, f"{instance.name}_facts")
-    _FACTS_ASKED.argtypes, _FACTS_ASKED.restype = (ctypes.c_void_p,), None
-    _FACTS_ASKED(_exchange.address)
-    size, block, shared_bytes, a, b, c, d, alpha, beta, *aligns = _FACTS.unpack_from(_exchange.view)
-    fill = getattr(library, f"{instance.name}_fill")
-    fill.argtypes, fill.restype = (ctypes.c_void_p,), ctypes.c_int
-    return _Adapter(fill, _PARAMS_AT + size, block, shared_bytes, (a, b, c, d, alpha, beta), tuple(aligns))  # type: ignore[arg-type]
+def _adapter(name: str) -> _Adapter:
+    library = _loaded(str(store.adapter(parse(name))))
+    facts, fill = getattr(library, f"{name}_facts"), getattr(library, f"{name}_fill")
+    facts.argtypes = fill.argtypes = (ctypes.c_void_p,)
+    facts.restype, fill.restype = None, ctypes.c_int
+    facts(_exchange.address)
+    params_bytes, *more = _FACTS.unpack_from(_exchange.view)
+    rest: Any = tuple(more[:-3])
+    return _Adapter(fill, _PARAMS_AT + params_bytes, rest, tuple(more[-3:]))
 
 
 @lru_cache(maxsize=None)

@@ -48,7 +48,10 @@ def jobs(names: Iterable[str] = ()) -> tuple[Job, ...]:
 
 
 def build(
-    wanted: Iterable[Job], folder: Path | None = None, at_once: int = 1, report: Callable[[Progress], None] | None = None
+    wanted: Iterable[Job],
+    folder: Path | None = None,
+    at_once: int = 1,
+    report: Callable[[Progress], None] | None = None,
 ) -> tuple[Path, ...]:
     """Builds what is missing, into a folder or the cache of this user; the paths of what was built.
 

@@ -63,9 +63,7 @@ class Toolchain:
             includes = ("-I", str(DEVICE), "-isystem", str(self.headers))
             command = (str(self.nvcc), *_COMMON, *options, *includes, "-o", str(target), str(source))
             try:
-                done = subprocess.run(
-                    command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
-                )
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
             except subprocess.TimeoutExpired:
                 self._refuse(title, f"it had not ended after {LIMIT_S:.0f} s", "")
             log = (done.stdout + done.stderr).strip()
@@ -102,7 +100,9 @@ def _toolchain(chosen: str | None, home: str | None, path: str | None) -> Toolch
 def _nvcc(chosen: str | None, home: str | None, path: str | None) -> Path:
     if chosen:
         if not os.access(chosen, os.X_OK):
-            raise _missing(f"nvcc, which $KAAS_NVCC says is {chosen} and is not there,", "nvcc", f"pip install {WHEELS}")
+            raise _missing(
+                f"nvcc, which $KAAS_NVCC says is {chosen} and is not there,", "nvcc", f"pip install {WHEELS}"
+            )
         return Path(chosen)
     candidates = [Path(home, "bin", "nvcc")] if home else []
     candidates += [Path(found)] if (found := shutil.which("nvcc", path=path)) else []
@@ -118,13 +118,17 @@ def _nvcc_version(nvcc: Path) -> str:
     try:
         said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _missing(f"nvcc: {nvcc} does not run ({error}), and one that does", "nvcc", f"pip install {WHEELS}") from error
+        raise _missing(
+            f"nvcc: {nvcc} does not run ({error}), and one that does", "nvcc", f"pip install {WHEELS}"
+        ) from error
     found = re.search(r"release (\d+)\.(\d+)(?:, V([\d.]+))?", said)
     if found is None:
         raise _missing(f"nvcc: {nvcc} does not tell its version, and one that does", "nvcc", f"pip install {WHEELS}")
     if (int(found[1]), int(found[2])) < OLDEST_NVCC:
         oldest = "{}.{}".format(*OLDEST_NVCC)
-        raise _missing(f"nvcc {oldest} or newer; {nvcc} is {found[1]}.{found[2]}, and another", "nvcc", f"pip install {WHEELS}")
+        raise _missing(
+            f"nvcc {oldest} or newer; {nvcc} is {found[1]}.{found[2]}, and another", "nvcc", f"pip install {WHEELS}"
+        )
     return found[3] or f"{found[1]}.{found[2]}"
 
 

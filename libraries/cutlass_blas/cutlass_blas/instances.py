@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -57,6 +57,10 @@ class Instance:
         align: that the leading dimensions, batch strides and pointers of A and B are multiples of, in elements.
         align_c: the same for C and D.
         gelu: GELU is applied at the end.
+        name: also the kernel's symbol. What is usual for its kind is left out: "sgemm_nt_128x128x8_4".
+
+    Raises:
+        UnknownSymbol: no such kernel can be made.
     """
 
     kind: str
@@ -70,33 +74,34 @@ class Instance:
     align: int = 1
     align_c: int = 1
     gelu: bool = False
+    name: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def name(self) -> str:
-        """Also the kernel's symbol. What is usual for its kind is left out: "sgemm_nt_128x128x8_4"."""
-        m, n, k = self.tile
-        name = f"{self.kind}gemm_{self.op_a}{self.op_b}_{m}x{n}x{k}_{self.stages}"
-        if self.warp != _usual_warp(self.unit, self.tile):
-            name += "_w{}x{}x{}".format(*self.warp)
-        if self.unit != UNITS[self.kind][0]:
-            name += f"_{self.unit}"
-        if self.align != 1:
-            name += f"_a{self.align}"
-        if self.out != OUTS[self.kind][0]:
-            name += f"_{self.out}"
-        if self.align_c != _usual_align_c(self.align, self.out):
-            name += f"_c{self.align_c}"
-        return name + ("_gelu" if self.gelu else "")
+    def __post_init__(self) -> None:
+        why_not = next((reason for wrong, reason in _objections(self) if wrong), "")
+        if why_not:
+            raise errors.UnknownSymbol(f"the BLAS library can have no such kernel: {why_not}", near=())
+        object.__setattr__(self, "name", _name(self))
 
     @property
     def threads(self) -> int:
         """Of a block."""
         return 32 * (self.tile[0] // self.warp[0]) * (self.tile[1] // self.warp[1]) * (self.tile[2] // self.warp[2])
 
-    @property
-    def why_not(self) -> str:
-        """Why no such kernel can be made; empty if one can."""
-        return next((reason for wrong, reason in _objections(self) if wrong), "")
+
+def _name(x: Instance) -> str:
+    m, n, k = x.tile
+    name = f"{x.kind}gemm_{x.op_a}{x.op_b}_{m}x{n}x{k}_{x.stages}"
+    if x.warp != _usual_warp(x.unit, x.tile):
+        name += "_w{}x{}x{}".format(*x.warp)
+    if x.unit != UNITS[x.kind][0]:
+        name += f"_{x.unit}"
+    if x.align != 1:
+        name += f"_a{x.align}"
+    if x.out != OUTS[x.kind][0]:
+        name += f"_{x.out}"
+    if x.align_c != _usual_align_c(x.align, x.out):
+        name += f"_c{x.align_c}"
+    return name + ("_gelu" if x.gelu else "")
 
 
 def _usual_warp(unit: str, tile: Shape) -> Shape:
@@ -120,7 +125,10 @@ def _objections(x: Instance) -> Iterator[tuple[bool, str]]:
     yield x.op_a not in tuple(ops) or x.op_b not in tuple(ops), f"op is one of {', '.join(ops)} for kind {x.kind!r}"
     yield min(*x.tile, *x.warp, x.stages, x.align, x.align_c) < 1, "sizes are at least 1"
     fits = all(size % part == 0 for size, part in zip(x.tile, x.warp, strict=True))
-    yield not fits or x.threads > 32 * _WARPS, f"warps of {x.warp} do not share a tile of {x.tile}, at most {_WARPS} of them"
+    yield (
+        not fits or x.threads > 32 * _WARPS,
+        f"warps of {x.warp} do not share a tile of {x.tile}, at most {_WARPS} of them",
+    )
     if x.unit == "tensor":
         parts = zip(x.warp, _INSTRUCTION[x.kind], strict=True)
         yield any(size % part for size, part in parts), f"a warp is a multiple of {_INSTRUCTION[x.kind]}"
@@ -173,9 +181,10 @@ def parse(name: str) -> Instance:
         align_c=int(found["align_c"] or _usual_align_c(align, out)),
         gelu=found["gelu"] is not None,
     )
-    if instance.why_not or instance.name != name:
-        why = instance.why_not or f"it is called {instance.name!r}"
-        raise errors.UnknownSymbol(f"no kernel of the BLAS library is called {name!r}: {why}", near=())
+    if instance.name != name:
+        raise errors.UnknownSymbol(
+            f"no kernel of the BLAS library is called {name!r}; it is {instance.name!r}", near=(instance.name,)
+        )
     return instance
 
 

@@ -88,7 +88,7 @@ def build_adapter(instances: Sequence[Instance]) -> bytes:
 
 def find(file: str, folder: Path | None = None) -> Path | None:
     """The built file of this name, if it is there and whole; None if it is to be built."""
-    for path in ((folder / file,) if folder else (PACKED / file, cached() / file)):
+    for path in (folder / file,) if folder else (PACKED / file, cached() / file):
         if path.exists():
             if is_whole(path.read_bytes()):
                 return path
