@@ -12,6 +12,7 @@ import pytest
 from cutlass_blas import adapter, provider
 from cutlass_blas.instances import CORE, Instance, parse
 
+from kaas import provided
 from kaas.softgpu import image
 
 ELEMENT_BYTES = {"s": 4, "d": 8, "c": 8, "z": 16, "h": 2, "b": 2, "t": 4}
@@ -72,7 +73,9 @@ def test_pointers_and_strides(instance: Instance) -> None:
     found = launched(instance, 136, 72, 264)
     pointers = (found.a, found.b, found.c, found.d)
     assert [at % 8 for at in pointers] == [0] * 4
-    assert sorted(pointers) == list(range(min(pointers), min(pointers) + 32, 8))  # GemmUniversal::Params declares them so
+    assert sorted(pointers) == list(
+        range(min(pointers), min(pointers) + 32, 8)
+    )  # GemmUniversal::Params declares them so
     assert all(found.params[at : at + 8] == bytes(8) for at in pointers)
     fields = [*((at, 8) for at in pointers)]
     scalar_bytes = np.dtype(SCALARS[instance.kind]).itemsize
@@ -102,7 +105,8 @@ def test_batches(instance: Instance, mode: int) -> None:
 
 @cache
 def code_of(instance: Instance) -> tuple[image.Entry, ...]:
-    (code,) = provider.images(instance.name, provider.VERSION).images
+    (named,) = provider.library(instance.name).images
+    (code,) = provided.code(named)
     assert code.kind == "fatbin"
     return tuple(image.entries(code.data))
 
@@ -136,3 +140,4 @@ def test_code_uses_its_unit(instance: Instance) -> None:
     kinds = {kind.split(".")[1] for kind in products}
     assert kinds == ({TENSOR[instance.kind]} if instance.unit == "tensor" else set())
     assert ("cp.async" in text) == (instance.stages > 2)
+    assert ("ex2.approx" in text) == instance.gelu  # of the error function

@@ -67,8 +67,8 @@ WRONG: dict[str, Wrong] = {
     "beyond 32 bits": (
         lambda: gemm(buffer("a", 1 << 31, 1), buffer("b", 1, 1), buffer("c", 1 << 31, 1)),
         errors.ProblemTooLarge,
-        {"sizes": {"m": 1 << 31, "n": 1, "k": 1}, "limit": (1 << 31) - 1},
-        "2147483647|2147483648",
+        {"sizes": {"m": 1 << 31, "n": 1, "k": 1}},
+        "2147483648",
     ),
     # --- what is no matrix
     "an array": (lambda: gemm([[1.0]], B, C), errors.InvalidOperand, {"operand": "a"}, "a"),
