@@ -10,7 +10,7 @@ from typing import Final
 
 from kaas import errors
 
-EXTRAS: Final[dict[str, str]] = {}
+EXTRAS: Final[dict[str, str]] = {"finish": "finish.cuh", "gemv": "gemv.cuh"}
 """Other device code that is built and named like an instance: name -> its file in `device`. One image each, with several
 kernels."""
 

@@ -11,9 +11,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from cutlass_blas import sources
 from cutlass_blas.errors import BlasError
-from cutlass_blas.store import VERSION
-from kaas import cache_root
+from kaas import cache_root, errors
 
 log = logging.getLogger("cutlass_blas")
 
@@ -23,10 +23,11 @@ WAIT_S = 20.0
 """For another process that is writing."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS choices (
-    version TEXT, device TEXT, arch TEXT, kind TEXT, out TEXT, op_a TEXT, op_b TEXT, m INTEGER, n INTEGER, k INTEGER,
-    align INTEGER, align_c INTEGER, count INTEGER, gelu INTEGER, instance TEXT, slices INTEGER, seconds REAL,
-    PRIMARY KEY (version, device, arch, kind, out, op_a, op_b, m, n, k, align, align_c, count, gelu))"""
-_KEY = "arch, kind, out, op_a, op_b, m, n, k, align, align_c, count, gelu"
+    device TEXT, arch TEXT, kind TEXT, out TEXT, op_a TEXT, op_b TEXT, m INTEGER, n INTEGER, k INTEGER,
+    align INTEGER, align_c INTEGER, batch INTEGER, gelu INTEGER,
+    instance TEXT, version TEXT, slices INTEGER, seconds REAL,
+    PRIMARY KEY (device, arch, kind, out, op_a, op_b, m, n, k, align, align_c, batch, gelu))"""
+_KEY = "arch, kind, out, op_a, op_b, m, n, k, align, align_c, batch, gelu"
 
 
 class Key(NamedTuple):
@@ -34,7 +35,7 @@ class Key(NamedTuple):
 
     Fields:
         align, align_c: elements that divide extents, leading dimensions, offsets and strides of A and B, and of C.
-        count: entries of a batch, 1 without.
+        batch: entries of it, 1 without one.
     """
 
     arch: str
@@ -47,7 +48,7 @@ class Key(NamedTuple):
     k: int
     align: int
     align_c: int
-    count: int
+    batch: int
     gelu: bool
 
 
@@ -127,12 +128,13 @@ def store(key: Key, choice: Choice, device: str, seconds: float) -> None:
 
 
 def _write(where: Path, key: Key, choice: Choice, device: str, seconds: float) -> None:
-    values = (VERSION, device, *key, *choice, seconds)
+    version = sources.version(choice.instance)
+    values = (device, *key, choice.instance, version, choice.slices, seconds)
     with _connected(where) as connection:
         connection.execute("PRAGMA journal_mode = WAL")  # who reads does not wait
         connection.execute(_TABLE)
         marks = ", ".join("?" * len(values))
-        columns = f"version, device, {_KEY}, instance, slices, seconds"
+        columns = f"device, {_KEY}, instance, version, slices, seconds"
         connection.execute(f"INSERT OR REPLACE INTO choices ({columns}) VALUES ({marks})", values)
 
 
@@ -147,14 +149,22 @@ def _rows(where: Path) -> dict[tuple[str | int, ...], Choice]:
     if not where.exists():
         return {}
     # what was measured last is what holds, where several devices of an architecture were
-    query = f"SELECT {_KEY}, instance, slices FROM choices WHERE version = ? ORDER BY rowid"
+    query = f"SELECT {_KEY}, slices, instance, version FROM choices ORDER BY rowid"
     try:
         with _connected(where) as connection:
-            rows = connection.execute(query, (VERSION,)).fetchall()
+            rows = connection.execute(query).fetchall()
     except sqlite3.Error as error:
         log.warning("what tune() has measured cannot be read from %s: %s", where, error)
         return {}
-    return {tuple(row[:-2]): Choice(*row[-2:]) for row in rows}
+    return {tuple(key): Choice(name, slices) for *key, slices, name, version in rows if _is_ours(name, version)}
+
+
+def _is_ours(name: str, version: str) -> bool:
+    """Whether it is the kernel that was measured: there may be none of this name any more, or another one."""
+    try:
+        return sources.version(name) == version
+    except errors.UnknownSymbol:
+        return False
 
 
 @contextmanager

@@ -1,0 +1,253 @@
+"""A call of gemm, read as one row-major product and checked."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Final, NamedTuple
+
+from kaas import Buffer, Scalar
+
+from cutlass_blas import choice, epilogues
+from cutlass_blas.errors import (
+    AlignmentWarning,
+    InvalidDtype,
+    InvalidOption,
+    OverlappingOperands,
+    ProblemTooLarge,
+    ShapeMismatch,
+)
+from cutlass_blas.operands import DTYPE_BYTES, KINDS, Operand, letter, operand
+from cutlass_blas.scalars import SCALAR_KINDS, coefficient
+
+LIMIT: Final = (1 << 31) - (1 << 12)
+"""m, n and k stay below: CUTLASS counts in 32 bits, and rounds up to tiles."""
+
+
+class Shape(NamedTuple):
+    """All that the launches of a product depend on: everything but its buffers.
+
+    Fields:
+        table: matrices are given by tables of pointers.
+        leading, strides: of A, B and C, in elements.
+        align, align_c: powers of two, up to what one load takes, that divide all distances in A and B, and in C.
+        alpha, beta: as bytes; zeros where each invocation chooses them.
+        activation: as device/finish.cuh numbers them.
+    """
+
+    arch: str
+    kind: str
+    op_a: str
+    op_b: str
+    m: int
+    n: int
+    k: int
+    count: int
+    table: bool
+    leading: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    align: int
+    align_c: int
+    out: str
+    alpha: bytes
+    beta: bytes
+    chosen_alpha: bool
+    chosen_beta: bool
+    bias: bool
+    activation: int
+    split_k: int | None
+
+    @property
+    def aligned(self) -> bool:
+        """Whether all loads and stores are as wide as they can be."""
+        widest = choice.WIDEST.get(self.kind)
+        return widest is None or (self.align == widest and self.align_c * DTYPE_BYTES[self.out] == 16)
+
+
+class Problem(NamedTuple):
+    """A row-major product, C (m x n) = op(A) (m x k) op(B) (k x n), of given buffers.
+
+    Fields:
+        shape: what plans are remembered by.
+        scalars: by "alpha" and "beta", where each invocation chooses them.
+    """
+
+    a: Operand
+    b: Operand
+    c: Operand
+    shape: Shape
+    bias: Buffer | None
+    scalars: dict[str, Scalar]
+
+
+
+def read(
+    a: Any,
+    b: Any,
+    c: Any,
+    alpha: Any,
+    beta: Any,
+    trans_a: Any,
+    trans_b: Any,
+    layout: Any,
+    epilogue: Any,
+    compute: Any,
+    split_k: Any,
+    arch: Any,
+) -> Problem:
+    """A call of gemm as a row-major product, checked.
+
+    Raises:
+        see gemm
+    """
+    column = layout == "column"
+    if not column and layout != "row":
+        raise _unknown("layout", layout, ("row", "column"))
+    first, second, third = operand("a", a, column), operand("b", b, column), operand("c", c, column)
+    kind = _kind(first, second, third, compute)
+    is_complex = kind in "cz"
+    op_a, op_b = letter("trans_a", trans_a, is_complex), letter("trans_b", trans_b, is_complex)
+    m, n, k, count, table = _sizes(first, second, third, op_a, op_b)
+    _check_written(first, second, third)
+    if column:  # what is column-major, read as row-major, is transposed: C' = op(B)' op(A)'
+        first, second, op_a, op_b, m, n = second, first, op_b, op_a, n, m
+    ending = epilogues.epilogue_of(epilogue)
+    if ending is not epilogues.NOTHING:
+        epilogues.check(ending, third, n, is_complex)
+    scalar_kind = SCALAR_KINDS[kind]
+    alpha_bytes, alpha_scalar = coefficient("alpha", alpha, scalar_kind)
+    beta_bytes, beta_scalar = coefficient("beta", beta, scalar_kind)
+    scalars = {}
+    if alpha_scalar is not None:
+        scalars["alpha"] = alpha_scalar
+    if beta_scalar is not None:
+        scalars["beta"] = beta_scalar
+    if split_k is not None and (type(split_k) is not int or split_k < 1):
+        raise _unknown("split_k", split_k, ())
+    align, align_c = 1, 1
+    widest = choice.WIDEST.get(kind)
+    if widest is not None:
+        align = min(_alignment(first, op_a, m, k, widest), _alignment(second, op_b, k, n, widest))
+        align_c = _alignment(third, "n", m, n, 16 // DTYPE_BYTES[third.dtype])
+    shape = Shape(
+        choice.architecture(arch), kind, op_a, op_b, m, n, k, count, table,
+        (first.ld, second.ld, third.ld), (first.stride, second.stride, third.stride), align, align_c, third.dtype,
+        alpha_bytes, beta_bytes, alpha_scalar is not None, beta_scalar is not None,
+        ending.bias is not None, epilogues.ACTIVATIONS[ending.activation], split_k,
+    )  # fmt: skip
+    return Problem(first, second, third, shape, ending.bias, scalars)
+
+
+def _kind(a: Operand, b: Operand, c: Operand, compute: Any) -> str:
+    kind = KINDS[a.dtype]
+    if a.dtype != b.dtype or (c.dtype != a.dtype and not (kind in "hb" and c.dtype == "float32")):
+        may = f"{a.dtype} or float32" if kind in "hb" else a.dtype
+        raise InvalidDtype(
+            f"a is {a.dtype}, b is {b.dtype}, c is {c.dtype}: a and b have one dtype, and c of {a.dtype} factors is {may}",
+            dtypes={"a": a.dtype, "b": b.dtype, "c": c.dtype},
+        )
+    if compute is None:
+        return kind
+    if compute != "tf32":
+        raise _unknown("compute", compute, ("tf32",))
+    if kind != "s":
+        raise InvalidOption(
+            f'compute="tf32" is for float32, not {a.dtype}', option="compute", value=repr(compute), known=()
+        )
+    return "t"
+
+
+def _sizes(a: Operand, b: Operand, c: Operand, op_a: str, op_b: str) -> tuple[int, int, int, int, bool]:
+    """m, n, k, the number of products, and whether tables of pointers are needed.
+
+    Raises:
+        ShapeMismatch, ProblemTooLarge
+    """
+    m, k = (a.rows, a.columns) if op_a == "n" else (a.columns, a.rows)
+    inner, n = (b.rows, b.columns) if op_b == "n" else (b.columns, b.rows)
+    if inner != k:
+        raise _mismatch(
+            a, b, c, f"{_said(a, op_a)} has {k} columns and {_said(b, op_b)} has {inner} rows; they have to be equal"
+        )
+    if c.rows != m or c.columns != n:
+        raise _mismatch(a, b, c, f"{_said(a, op_a)} times {_said(b, op_b)} is {m}x{n}, but c is {c.rows}x{c.columns}")
+    if m >= LIMIT or n >= LIMIT or k >= LIMIT:
+        raise ProblemTooLarge(
+            f"m = {m}, n = {n}, k = {k}: a kernel counts to {LIMIT - 1}; cut the matrices",
+            sizes={"m": m, "n": n, "k": k},
+            limit=LIMIT - 1,
+        )
+    if c.count is None:
+        for factor in (a, b):
+            if factor.count is not None:
+                raise _mismatch(a, b, c, f"{factor.name} is a batch of {factor.count}, but c is a single matrix")
+        return m, n, k, 1, False
+    for factor in (a, b):
+        if factor.count is not None and factor.count != c.count:
+            raise _mismatch(a, b, c, f"{factor.name} is a batch of {factor.count}, c one of {c.count}")
+    if c.count >= LIMIT:
+        raise ProblemTooLarge(f"a batch of {c.count}", sizes={"count": c.count}, limit=LIMIT - 1)
+    return m, n, k, c.count, c.count > 1 and (a.table or b.table or c.table)
+
+
+def _check_written(a: Operand, b: Operand, c: Operand) -> None:
+    """
+    Raises:
+        OverlappingOperands
+    """
+    for factor in (a, b):
+        if len(c.buffers) == len(factor.buffers) == 1:
+            same = {c.buffers[0].name} if c.buffers[0].name == factor.buffers[0].name else None
+        else:
+            same = {buffer.name for buffer in c.buffers} & {buffer.name for buffer in factor.buffers}
+        if same:
+            name = min(same)
+            raise OverlappingOperands(
+                f"c is written to buffer {name!r}, which {factor.name} is read from; give c a buffer of its own",
+                operands=(factor.name, "c"),
+                buffer=name,
+            )
+
+
+def _alignment(x: Operand, op: str, rows: int, columns: int, widest: int) -> int:
+    """The largest power of two up to `widest` that divides all distances, in elements; rows and columns of op(X)."""
+    bits = widest | x.ld | (columns if op == "n" else rows)
+    for offset in x.offsets:
+        bits |= offset
+    if x.count is not None:
+        bits |= x.stride
+    return bits & -bits
+
+
+def warn(problem: Problem) -> None:
+    """Say which operands are loaded or stored in pieces of less than 16 bytes; to who called gemm."""
+    shape = problem.shape
+    a, b, c = problem.a, problem.b, problem.c
+    for x, op, rows, columns in (
+        (a, shape.op_a, shape.m, shape.k),
+        (b, shape.op_b, shape.k, shape.n),
+        (c, "n", shape.m, shape.n),
+    ):
+        element_bytes = DTYPE_BYTES[x.dtype]
+        aligned, widest = _alignment(x, op, rows, columns, 16 // element_bytes), 16 // element_bytes
+        if aligned < widest:
+            warnings.warn(
+                f"gemm: {x.name} ({x.dtype}, leading dimension {x.ld}, {columns if op == 'n' else rows} contiguous "
+                f"elements) is aligned to {aligned} elements, not to {widest}: "
+                f"it is {'stored' if x is c else 'loaded'} {aligned * element_bytes} bytes at a time, not 16",
+                AlignmentWarning,
+                stacklevel=3,
+            )
+
+
+def _said(x: Operand, op: str) -> str:
+    how = {"n": "", "t": " transposed", "c": " transposed and conjugated"}[op]
+    return f"{x.name} ({x.rows}x{x.columns}){how}"
+
+
+def _mismatch(a: Operand, b: Operand, c: Operand, what: str) -> ShapeMismatch:
+    return ShapeMismatch(what, shapes={"a": a.shape, "b": b.shape, "c": c.shape})
+
+
+def _unknown(option: str, value: Any, known: tuple[str, ...]) -> InvalidOption:
+    allowed = " or ".join(map(repr, known)) or "a positive integer"
+    return InvalidOption(f"{option} is {allowed}, not {value!r}", option=option, value=repr(value), known=known)
