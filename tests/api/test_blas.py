@@ -6,12 +6,12 @@ import math
 import pickle
 from typing import Any
 
-import cutlass_blas
 import numpy as np
 import pytest
 import ray
 from numpy.typing import NDArray
 
+import cutlass_blas
 import kaas
 from kaas import errors
 from tests.api.conftest import numbers

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cutlass_blas
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import blas
 
+import cutlass_blas
 import kaas
 
 Array = NDArray[Any]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import cutlass_blas
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cutlass_blas
 import kaas
 from tests.libraries.harness import Array, assert_close, bound, multiply, op, place, random_values, run, scipy_gemm
 

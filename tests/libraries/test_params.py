@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
 import numpy as np
 import pytest
+
 from cutlass_blas import adapter, provider
 from cutlass_blas.instances import CORE, Instance, parse
-
 from kaas import provided
 from kaas.softgpu import image
 
@@ -73,23 +74,21 @@ def test_pointers_and_strides(instance: Instance) -> None:
     found = launched(instance, 136, 72, 264)
     pointers = (found.a, found.b, found.c, found.d)
     assert [at % 8 for at in pointers] == [0] * 4
-    assert sorted(pointers) == list(
-        range(min(pointers), min(pointers) + 32, 8)
-    )  # GemmUniversal::Params declares them so
+    assert sorted(pointers) == list(range(min(pointers), min(pointers) + 32, 8))  # one after the other
     assert all(found.params[at : at + 8] == bytes(8) for at in pointers)
     fields = [*((at, 8) for at in pointers)]
     scalar_bytes = np.dtype(SCALARS[instance.kind]).itemsize
     fields += [(found.alpha, scalar_bytes), (found.beta, scalar_bytes)]
     fields.sort()
-    assert all(at + size <= after for (at, size), (after, _) in zip(fields, fields[1:], strict=False))
+    assert all(at + size <= after for (at, size), (after, _) in pairwise(fields))
     assert fields[-1][0] + fields[-1][1] <= len(found.params)
 
 
 @by_name
 @pytest.mark.parametrize(("k", "slices"), [(264, 3), (8, 5), (4096, 16)])
 def test_split_k(instance: Instance, k: int, slices: int) -> None:
-    """Slices begin at multiples of 16 bytes, or of 128 where both operands are contiguous along k, so there may be fewer
-    of them than asked for."""
+    """Slices begin at multiples of 16 bytes, or of 128 where both operands are contiguous along k, so that there may be
+    fewer of them than asked for."""
     size = ELEMENT_BYTES[instance.kind]
     found = launched(instance, 64, 64, k, mode=1, count=slices).grid
     possible = {ceil(k / (ceil(ceil(k / slices) / unit) * unit)) for unit in (max(1, 16 // size), max(1, 128 // size))}

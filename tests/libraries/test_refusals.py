@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cutlass_blas import Epilogue, Matrix, errors, gemm
 
 import kaas
+from cutlass_blas import Epilogue, Matrix, errors, gemm
 
 
 def buffer(name: str, *shape: int, dtype: str = "float32") -> kaas.Buffer:
@@ -90,7 +90,12 @@ WRONG: dict[str, Wrong] = {
     "a list of strings": (lambda: gemm(["a"], [B], [C]), errors.InvalidOperand, {"operand": "a"}, "'a'"),  # type: ignore[list-item]
     "a batch in a list": (lambda: gemm([A3], [B], [C]), errors.BlasError, {}, "3, 4, 6|batch|3-D"),
     # --- views
-    "ld too small": (lambda: gemm(Matrix(FLAT, 4, 6, ld=5), B, C), errors.InvalidOperand, {"buffer": "flat"}, "5.*6|6.*5"),
+    "ld too small": (
+        lambda: gemm(Matrix(FLAT, 4, 6, ld=5), B, C),
+        errors.InvalidOperand,
+        {"buffer": "flat"},
+        "5.*6|6.*5",
+    ),
     "ld too small, column": (
         lambda: gemm(Matrix(FLAT, 4, 6, ld=3), Matrix(LONG, 6, 5, ld=6), C, layout="column"),
         errors.InvalidOperand,
@@ -105,8 +110,18 @@ WRONG: dict[str, Wrong] = {
         {"buffer": "flat", "shape": (100,)},
         "101.*100|100.*101",
     ),
-    "offset below zero": (lambda: gemm(Matrix(FLAT, 4, 6, offset=-1), B, C), errors.InvalidOperand, {"buffer": "flat"}, "-1"),
-    "view of rows outside": (lambda: gemm(Matrix(FLAT, 4, 6, ld=32), B, C), errors.InvalidOperand, {"buffer": "flat"}, "102"),
+    "offset below zero": (
+        lambda: gemm(Matrix(FLAT, 4, 6, offset=-1), B, C),
+        errors.InvalidOperand,
+        {"buffer": "flat"},
+        "-1",
+    ),
+    "view of rows outside": (
+        lambda: gemm(Matrix(FLAT, 4, 6, ld=32), B, C),
+        errors.InvalidOperand,
+        {"buffer": "flat"},
+        "102",
+    ),
     "rows below zero": (lambda: gemm(Matrix(FLAT, -4, 6), B, C), errors.InvalidOperand, {"buffer": "flat"}, "-4"),
     "half a row": (lambda: gemm(Matrix(FLAT, 4.5, 6), B, C), errors.InvalidOperand, {"buffer": "flat"}, "4.5"),  # type: ignore[arg-type]
     "true rows": (lambda: gemm(Matrix(FLAT, True, 6), B, C), errors.InvalidOperand, {"buffer": "flat"}, "True"),
@@ -117,7 +132,12 @@ WRONG: dict[str, Wrong] = {
         {"buffer": "flat"},
         "120",
     ),
-    "count below zero": (lambda: gemm(Matrix(FLAT, 4, 6, count=-1), B, C3), errors.InvalidOperand, {"buffer": "flat"}, "-1"),
+    "count below zero": (
+        lambda: gemm(Matrix(FLAT, 4, 6, count=-1), B, C3),
+        errors.InvalidOperand,
+        {"buffer": "flat"},
+        "-1",
+    ),
     "stride below zero": (
         lambda: gemm(Matrix(FLAT, 4, 6, offset=48, count=3, stride=-24), B, C3),
         errors.InvalidOperand,
@@ -132,7 +152,10 @@ WRONG: dict[str, Wrong] = {
         "int32",
     ),
     "float8": (
-        lambda: gemm(*(buffer(name, 4, 4, dtype="float8_e4m3fn") for name in "abc")), errors.InvalidDtype, {}, "float8_e4m3fn",
+        lambda: gemm(*(buffer(name, 4, 4, dtype="float8_e4m3fn") for name in "abc")),
+        errors.InvalidDtype,
+        {},
+        "float8_e4m3fn",
     ),
     "a and b differ": (
         lambda: gemm(A, buffer("b", 6, 5, dtype="float64"), C),
@@ -143,7 +166,10 @@ WRONG: dict[str, Wrong] = {
     "c differs": (lambda: gemm(A, B, buffer("c", 4, 5, dtype="float64")), errors.InvalidDtype, {}, "float64"),
     "complex into real": (lambda: gemm(COMPLEX[0], COMPLEX[1], C), errors.InvalidDtype, {}, "complex64"),
     "half into bfloat": (
-        lambda: gemm(HALVES[0], HALVES[1], buffer("c", 4, 5, dtype="bfloat16")), errors.InvalidDtype, {}, "bfloat16",
+        lambda: gemm(HALVES[0], HALVES[1], buffer("c", 4, 5, dtype="bfloat16")),
+        errors.InvalidDtype,
+        {},
+        "bfloat16",
     ),
     "lists of two leading dimensions": (
         lambda: gemm([A, Matrix(FLAT, 4, 6, ld=8)], [B, B], [C, buffer("d", 4, 5)]),
@@ -152,7 +178,12 @@ WRONG: dict[str, Wrong] = {
         "6.*8",
     ),
     "a list in a list": (lambda: gemm([[A]], [B], [C]), errors.InvalidOperand, {}, "list"),  # type: ignore[list-item]
-    "stride without count": (lambda: gemm(Matrix(FLAT, 4, 6, stride=24), B, C), errors.InvalidOperand, {"buffer": "flat"}, "24"),
+    "stride without count": (
+        lambda: gemm(Matrix(FLAT, 4, 6, stride=24), B, C),
+        errors.InvalidOperand,
+        {"buffer": "flat"},
+        "24",
+    ),
     "one of a list differs": (
         lambda: gemm([A, buffer("e", 4, 6, dtype="float64")], [B, B], [C, buffer("d", 4, 5)]),
         errors.InvalidDtype,
@@ -174,17 +205,33 @@ WRONG: dict[str, Wrong] = {
     ),
     "trans as a truth": (lambda: gemm(A, B, C, trans_b=True), errors.InvalidOption, {"option": "trans_b"}, "True"),  # type: ignore[arg-type]
     "trans of nothing": (lambda: gemm(A, B, C, trans_b=None), errors.InvalidOption, {"option": "trans_b"}, "None"),  # type: ignore[arg-type]
-    "layout": (lambda: gemm(A, B, C, layout="F"), errors.InvalidOption, {"option": "layout"}, "row.*column|column.*row"),
+    "layout": (
+        lambda: gemm(A, B, C, layout="F"),
+        errors.InvalidOption,
+        {"option": "layout"},
+        "row.*column|column.*row",
+    ),
     "epilogue": (lambda: gemm(A, B, C, epilogue="tanh"), errors.InvalidOption, {}, "tanh"),
-    "activation": (lambda: gemm(A, B, C, epilogue=Epilogue(activation="swish")), errors.InvalidOption, {}, "swish.*relu"),
+    "activation": (
+        lambda: gemm(A, B, C, epilogue=Epilogue(activation="swish")),
+        errors.InvalidOption,
+        {},
+        "swish.*relu",
+    ),
     "an epilogue that is a bias": (lambda: gemm(A, B, C, epilogue=BIAS), errors.InvalidOption, {}, "bias|Epilogue"),  # type: ignore[arg-type]
     "relu of complex numbers": (lambda: gemm(*COMPLEX, epilogue="relu"), errors.InvalidOption, {}, "complex"),
     "gelu of complex numbers": (
-        lambda: gemm(*COMPLEX, epilogue=Epilogue(activation="gelu")), errors.InvalidOption, {}, "complex",
+        lambda: gemm(*COMPLEX, epilogue=Epilogue(activation="gelu")),
+        errors.InvalidOption,
+        {},
+        "complex",
     ),
     "bias that is a number": (lambda: gemm(A, B, C, epilogue=Epilogue(bias=1.0)), errors.BlasError, {}, "1.0"),  # type: ignore[arg-type]
     "bias that is a matrix": (
-        lambda: gemm(A, B, C, epilogue=Epilogue(bias=buffer("bias", 4, 5))), errors.BlasError, {}, "bias",
+        lambda: gemm(A, B, C, epilogue=Epilogue(bias=buffer("bias", 4, 5))),
+        errors.BlasError,
+        {},
+        "bias",
     ),
     "no slices": (lambda: gemm(A, B, C, split_k=0), errors.InvalidOption, {"option": "split_k", "value": "0"}, "0"),
     "less than no slices": (lambda: gemm(A, B, C, split_k=-2), errors.InvalidOption, {"option": "split_k"}, "-2"),
@@ -202,13 +249,31 @@ WRONG: dict[str, Wrong] = {
     "architecture by number": (lambda: gemm(A, B, C, arch=80), errors.InvalidOption, {"option": "arch"}, "80"),  # type: ignore[arg-type]
     # --- scalars
     "alpha complex": (
-        lambda: gemm(A, B, C, alpha=1j), errors.InvalidScalar, {"scalar": "alpha", "value": "1j", "kind": "f32"}, "f32|real|float32",
+        lambda: gemm(A, B, C, alpha=1j),
+        errors.InvalidScalar,
+        {"scalar": "alpha", "value": "1j", "kind": "f32"},
+        "f32|real|float32",
     ),
-    "beta complex": (lambda: gemm(A, B, C, beta=1 + 0j), errors.InvalidScalar, {"scalar": "beta", "kind": "f32"}, "beta"),
-    "alpha in words": (lambda: gemm(A, B, C, alpha="1"), errors.InvalidScalar, {"scalar": "alpha", "value": "'1'"}, "'1'"),  # type: ignore[arg-type]
+    "beta complex": (
+        lambda: gemm(A, B, C, beta=1 + 0j),
+        errors.InvalidScalar,
+        {"scalar": "beta", "kind": "f32"},
+        "beta",
+    ),
+    "alpha in words": (
+        lambda: gemm(A, B, C, alpha="1"),
+        errors.InvalidScalar,
+        {"scalar": "alpha", "value": "'1'"},
+        "'1'",
+    ),  # type: ignore[arg-type]
     "alpha missing": (lambda: gemm(A, B, C, alpha=None), errors.InvalidScalar, {"scalar": "alpha"}, "None"),  # type: ignore[arg-type]
     "alpha a list": (lambda: gemm(A, B, C, alpha=[1.0]), errors.InvalidScalar, {"scalar": "alpha"}, "1.0"),  # type: ignore[arg-type]
-    "alpha too large": (lambda: gemm(A, B, C, alpha=1e39), errors.InvalidScalar, {"scalar": "alpha", "kind": "f32"}, "1e\\+39"),
+    "alpha too large": (
+        lambda: gemm(A, B, C, alpha=1e39),
+        errors.InvalidScalar,
+        {"scalar": "alpha", "kind": "f32"},
+        "1e\\+39",
+    ),
     "alpha far too large": (lambda: gemm(A, B, C, alpha=10**400), errors.InvalidScalar, {"scalar": "alpha"}, "alpha"),
     "Scalar of another kind": (
         lambda: gemm(A, B, C, alpha=kaas.Scalar("x", "f64")),
@@ -223,7 +288,10 @@ WRONG: dict[str, Wrong] = {
         "f16.*f32|f32.*f16",
     ),
     "real Scalar of complex numbers": (
-        lambda: gemm(*COMPLEX, alpha=kaas.Scalar("x", "f32")), errors.InvalidScalar, {"kind": "c64"}, "c64",
+        lambda: gemm(*COMPLEX, alpha=kaas.Scalar("x", "f32")),
+        errors.InvalidScalar,
+        {"kind": "c64"},
+        "c64",
     ),
     "a literal": (lambda: gemm(A, B, C, alpha=kaas.f32(2)), errors.InvalidScalar, {"scalar": "alpha"}, "f32"),  # type: ignore[arg-type]
     # --- one memory
@@ -234,10 +302,16 @@ WRONG: dict[str, Wrong] = {
         "a",
     ),
     "c is b": (
-        lambda: gemm(buffer("a", 4, 4), buffer("b", 4, 4), buffer("b", 4, 4)), errors.OverlappingOperands, {"buffer": "b"}, "b",
+        lambda: gemm(buffer("a", 4, 4), buffer("b", 4, 4), buffer("b", 4, 4)),
+        errors.OverlappingOperands,
+        {"buffer": "b"},
+        "b",
     ),
     "c and a in one buffer": (
-        lambda: gemm(Matrix(FLAT, 4, 6), B, Matrix(FLAT, 4, 5, offset=40)), errors.OverlappingOperands, {"buffer": "flat"}, "flat",
+        lambda: gemm(Matrix(FLAT, 4, 6), B, Matrix(FLAT, 4, 5, offset=40)),
+        errors.OverlappingOperands,
+        {"buffer": "flat"},
+        "flat",
     ),
     "c twice": (lambda: gemm([A, A], [B, B], [C, C]), errors.OverlappingOperands, {"buffer": "c"}, "c"),
     "two of c overlap": (
@@ -247,7 +321,10 @@ WRONG: dict[str, Wrong] = {
         "flat",
     ),
     "a batch of c on itself": (
-        lambda: gemm(A3, B3, Matrix(FLAT, 4, 5, count=3, stride=19)), errors.BlasError, {"buffer": "flat"}, "19",
+        lambda: gemm(A3, B3, Matrix(FLAT, 4, 5, count=3, stride=19)),
+        errors.BlasError,
+        {"buffer": "flat"},
+        "19",
     ),
     "c is the bias": (
         lambda: gemm(buffer("a", 1, 6), B, Matrix(BIAS, 1, 5), epilogue=Epilogue(bias=BIAS)),
@@ -255,7 +332,7 @@ WRONG: dict[str, Wrong] = {
         {"buffer": "bias"},
         "bias",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import cutlass_blas
 import numpy as np
 import pytest
 
+import cutlass_blas
 import kaas
 from tests.libraries.harness import (
     SCALARS,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import cutlass_blas
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import cutlass_blas
 import kaas
 from tests.libraries.harness import Placed, assert_close, bound, multiply, numpy_dtype, op, place, random_values
 
