@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import cutlass_blas
@@ -25,7 +25,7 @@ from tests.libraries.harness import (
     scipy_gemm,
 )
 
-few = settings(max_examples=20, deadline=None, derandomize=True)
+few = settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 SIZES = st.sampled_from([1, 2, 5, 8, 31, 33, 65]) | st.integers(0, 70)
 
 

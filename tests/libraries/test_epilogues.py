@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import cutlass_blas
 import kaas
 from tests.libraries.harness import Array, assert_close, bound, multiply, op, place, random_values, run, scipy_gemm
 
-few = settings(max_examples=25, deadline=None, derandomize=True)
+few = settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 SIZES = st.sampled_from([1, 2, 7, 31, 33, 64, 65, 129]) | st.integers(0, 80)
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 import kaas
@@ -24,7 +24,7 @@ from tests.libraries.harness import (
     scipy_gemm,
 )
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 
 OPS = {
     "float32": ("nn", "nt", "tn", "tt", "cn"),

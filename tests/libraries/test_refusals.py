@@ -71,7 +71,7 @@ WRONG: dict[str, Wrong] = {
         "2147483648",
     ),
     # --- what is no matrix
-    "an array": (lambda: gemm([[1.0]], B, C), errors.InvalidOperand, {"operand": "a"}, "a"),
+    "an array": (lambda: gemm([[1.0]], B, C), errors.InvalidOperand, {"operand": "a[0][0]"}, "a"),
     "nothing": (lambda: gemm(A, None, C), errors.InvalidOperand, {"operand": "b"}, "None"),  # type: ignore[arg-type]
     "an access": (lambda: gemm(kaas.In(A), B, C), errors.InvalidOperand, {"operand": "a"}, "In"),  # type: ignore[arg-type]
     "a vector": (
@@ -87,7 +87,7 @@ WRONG: dict[str, Wrong] = {
         "1, 1, 4, 5",
     ),
     "an empty list": (lambda: gemm([], [], []), errors.BlasError, {}, "a"),
-    "a list of strings": (lambda: gemm(["a"], [B], [C]), errors.InvalidOperand, {"operand": "a"}, "'a'"),  # type: ignore[list-item]
+    "a list of strings": (lambda: gemm(["a"], [B], [C]), errors.InvalidOperand, {"operand": "a[0]"}, "'a'"),  # type: ignore[list-item]
     "a batch in a list": (lambda: gemm([A3], [B], [C]), errors.BlasError, {}, "3, 4, 6|batch|3-D"),
     # --- views
     "ld too small": (
@@ -148,7 +148,7 @@ WRONG: dict[str, Wrong] = {
     "integers": (
         lambda: gemm(*(buffer(name, 4, 4, dtype="int32") for name in "abc")),
         errors.InvalidDtype,
-        {"dtypes": {"a": "int32", "b": "int32", "c": "int32"}},
+        {"dtypes": {"a": "int32"}},
         "int32",
     ),
     "float8": (
@@ -216,7 +216,7 @@ WRONG: dict[str, Wrong] = {
         lambda: gemm(A, B, C, epilogue=Epilogue(activation="swish")),
         errors.InvalidOption,
         {},
-        "swish.*relu",
+        "relu or gelu.*swish",
     ),
     "an epilogue that is a bias": (lambda: gemm(A, B, C, epilogue=BIAS), errors.InvalidOption, {}, "bias|Epilogue"),  # type: ignore[arg-type]
     "relu of complex numbers": (lambda: gemm(*COMPLEX, epilogue="relu"), errors.InvalidOption, {}, "complex"),
@@ -324,7 +324,7 @@ WRONG: dict[str, Wrong] = {
         lambda: gemm(A3, B3, Matrix(FLAT, 4, 5, count=3, stride=19)),
         errors.BlasError,
         {"buffer": "flat"},
-        "19",
+        r"c\[0\] and c\[1\]",
     ),
     "c is the bias": (
         lambda: gemm(buffer("a", 1, 6), B, Matrix(BIAS, 1, 5), epilogue=Epilogue(bias=BIAS)),

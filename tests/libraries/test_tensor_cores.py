@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -15,7 +15,7 @@ import cutlass_blas
 import kaas
 from tests.libraries.harness import Placed, assert_close, bound, multiply, numpy_dtype, op, place, random_values
 
-few = settings(max_examples=15, deadline=None, derandomize=True)
+few = settings(max_examples=15, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 
 TF32 = 2.0**-10
 """Relative error of a float32 whose fraction keeps 10 bits, if the rest is cut off."""
