@@ -134,7 +134,8 @@ def test_params_hold_what_they_were_asked_for(instance: Instance) -> None:
         assert launch.params[at : at + size] == scalar(instance, value)
     scalars = {*range(launch.alpha, launch.alpha + size), *range(launch.beta, launch.beta + size)}
     differ = {at for at, (x, y) in enumerate(zip(launch.params, other.params, strict=True)) if x != y}
-    assert differ and differ <= scalars
+    assert differ
+    assert differ <= scalars
     pointers = (launch.a, launch.b, launch.c, launch.d)
     assert pointers == tuple(range(launch.a, launch.a + 32, 8))  # none lies in another
     assert all(launch.params[at : at + 8] == bytes(8) for at in pointers)  # and they are to be patched

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from cutlass_blas import store
@@ -105,7 +105,7 @@ def _refusal(
 ) -> errors.InvalidGraph:
     if refused == _MISALIGNED:
         return errors.InvalidGraph(
-            f"{instance.name} loads {aligns[0]} elements of A and {aligns[1]} of B at once and stores {aligns[2]} of C: "
+            f"{instance.name} loads {aligns[0]} elements of A, {aligns[1]} of B and stores {aligns[2]} of C at once: "
             f"sizes {sizes[:3]} and leading dimensions {leading} are not multiples of these"
         )
     return errors.InvalidGraph(f"m, n, k, count = {sizes} is more than {instance.name} can be launched for")
@@ -123,7 +123,7 @@ def _adapter(name: str) -> _Adapter:
     return _Adapter(fill, _PARAMS_AT + params_bytes, rest, tuple(more[-3:]))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _loaded(path: str) -> ctypes.CDLL:
     """A library's code stays for the life of the process."""
     return ctypes.CDLL(path)

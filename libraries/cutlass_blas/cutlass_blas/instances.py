@@ -11,8 +11,8 @@ from typing import Final
 from kaas import errors
 
 EXTRAS: Final[dict[str, str]] = {"finish": "finish.cuh", "gemv": "gemv.cuh"}
-"""Other device code that is built and named like an instance: name -> its file in `device`. One image each, with several
-kernels."""
+"""Other device code that is built and named like an instance: name -> its file in `device`. One image each,
+with several kernels."""
 
 OUTS: Final = {
     "s": ("float32",),
@@ -47,8 +47,8 @@ class Instance:
     """One kernel: D = act(alpha op(A) op(B) + beta C), all four row-major.
 
     Args:
-        kind: of A and B: "s" float32, "d" float64, "c" complex64, "z" complex128, "h" float16, "b" bfloat16, "t" float32
-            multiplied as tf32. Added up in float32 for the last three, else in the type itself.
+        kind: of A and B: "s" float32, "d" float64, "c" complex64, "z" complex128, "h" float16, "b" bfloat16, "t"
+            float32 multiplied as tf32. Added up in float32 for the last three, else in the type itself.
         out: dtype of C and D.
         op_a, op_b: "n", "t" or "c".
         unit: "simt" or "tensor".
@@ -231,5 +231,5 @@ CORE: Final[tuple[Instance, ...]] = (
     *_several("t", "nn", (64, 64, 16), 4, align=4),
     *_several("t", "nn", (64, 64, 16), 3),
 )
-"""What `python -m cutlass_blas build` makes, and wheels have; any other instance is made when it is first used. One tile
-for small matrices, one for large ones where it pays, and what any shape falls back to."""
+"""What `python -m cutlass_blas build` makes, and wheels have; any other instance is made when it is first used.
+One tile for small matrices, one for large ones where it pays, and what any shape falls back to."""

@@ -122,8 +122,7 @@ def put(path: Path, built: bytes) -> bytes:
 
 
 def _built_now(file: str, build: Callable[[], bytes]) -> bytes:
-    _log.warning("building %s, which takes about half a minute, once; `python -m cutlass_blas build NAME` does it ahead",
-                 file)  # fmt: skip
+    _log.warning("building %s, once, in about half a minute; `python -m cutlass_blas build NAME` does it ahead", file)
     return put(cached() / file, build())
 
 
