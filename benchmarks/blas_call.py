@@ -21,7 +21,7 @@ from typing import Any
 import cutlass_blas
 import kaas
 from benchmarks.report import parser, report
-from cutlass_blas import adapter, instances
+from cutlass_blas import adapter
 
 AT_ONCE = 10
 """Calls between two looks at the clock."""
@@ -62,12 +62,12 @@ def fresh_shapes() -> Iterator[tuple[int, int, int]]:
 def ctypes_call() -> tuple[Callable[[], object], Callable[[], object]]:
     """The adapter's call for the kernel of such shapes: with its arguments as numbers, and alone."""
     (kernel,) = cutlass_blas.gemm(*matrices(SIDE, SIDE, SIDE))
-    fill: Any = adapter._adapter(instances.parse(kernel.symbol)).fill
+    fill: Any = adapter._adapter(kernel.symbol).fill
     one, zero = ((ctypes.c_byte * 16)(*struct.pack("<f", value)) for value in (1.0, 0.0))
     n = SIDE
 
     def numbers() -> object:
-        return fill(ctypes.addressof(Question(0, n, n, n, 1, 0, 0, 0, 0, n, n, n, n, 0, one, zero)))
+        return fill(ctypes.byref(Question(0, n, n, n, 1, 0, 0, 0, 0, n, n, n, n, 0, one, zero)))
 
     question = Question(0, n, n, n, 1, 0, 0, 0, 0, n, n, n, n, 0, one, zero)
     address = ctypes.addressof(question)

@@ -120,7 +120,7 @@ class Access:
     def __post_init__(self) -> None:
         if not isinstance(self.buffer, Buffer):
             raise InvalidGraph(f"{type(self).__name__} takes a kaas.Buffer, not {self.buffer!r}")
-        if type(self.offset_bytes) is int and self.offset_bytes == 0:
+        if self.offset_bytes == 0 and type(self.offset_bytes) is int:
             return
         offset_bytes = integer(self.offset_bytes)
         if offset_bytes is None or not 0 <= offset_bytes < max(1, self.buffer.nbytes):
@@ -201,6 +201,7 @@ class Pointers:
 _BYTES = (bytes, bytearray, memoryview)
 _POINTERS = (Access, Pointers)
 _offset: Any = itemgetter(0)
+_ZEROS = {size: bytes(size) for size in {POINTER_BYTES, *KIND_BYTES.values()}}
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -231,49 +232,63 @@ class Struct:
             raise InvalidGraph(f"a struct's alignment is a power of two, not {align!r}")
         if not isinstance(blob, _BYTES) or not len(blob):
             raise InvalidGraph(f"a struct is one or more bytes, not {blob!r}")
-        targets = _fields("pointers", pointers)
-        spans = []
-        for offset, target in targets:
+        targets, chosen = _fields("pointers", pointers), _fields("scalars", scalars)
+        for _, target in targets:
             if not isinstance(target, _POINTERS):
                 raise InvalidGraph("pointer fields of a struct are In, Out, InOut or Pointers")
-            spans.append((offset, POINTER_BYTES))
-        chosen = _fields("scalars", scalars)
-        for offset, scalar in chosen:
+        for _, scalar in chosen:
             if not isinstance(scalar, Scalar):
                 raise InvalidGraph("scalar fields of a struct are kaas.Scalar")
-            spans.append((offset, KIND_BYTES[scalar.kind]))
-        object.__setattr__(self, "blob", _clear(bytes(blob), sorted(spans) if chosen else spans))
-        object.__setattr__(self, "pointers", targets)
-        object.__setattr__(self, "scalars", chosen)
-        object.__setattr__(self, "align", power)
+        spans = [(offset, POINTER_BYTES) for offset, _ in targets]
+        if chosen:
+            spans = sorted(spans + [(offset, KIND_BYTES[scalar.kind]) for offset, scalar in chosen])
+        put = object.__setattr__
+        put(self, "blob", _clear(bytes(blob), spans))
+        put(self, "pointers", targets)
+        put(self, "scalars", chosen)
+        put(self, "align", power)
 
 
 def _fields(what: str, targets: Any) -> tuple[tuple[int, Any], ...]:
     """Offsets as ints with what is patched there, in order."""
     if targets is None:
         return ()
-    if not isinstance(targets, Mapping) or None in (offsets := [integer(offset) for offset in targets]):
-        raise InvalidGraph(f"{what} of a struct maps byte offsets to what is patched there, not {targets!r}")
-    found: list[tuple[Any, Any]] = list(zip(offsets, targets.values(), strict=True))
-    return tuple(sorted(found, key=_offset))
+    if type(targets) is not dict and not isinstance(targets, Mapping):  # the first is quicker
+        raise _no_fields(what, targets)
+    found = []
+    for offset, target in targets.items():
+        at = integer(offset)
+        if at is None:
+            raise _no_fields(what, targets)
+        found.append((at, target))
+    if len(found) > 1:
+        found.sort(key=_offset)
+    return tuple(found)
+
+
+def _no_fields(what: str, targets: Any) -> InvalidGraph:
+    return InvalidGraph(f"{what} of a struct maps byte offsets to what is patched there, not {targets!r}")
 
 
 def _clear(blob: bytes, spans: list[tuple[int, int]]) -> bytes:
     """blob with the spans (offset, bytes), sorted, zeroed; they must lie inside and apart."""
-    cleared = bytearray(blob)
-    end = 0
+    cleared, limit, end = bytearray(blob), len(blob), 0
     for offset, size in spans:
-        if offset < end or offset + size > len(blob):
-            why = "overlaps the field before it" if 0 <= offset < end else "does not lie inside it"
-            raise StructFieldOutside(
-                f"the field of {size} bytes at {offset} of a struct of {len(blob)} bytes {why}",
-                offset_bytes=offset,
-                field_bytes=size,
-                struct_bytes=len(blob),
-            )
+        if offset < end or offset + size > limit:
+            raise _outside(offset, size, limit, end)
         end = offset + size
-        cleared[offset:end] = bytes(size)
+        cleared[offset:end] = _ZEROS[size]
     return bytes(cleared)
+
+
+def _outside(offset: int, size: int, limit: int, end: int) -> StructFieldOutside:
+    why = "overlaps the field before it" if 0 <= offset < end else "does not lie inside it"
+    return StructFieldOutside(
+        f"the field of {size} bytes at {offset} of a struct of {limit} bytes {why}",
+        offset_bytes=offset,
+        field_bytes=size,
+        struct_bytes=limit,
+    )
 
 
 Argument = Access | Literal | Scalar | Struct | Pointers
