@@ -94,9 +94,18 @@ def test_a_damaged_file_is_made_again(
     assert path.read_bytes() == whole
 
 
-def test_two_who_build_the_same_at_once_both_get_it(folder: Path, write: Callable[[str], None]) -> None:
+def test_of_two_who_want_the_same_at_once_one_builds_it(
+    folder: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(KERNEL)
-    ready, made = threading.Barrier(2), []
+    ready, made, built = threading.Barrier(2), [], []
+    build = store.build_kernels
+
+    def counted(name: str) -> bytes:
+        built.append(name)
+        return build(name)
+
+    monkeypatch.setattr(store, "build_kernels", counted)
 
     def ask() -> None:
         ready.wait()
@@ -108,6 +117,7 @@ def test_two_who_build_the_same_at_once_both_get_it(folder: Path, write: Callabl
     for thread in threads:
         thread.join()
     assert made[0] == made[1]
+    assert built == ["tiny"]
     assert [path.name for path in folder.iterdir()] == [store.kernels_file("tiny")]
 
 
@@ -116,11 +126,15 @@ def test_what_a_wheel_brings_is_taken_first(
 ) -> None:
     write(KERNEL)
     packed = tmp_path / "packed"
-    building.build(building.jobs(["tiny"]), packed)
-    monkeypatch.setattr(store, "PACKED", packed)
+    built = store.kernels("tiny")
     monkeypatch.setenv("KAAS_NVCC", "/nowhere")
-    assert store.kernels("tiny")
-    assert not folder.exists()
+    building.build(building.jobs(["tiny"]), packed)  # a copy
+    (copy,) = packed.iterdir()
+    next(folder.iterdir()).unlink()
+    monkeypatch.setattr(store, "PACKED", packed)
+    assert store.kernels("tiny") == built
+    assert store.find(copy.name) == copy
+    assert not list(folder.iterdir())
 
 
 def test_other_sources_are_another_version(write: Callable[[str], None]) -> None:
@@ -157,7 +171,7 @@ def test_what_nvcc_refuses_is_told_with_its_log(folder: Path, write: Callable[[s
     assert raised.value.compiler.startswith("nvcc ")
     assert "missing.h" in raised.value.log
     assert survives(raised.value)
-    assert not folder.exists()
+    assert not list(folder.glob("*"))
 
 
 def test_a_compiler_that_writes_nothing_is_told(
@@ -168,7 +182,7 @@ def test_a_compiler_that_writes_nothing_is_told(
     monkeypatch.setenv("KAAS_NVCC", str(nvcc))
     with pytest.raises(errors.CompileFailed, match=r"nvcc 13\.9\.1 fails with tiny: it wrote nothing"):
         store.kernels("tiny")
-    assert not folder.exists()
+    assert not list(folder.glob("*"))
 
 
 def test_without_nvcc_it_says_what_to_install(
@@ -184,7 +198,7 @@ def test_without_nvcc_it_says_what_to_install(
         provider.images("tiny", sources.version("tiny"))
     assert raised.value.package == "nvcc"
     assert survives(raised.value)
-    assert not folder.exists()
+    assert not list(folder.glob("*"))
 
 
 @pytest.mark.parametrize(
