@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from cutlass_blas import __main__ as command
-from cutlass_blas import building, compiling, instances, provider, sources, store
+from cutlass_blas import adapter, building, compiling, instances, provider, sources, store
+from cutlass_blas.errors import StoreFailed
 from cutlass_blas.instances import CORE
 from kaas import errors
 
@@ -149,6 +150,25 @@ def test_other_sources_are_another_version(write: Callable[[str], None]) -> None
     assert len(set(versions)) == 3
 
 
+def test_a_store_that_cannot_be_written_is_told(
+    tmp_path: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(KERNEL)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(store, "cached", lambda: tmp_path / "file" / "built")
+    with pytest.raises(StoreFailed, match="cannot keep") as raised:
+        store.kernels("tiny")
+    assert raised.value.path == str(tmp_path / "file" / "built" / store.kernels_file("tiny"))
+    assert survives(raised.value)
+
+
+def test_an_adapter_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    (tmp_path / "adapter.so").write_bytes(b"no library")
+    with pytest.raises(StoreFailed, match="cannot load") as raised:
+        adapter._loaded(str(tmp_path / "adapter.so"))
+    assert raised.value.path == str(tmp_path / "adapter.so")
+
+
 def test_an_adapter_s_version_follows_what_it_is_for() -> None:
     assert len({sources.adapter_version(some) for some in (CORE, CORE[1:], CORE[:1])}) == 3
 
@@ -204,7 +224,7 @@ def test_without_nvcc_it_says_what_to_install(
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("release 11.8, V11.8.89", r"nvcc 12\.4 or newer; .* is 11\.8"),
+        ("release 11.7, V11.7.89", r"nvcc 11\.8 or newer; .* is 11\.7"),
         ("no such thing", "does not tell its version"),
     ],
 )
