@@ -48,13 +48,17 @@ def test_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("pool")
 def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    program, with_tvm = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program, with_tvm, with_blas = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert "kaas.init()" in program
     assert "tvm_backend" in with_tvm, "which tests/compilers/test_documents.py runs"
     names: dict[str, Any] = {}
     exec(program.replace("kaas.init()", 'kaas.init(name="examples")'), names)
     assert (ray.get(names["result"]) == 2).all()
     assert "2." in capsys.readouterr().out
+    exec(with_blas.replace("kaas.init()", 'kaas.init(name="examples")'), names)
+    expected = 0.1 * 256 * (0.1 * 128 + 0.1)  # GELU changes nothing so far above 0
+    printed = np.array(re.findall(r"[\d.]+\d", capsys.readouterr().out), np.float64)
+    np.testing.assert_allclose(printed, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from cutlass_blas import __main__ as command
-from cutlass_blas import building, compiling, instances, provider, sources, store
+from cutlass_blas import adapter, building, compiling, instances, provider, sources, store
+from cutlass_blas.errors import StoreFailed
 from cutlass_blas.instances import CORE
 from kaas import errors
 
@@ -94,9 +95,18 @@ def test_a_damaged_file_is_made_again(
     assert path.read_bytes() == whole
 
 
-def test_two_who_build_the_same_at_once_both_get_it(folder: Path, write: Callable[[str], None]) -> None:
+def test_of_two_who_want_the_same_at_once_one_builds_it(
+    folder: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(KERNEL)
-    ready, made = threading.Barrier(2), []
+    ready, made, built = threading.Barrier(2), [], []
+    build = store.build_kernels
+
+    def counted(name: str) -> bytes:
+        built.append(name)
+        return build(name)
+
+    monkeypatch.setattr(store, "build_kernels", counted)
 
     def ask() -> None:
         ready.wait()
@@ -108,6 +118,7 @@ def test_two_who_build_the_same_at_once_both_get_it(folder: Path, write: Callabl
     for thread in threads:
         thread.join()
     assert made[0] == made[1]
+    assert built == ["tiny"]
     assert [path.name for path in folder.iterdir()] == [store.kernels_file("tiny")]
 
 
@@ -116,11 +127,15 @@ def test_what_a_wheel_brings_is_taken_first(
 ) -> None:
     write(KERNEL)
     packed = tmp_path / "packed"
-    building.build(building.jobs(["tiny"]), packed)
-    monkeypatch.setattr(store, "PACKED", packed)
+    built = store.kernels("tiny")
     monkeypatch.setenv("KAAS_NVCC", "/nowhere")
-    assert store.kernels("tiny")
-    assert not folder.exists()
+    building.build(building.jobs(["tiny"]), packed)  # a copy
+    (copy,) = packed.iterdir()
+    next(folder.iterdir()).unlink()
+    monkeypatch.setattr(store, "PACKED", packed)
+    assert store.kernels("tiny") == built
+    assert store.find(copy.name) == copy
+    assert not list(folder.iterdir())
 
 
 def test_other_sources_are_another_version(write: Callable[[str], None]) -> None:
@@ -133,6 +148,25 @@ def test_other_sources_are_another_version(write: Callable[[str], None]) -> None
     write('#include "part.cuh"\n// changed\n')
     versions.append(sources.version("tiny"))
     assert len(set(versions)) == 3
+
+
+def test_a_store_that_cannot_be_written_is_told(
+    tmp_path: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(KERNEL)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(store, "cached", lambda: tmp_path / "file" / "built")
+    with pytest.raises(StoreFailed, match="cannot keep") as raised:
+        store.kernels("tiny")
+    assert raised.value.path == str(tmp_path / "file" / "built" / store.kernels_file("tiny"))
+    assert survives(raised.value)
+
+
+def test_an_adapter_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    (tmp_path / "adapter.so").write_bytes(b"no library")
+    with pytest.raises(StoreFailed, match="cannot load") as raised:
+        adapter._loaded(str(tmp_path / "adapter.so"))
+    assert raised.value.path == str(tmp_path / "adapter.so")
 
 
 def test_an_adapter_s_version_follows_what_it_is_for() -> None:
@@ -157,7 +191,7 @@ def test_what_nvcc_refuses_is_told_with_its_log(folder: Path, write: Callable[[s
     assert raised.value.compiler.startswith("nvcc ")
     assert "missing.h" in raised.value.log
     assert survives(raised.value)
-    assert not folder.exists()
+    assert not list(folder.glob("*"))
 
 
 def test_a_compiler_that_writes_nothing_is_told(
@@ -168,7 +202,7 @@ def test_a_compiler_that_writes_nothing_is_told(
     monkeypatch.setenv("KAAS_NVCC", str(nvcc))
     with pytest.raises(errors.CompileFailed, match=r"nvcc 13\.9\.1 fails with tiny: it wrote nothing"):
         store.kernels("tiny")
-    assert not folder.exists()
+    assert not list(folder.glob("*"))
 
 
 def test_without_nvcc_it_says_what_to_install(
@@ -184,13 +218,13 @@ def test_without_nvcc_it_says_what_to_install(
         provider.images("tiny", sources.version("tiny"))
     assert raised.value.package == "nvcc"
     assert survives(raised.value)
-    assert not folder.exists()
+    assert not list(folder.glob("*"))
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("release 11.8, V11.8.89", r"nvcc 12\.4 or newer; .* is 11\.8"),
+        ("release 11.7, V11.7.89", r"nvcc 11\.8 or newer; .* is 11\.7"),
         ("no such thing", "does not tell its version"),
     ],
 )

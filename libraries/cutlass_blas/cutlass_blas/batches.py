@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Sequence, Set
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -29,12 +29,16 @@ class Piece(NamedTuple):
     columns: int
 
 
-def pieces(count: int, columns: int, tile_columns: int, launch_count: int) -> Iterator[Piece]:
-    """All launches that a product needs, each of at most `launch_count` entries; nearly always one."""
+def pieces(count: int, columns: int, tile_columns: int, launch_count: int) -> Sequence[Piece]:
+    """All launches that a product needs, each of at most `launch_count` entries."""
     wide = LAUNCH_TILES * tile_columns
-    for first in range(0, count, launch_count):
-        for column in range(0, columns, wide):
-            yield Piece(first, min(launch_count, count - first), column, min(wide, columns - column))
+    if count <= launch_count and columns <= wide:  # nearly always
+        return (Piece(0, count, 0, columns),)
+    return [
+        Piece(first, min(launch_count, count - first), column, min(wide, columns - column))
+        for first in range(0, count, launch_count)
+        for column in range(0, columns, wide)
+    ]
 
 
 def pointer(

@@ -16,8 +16,8 @@ from typing import Final, NoReturn
 from cutlass_blas.sources import CUTLASS_VERSION, DEVICE
 from kaas import errors
 
-OLDEST_NVCC: Final = (12, 4)
-"""CUDA's first with all that CUTLASS 4 asks for."""
+OLDEST_NVCC: Final = (11, 8)
+"""CUDA's first that makes code for sm_90."""
 WHEELS: Final = "nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl"
 LIMIT_S: Final = 900.0
 _COMMON = ("-std=c++17", "--expt-relaxed-constexpr")
@@ -66,6 +66,8 @@ class Toolchain:
                 done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
             except subprocess.TimeoutExpired:
                 self._refuse(title, f"it had not ended after {LIMIT_S:.0f} s", "")
+            except OSError as error:
+                self._refuse(title, f"it cannot be run: {error}", "")
             log = (done.stdout + done.stderr).strip()
             if done.returncode != 0:
                 said = next((line for line in log.splitlines() if "error" in line), f"exit status {done.returncode}")

@@ -12,8 +12,8 @@ from cutlass_blas.problems import Shape, read, warn
 from cutlass_blas.records import Key
 from kaas import Kernel
 
-REMEMBERED: Final = 4_096
-"""Shapes whose launches are kept."""
+REMEMBERED: Final = 1_024
+"""Shapes whose launches are kept. More of them would take longer to find room for than to plan anew."""
 
 _plans: dict[Shape, Plan] = {}
 

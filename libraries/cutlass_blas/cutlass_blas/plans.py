@@ -172,7 +172,9 @@ def _writing(
                 launch.c: source,
                 launch.d: result,
             },
-            {(launch.alpha if name == "alpha" else launch.beta): scalar for name, scalar in scalars.items()},
+            {(launch.alpha if name == "alpha" else launch.beta): scalar for name, scalar in scalars.items()}
+            if scalars
+            else None,
         )
         made.append(Kernel(step.code, step.symbol, launch.grid, launch.block, (struct,), launch.shared_bytes))
         if len(steps) > 1 and fresh:  # what the next ones meet there is what this one has written

@@ -193,18 +193,19 @@ def _check_written(a: Operand, b: Operand, c: Operand) -> None:
     Raises:
         OverlappingOperands
     """
+    if len(a.buffers) == len(b.buffers) == len(c.buffers) == 1:
+        name = c.buffers[0].name
+        if name not in (a.buffers[0].name, b.buffers[0].name):
+            return
+    written = {buffer.name for buffer in c.buffers}
     for factor in (a, b):
-        if len(c.buffers) == len(factor.buffers) == 1:
-            same = {c.buffers[0].name} if c.buffers[0].name == factor.buffers[0].name else None
-        else:
-            same = {buffer.name for buffer in c.buffers} & {buffer.name for buffer in factor.buffers}
-        if same:
-            name = min(same)
-            raise OverlappingOperands(
-                f"c is written to buffer {name!r}, which {factor.name} is read from; give c a buffer of its own",
-                operands=(factor.name, "c"),
-                buffer=name,
-            )
+        for buffer in factor.buffers:
+            if buffer.name in written:
+                raise OverlappingOperands(
+                    f"c is written to buffer {buffer.name!r}, which {factor.name} is read from; give c its own",
+                    operands=(factor.name, "c"),
+                    buffer=buffer.name,
+                )
 
 
 def _alignment(x: Operand, op: str, rows: int, columns: int, widest: int) -> int:
