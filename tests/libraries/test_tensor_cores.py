@@ -99,7 +99,7 @@ def test_half_precision_into_float32() -> None:
 
 def ones(m: int, n: int, k: int, dtype: str, out: str) -> NDArray[Any]:
     a, b = np.ones((m, k), numpy_dtype(dtype)), np.ones((k, n), numpy_dtype(dtype))
-    return np.asarray(multiply(place("a", a), place("b", b), place("c", np.empty((m, n), numpy_dtype(out)))))
+    return np.asarray(multiply(place("a", a), place("b", b), place("c", np.empty((m, n), numpy_dtype(out))), split_k=1))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 def pieces(count: int, columns: int, tile_columns: int, launch_count: int) -> Sequence[Piece]:
-    """All launches that a product needs, each of at most `launch_count` entries."""
+    """All launches that a product needs, which is not empty, each of at most `launch_count` entries."""
     wide = LAUNCH_TILES * tile_columns
     if count <= launch_count and columns <= wide:  # nearly always
         return (Piece(0, count, 0, columns),)
