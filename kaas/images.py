@@ -42,6 +42,14 @@ class Provided(NamedTuple):
         return cls(*image.data.decode().split("\0"))
 
 
+def described(image: Image) -> str:
+    """An image in words, for people."""
+    if image.kind == PROVIDED:
+        named = Provided.of(image)
+        return f"{named.name} of {named.provider} {named.version}, provided where it runs"
+    return f"{image.kind} of {len(image.data):,} bytes"
+
+
 def check(image: Image) -> None:
     """
     Raises:

@@ -9,13 +9,26 @@ from kaas.softgpu import refused
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import Shape
 from kaas.softgpu.codegen import arithmetic as a
-from kaas.softgpu.codegen import atomics, copies, loads, matrices, predicates, spaces, stores, system_calls, video, warp
+from kaas.softgpu.codegen import (
+    atomics,
+    copies,
+    loads,
+    matrices,
+    predicates,
+    spaces,
+    stores,
+    system_calls,
+    tensor,
+    video,
+    warp,
+)
 from kaas.softgpu.codegen import bit_fields as b
 from kaas.softgpu.codegen import conversions as c
 from kaas.softgpu.codegen import elementwise as each
 from kaas.softgpu.codegen import reals as r
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Family, Objection, Operation
+from kaas.softgpu.codegen.forms import FORMS
 from kaas.softgpu.codegen.legality import objection
 from kaas.softgpu.ptx.model import Instruction, Unsupported
 from kaas.softgpu.ptx.types import SCALARS
@@ -273,6 +286,7 @@ FAMILIES: dict[str, Family] = {
         kinds=lambda _op, count: ["i32"] * count,
         result=_i32,
     ),
+    "cvt.tf32": _lanes("rounds to what tensor cores look at", r.to_tf32, "f32", "tf32", 2, required="rna", result=_i32),
     "cvta": _family(
         "between generic and other addresses",
         c.cvta,
@@ -291,6 +305,16 @@ FAMILIES: dict[str, Family] = {
         required="x1 x2 x4",
         shape=atomics.varying_shape,
         guard_branches=True,
+    ),
+    "mma": _family(
+        "multiplies small matrices spread over a warp, and adds",
+        tensor.multiply,
+        "f16 bf16 tf32 f32 f64",
+        "sync aligned row col m16n8k16 m16n8k8 m16n8k4 m8n8k4 tf32",
+        4,
+        shape=atomics.varying_shape,
+        guard_branches=True,
+        objection=tensor.objection,
     ),
     "ldu": _family("loads", loads.load, _EVERY, "global v2 v4", 2, shape=loads.load_shape),
     "st": _family("stores", stores.store, _EVERY, f"{_SPACES} {_ORDER} v2 v4", (2, 3), has_result=False),
@@ -457,10 +481,12 @@ def decode(opcode: str) -> Operation | str:
     if unknown:
         return f"no code for {unknown}"
     base, *parts = opcode.split(".")
-    name = _family_of(base, parts)
+    name = family_of(base, parts)
     family = FAMILIES.get(name)
     if family is None:
         return f"no code for {base}"
+    if base == "mma" and opcode not in FORMS:
+        return "no code for this form of mma"
     types = tuple(SCALARS[part] for part in parts if part in SCALARS)
     words = [part for part in parts if part not in SCALARS and not part.startswith(_LONG_HINTS)]
     modifiers = tuple(word for word in words if word not in _HINTS)
@@ -482,11 +508,12 @@ def decode(opcode: str) -> Operation | str:
     return found or Operation(opcode, base, modifiers, types, family)
 
 
-def _family_of(base: str, parts: list[str]) -> str:
+def family_of(base: str, parts: list[str]) -> str:
+    """The name in the table of the opcode with these parts."""
     if base in ("bar", "barrier") and "red" in parts:
         return "bar.red"
-    if base == "cvt" and "pack" in parts:
-        return "cvt.pack"
+    if base == "cvt" and ("pack" in parts or "tf32" in parts):
+        return "cvt.pack" if "pack" in parts else "cvt.tf32"
     if base == "cp":
         long = ".".join((base, *parts[:2]))
         return long if long in FAMILIES else ".".join((base, *parts[:1]))

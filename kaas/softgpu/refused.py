@@ -12,7 +12,7 @@ _VIDEO = "scalar video instructions"
 _LATER = "newer GPUs than sm_80"
 
 REFUSED: dict[str, str] = {
-    "mma": _TENSOR,
+    "mma.sp": _TENSOR,
     "wmma": _TENSOR,
     "wgmma": _TENSOR,
     "tcgen05": _TENSOR,

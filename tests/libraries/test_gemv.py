@@ -20,7 +20,7 @@ from cutlass_blas.errors import (
     OverlappingOperands,
     ShapeMismatch,
 )
-from cutlass_blas.gemv import gemv, over_columns, over_rows
+from cutlass_blas.gemvs import gemv, over_columns, over_rows
 from cutlass_blas.operands import Matrix
 from cutlass_blas.vectors import Vector
 from kaas.dtypes import numpy_dtype

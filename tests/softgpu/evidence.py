@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from kaas.softgpu.instructions import family_of
+
 HERE = Path(__file__).parent
 
 # A statement begins after one of these, perhaps with a guard. Parts that a test fills in read as {}.
 _OPCODE = re.compile(r"(?:^|[;{}:\n])\s*(?:@!?[%\w{}]+\s+)?([a-z]\w*)((?:\.[\w:{}]+)*)(?=[\s;])")
 _COMMENT = re.compile(r"//[^\n]*")
-_COPIES = re.compile(r"\.async(\.commit_group|\.wait_group|\.wait_all)?")
 _NO_RESULTS = ("test_refusals.py", "test_ptx.py", "test_caches.py", "test_jit.py")
 """Test files that look at no results of what they compile."""
 
@@ -46,9 +47,7 @@ def families_in(text: str) -> Iterator[str]:
     if ";" not in text:
         return
     for base, rest in _OPCODE.findall(text):
-        pack, reduces = base == "cvt" and ".pack" in rest, base in ("bar", "barrier") and ".red" in rest
-        copies = _COPIES.match(rest) if base == "cp" else None
-        yield f"cp{copies[0]}" if copies else "cvt.pack" if pack else "bar.red" if reduces else base
+        yield family_of(base, rest.split(".")[1:])
 
 
 def _name(path: Path) -> str:

@@ -114,7 +114,7 @@ def test_malformed_text_is_an_error_with_a_line(text: str) -> None:
 REFUSED = {
     "tex": ("tex.2d.v4.f32.f32 {%f, %f, %f, %f}, [%a, {%f, %f}];", "tex"),
     "cp.async": ("cp.async.mbarrier.arrive.shared.b64 [%r];", "cp.async.mbarrier"),
-    "mma": ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f}, {%r}, {%r}, {%f};", "mma"),
+    "mma": ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r}, {%r}, {%r}, {%r};", "this form of mma"),
     "a type": ("add.b32 %r, %r, %r;", r"\.b32 of add"),
     "a modifier": ("ld.shared::cluster.u32 %r, [%r];", "shared::cluster of ld"),
     "a special register": ("mov.u32 %r, %cluster_ctaid.x;", "%cluster_ctaid.x"),

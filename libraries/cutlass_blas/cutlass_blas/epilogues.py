@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kaas import Buffer
-
 from cutlass_blas.errors import InvalidDtype, InvalidOperand, InvalidOption, OverlappingOperands, ShapeMismatch
 from cutlass_blas.operands import Operand
+from kaas import Buffer
 
 ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2}
 """By the numbers that device/finish.cuh has for them."""

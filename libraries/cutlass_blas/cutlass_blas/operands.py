@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, Final, NamedTuple
 
-from kaas import Buffer
-
 from cutlass_blas.errors import InvalidDtype, InvalidOperand, InvalidOption
+from kaas import Buffer
 
 KINDS: Final = {
     "float32": "s",
@@ -110,7 +109,7 @@ class Operand(NamedTuple):
     rows: int
     columns: int
     ld: int
-    count: int | None
+    count: int | None  # type: ignore[assignment] # hides a tuple's own `count`
     stride: int
     table: bool
     dtype: str

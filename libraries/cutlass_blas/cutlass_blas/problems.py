@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any, Final, NamedTuple
 
-from kaas import Buffer, Scalar
-
 from cutlass_blas import choice, epilogues
 from cutlass_blas.errors import (
     AlignmentWarning,
@@ -18,6 +16,7 @@ from cutlass_blas.errors import (
 )
 from cutlass_blas.operands import DTYPE_BYTES, KINDS, Operand, letter, operand
 from cutlass_blas.scalars import SCALAR_KINDS, coefficient
+from kaas import Buffer, Scalar
 
 LIMIT: Final = (1 << 31) - (1 << 12)
 """m, n and k stay below: CUTLASS counts in 32 bits, and rounds up to tiles."""
@@ -27,6 +26,7 @@ class Shape(NamedTuple):
     """All that the launches of a product depend on: everything but its buffers.
 
     Fields:
+        batch: products, 1 without a batch.
         table: matrices are given by tables of pointers.
         leading, strides: of A, B and C, in elements.
         align, align_c: powers of two, up to what one load takes, that divide all distances in A and B, and in C.
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     m: int
     n: int
     k: int
-    count: int
+    batch: int
     table: bool
     leading: tuple[int, int, int]
     strides: tuple[int, int, int]
@@ -77,7 +77,6 @@ class Problem(NamedTuple):
     shape: Shape
     bias: Buffer | None
     scalars: dict[str, Scalar]
-
 
 
 def read(
@@ -142,7 +141,7 @@ def _kind(a: Operand, b: Operand, c: Operand, compute: Any) -> str:
     if a.dtype != b.dtype or (c.dtype != a.dtype and not (kind in "hb" and c.dtype == "float32")):
         may = f"{a.dtype} or float32" if kind in "hb" else a.dtype
         raise InvalidDtype(
-            f"a is {a.dtype}, b is {b.dtype}, c is {c.dtype}: a and b have one dtype, and c of {a.dtype} factors is {may}",
+            f"a is {a.dtype}, b is {b.dtype}, c is {c.dtype}: a and b have one dtype, c of {a.dtype} factors is {may}",
             dtypes={"a": a.dtype, "b": b.dtype, "c": c.dtype},
         )
     if compute is None:
@@ -194,18 +193,19 @@ def _check_written(a: Operand, b: Operand, c: Operand) -> None:
     Raises:
         OverlappingOperands
     """
+    if len(a.buffers) == len(b.buffers) == len(c.buffers) == 1:
+        name = c.buffers[0].name
+        if name not in (a.buffers[0].name, b.buffers[0].name):
+            return
+    written = {buffer.name for buffer in c.buffers}
     for factor in (a, b):
-        if len(c.buffers) == len(factor.buffers) == 1:
-            same = {c.buffers[0].name} if c.buffers[0].name == factor.buffers[0].name else None
-        else:
-            same = {buffer.name for buffer in c.buffers} & {buffer.name for buffer in factor.buffers}
-        if same:
-            name = min(same)
-            raise OverlappingOperands(
-                f"c is written to buffer {name!r}, which {factor.name} is read from; give c a buffer of its own",
-                operands=(factor.name, "c"),
-                buffer=name,
-            )
+        for buffer in factor.buffers:
+            if buffer.name in written:
+                raise OverlappingOperands(
+                    f"c is written to buffer {buffer.name!r}, which {factor.name} is read from; give c its own",
+                    operands=(factor.name, "c"),
+                    buffer=buffer.name,
+                )
 
 
 def _alignment(x: Operand, op: str, rows: int, columns: int, widest: int) -> int:

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,9 @@ ENVIRONMENT = "KAAS_BLAS_RECORDS"
 WAIT_S = 20.0
 """For another process that is writing."""
 
-_TABLE = """CREATE TABLE IF NOT EXISTS choices (
+_TABLE = "choices_1"
+"""Other columns, another number: files of two versions of this module are one."""
+_MADE = f"""CREATE TABLE IF NOT EXISTS {_TABLE} (
     device TEXT, arch TEXT, kind TEXT, out TEXT, op_a TEXT, op_b TEXT, m INTEGER, n INTEGER, k INTEGER,
     align INTEGER, align_c INTEGER, batch INTEGER, gelu INTEGER,
     instance TEXT, version TEXT, slices INTEGER, seconds REAL,
@@ -131,11 +133,12 @@ def _write(where: Path, key: Key, choice: Choice, device: str, seconds: float) -
     version = sources.version(choice.instance)
     values = (device, *key, choice.instance, version, choice.slices, seconds)
     with _connected(where) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")  # who reads does not wait
-        connection.execute(_TABLE)
+        with suppress(sqlite3.OperationalError):  # another process is doing it; without it readers wait, no more
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(_MADE)
         marks = ", ".join("?" * len(values))
         columns = f"device, {_KEY}, instance, version, slices, seconds"
-        connection.execute(f"INSERT OR REPLACE INTO choices ({columns}) VALUES ({marks})", values)
+        connection.execute(f"INSERT OR REPLACE INTO {_TABLE} ({columns}) VALUES ({marks})", values)
 
 
 def _read() -> dict[tuple[str | int, ...], Choice]:
@@ -149,10 +152,11 @@ def _rows(where: Path) -> dict[tuple[str | int, ...], Choice]:
     if not where.exists():
         return {}
     # what was measured last is what holds, where several devices of an architecture were
-    query = f"SELECT {_KEY}, slices, instance, version FROM choices ORDER BY rowid"
+    query = f"SELECT {_KEY}, slices, instance, version FROM {_TABLE} ORDER BY rowid"
     try:
         with _connected(where) as connection:
-            rows = connection.execute(query).fetchall()
+            made = connection.execute("SELECT name FROM sqlite_master WHERE name = ?", (_TABLE,)).fetchone()
+            rows = connection.execute(query).fetchall() if made else []
     except sqlite3.Error as error:
         log.warning("what tune() has measured cannot be read from %s: %s", where, error)
         return {}
@@ -177,6 +181,7 @@ def _put_aside(where: Path, error: Exception) -> None:
     """A damaged file stays to be looked at; the records begin anew."""
     aside = where.with_name(where.name + ".damaged")
     log.warning("%s is damaged (%s): it is now %s, and the records begin anew", where, error, aside)
-    where.replace(aside)
+    with suppress(FileNotFoundError):  # another process was first
+        where.replace(aside)
     for suffix in ("-wal", "-shm"):  # of the damaged one
         where.with_name(where.name + suffix).unlink(missing_ok=True)

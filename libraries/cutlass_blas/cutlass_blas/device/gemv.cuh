@@ -1,5 +1,5 @@
 // Products of a row-major matrix and a vector, y = alpha op(A) x + beta y, one kernel for each direction in which A is
-// summed up; both read A once, coalesced. `gemv.py` writes their launches down.
+// summed up; both read A once, coalesced. `gemvs.py` writes their launches down.
 //
 // CUTLASS has kernels of this kind (cutlass/gemm/kernel/gemv.h), but they take no conjugation; the one for contiguous
 // rows wants aligned rows and contiguous vectors, and the other gives a whole column to a single thread.
@@ -22,7 +22,7 @@ struct alignas(2 * sizeof(Real)) Complex {
   Real re, im;
 };
 
-// What `gemv.py` packs; all in elements. Outputs are rows, or columns where the sum runs over rows.
+// What `gemvs.py` packs; all in elements. Outputs are rows, or columns where the sum runs over rows.
 struct Sizes {
   Index rows, columns, leading;  // of A
   Index inc_x, inc_y;

@@ -1,4 +1,4 @@
-"""NumPy's matmul in kernels: operands of any number of dimensions, broadcast, as few launches as their memory allows."""
+"""NumPy's matmul in kernels: any number of dimensions, broadcast, in as few matrices as their memory allows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cutlass_blas.errors import InvalidOperand, ShapeMismatch
 from cutlass_blas.gemms import gemm
-from cutlass_blas.gemv import gemv
+from cutlass_blas.gemvs import gemv
 from cutlass_blas.operands import Matrix
 from cutlass_blas.vectors import Vector
 from kaas import Buffer, Kernel
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 class Axis(NamedTuple):
-    """A dimension of the batch, and the elements from one entry to the next in each operand; 0 where it is broadcast."""
+    """A dimension of the batch, and the elements from one entry to the next in each; 0 where one is broadcast."""
 
     size: int
     a: int
@@ -77,7 +77,8 @@ def matmul(
     if found.shape != c.shape:
         words = f"{a.shape} @ {b.shape} is of shape {found.shape}, and c of {c.shape}"
         raise ShapeMismatch(words, shapes={"a": a.shape, "b": b.shape, "c": c.shape})
-    if 1 in (found.m, found.n) and len(found.axes) <= 1 and epilogue is None and compute is None:
+    plain = epilogue is None and compute is None and 0 not in found.shape
+    if plain and 1 in (found.m, found.n) and len(found.axes) <= 1:
         return _by_vectors(found, a, b, c, alpha, beta)
     return gemm(
         _matrices(a, found.m, found.k, [axis.a for axis in found.axes], found.axes),
@@ -102,7 +103,7 @@ def product_of(a: Shape, b: Shape) -> Product:
     (*outer_a, m, k), (*outer_b, inner, n) = rows, columns
     shapes = {"a": a, "b": b}
     if k != inner:
-        words = f"{a} @ {b}: the last dimension of a is {k}, and {'the' if len(b) == 1 else 'the second to last'} of b"
+        words = f"{a} @ {b}: the last dimension of a is {k}, and the {'one' if len(b) == 1 else 'second to last'} of b"
         raise ShapeMismatch(f"{words} is {inner}", shapes=shapes)
     dimensions = max(len(outer_a), len(outer_b))
     sizes_a = (1,) * (dimensions - len(outer_a)) + tuple(outer_a)
@@ -169,6 +170,4 @@ def _by_vectors(found: Product, a: Buffer, b: Buffer, c: Buffer, alpha: Any, bet
     size = found.m if found.n == 1 else found.n
     y = Vector(c, size) if count is None else Vector(c, size, count=count, stride=steps.c)
     factor = Vector(x, found.k, **batch(x_step))
-    return gemv(
-        Matrix(matrix, rows, columns, **batch(step)), factor, y, alpha=alpha, beta=beta, trans=trans
-    )
+    return gemv(Matrix(matrix, rows, columns, **batch(step)), factor, y, alpha=alpha, beta=beta, trans=trans)
