@@ -364,12 +364,33 @@ def test_scalars_are_patched_where_the_struct_has_them() -> None:
 
 def test_a_batch_beyond_the_grid_takes_several_launches() -> None:
     count = 2 * LAUNCH_COUNT + 3
-    kernels = gemm(buffer("a", count, 2, 2), buffer("b", 2, 2), buffer("c", count, 2, 2))
+    kernels = gemm(buffer("a", count, 2, 2), buffer("b", count, 2, 2), buffer("c", count, 2, 2))
     assert [kernel.grid[2] for kernel in kernels] == [LAUNCH_COUNT, LAUNCH_COUNT, 3]
     offsets = [16 * LAUNCH_COUNT * launch for launch in range(3)]
     assert [at for kernel in kernels for _, name, at in accesses(kernel) if name == "a"] == offsets
     task = kaas.KTask(kernels, ["c"])
     assert [each.name for each in task.inputs] == ["a", "b"]  # c is written whole, by all of them
+
+
+def test_a_batch_whose_b_is_shared_is_one_matrix_of_more_rows() -> None:
+    b, tall = buffer("b", 6, 5), gemm(buffer("a", 12, 6), buffer("b", 6, 5), buffer("c", 12, 5))
+    assert (
+        accesses(gemm(buffer("a", 3, 4, 6), b, buffer("c", 3, 4, 5))[0])
+        == accesses(tall[0])[:2] + [("Out", "c", 0)] * 2
+    )
+    joined = {
+        "whole": gemm(buffer("a", 3, 4, 6), b, buffer("c", 3, 4, 5)),
+        "with gaps between rows": gemm(Matrix(buffer("a", 100), 4, 6, 7, count=3), b, buffer("c", 3, 4, 5)),
+        "columns": gemm(buffer("a", 4, 6), buffer("b", 3, 6, 5), buffer("c", 3, 4, 5), layout="column"),
+    }
+    apart = {
+        "transposed": gemm(buffer("a", 3, 6, 4), b, buffer("c", 3, 4, 5), trans_a="t"),
+        "with gaps between matrices": gemm(Matrix(buffer("a", 100), 4, 6, count=3, stride=25), b, buffer("c", 3, 4, 5)),
+        "a is shared": gemm(buffer("a", 4, 6), buffer("b", 3, 6, 5), buffer("c", 3, 4, 5)),
+        "both are": gemm(buffer("a", 4, 6), b, buffer("c", 3, 4, 5)),
+    }
+    assert {case for case, kernels in (joined | apart).items() if kernels[0].grid[2] == 1} == joined.keys()
+    assert argument(joined["whole"][0]).blob == argument(tall[0]).blob
 
 
 @pytest.mark.parametrize("trans_b", ["n", "t"])

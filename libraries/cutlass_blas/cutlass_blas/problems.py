@@ -105,7 +105,7 @@ def read(
     kind = _kind(first, second, third, compute)
     is_complex = kind in "cz"
     op_a, op_b = letter("trans_a", trans_a, is_complex), letter("trans_b", trans_b, is_complex)
-    m, n, k, count, table = _sizes(first, second, third, op_a, op_b)
+    m, n, k, batch, table = _sizes(first, second, third, op_a, op_b)
     _check_written(first, second, third)
     if column:  # what is column-major, read as row-major, is transposed: C' = op(B)' op(A)'
         first, second, op_a, op_b, m, n = second, first, op_b, op_a, n, m
@@ -127,8 +127,11 @@ def read(
     if widest is not None:
         align = min(_alignment(first, op_a, m, k, widest), _alignment(second, op_b, k, n, widest))
         align_c = _alignment(third, "n", m, n, 16 // DTYPE_BYTES[third.dtype])
+    tall = batch > 1 and not table and first.stride == m * first.ld and third.stride == m * third.ld
+    if tall and second.count is None and op_a == "n" and m * batch < LIMIT:  # one matrix of more rows times the same B
+        first, third, m, batch = _joined(first, column), _joined(third, column), m * batch, 1
     shape = Shape(
-        choice.architecture(arch), kind, op_a, op_b, m, n, k, count, table,
+        choice.architecture(arch), kind, op_a, op_b, m, n, k, batch, table,
         (first.ld, second.ld, third.ld), (first.stride, second.stride, third.stride), align, align_c, third.dtype,
         alpha_bytes, beta_bytes, alpha_scalar is not None, beta_scalar is not None,
         ending.bias is not None, epilogues.ACTIVATIONS[ending.activation], split_k,
@@ -206,6 +209,14 @@ def _check_written(a: Operand, b: Operand, c: Operand) -> None:
                     operands=(factor.name, "c"),
                     buffer=buffer.name,
                 )
+
+
+def _joined(x: Operand, column: bool) -> Operand:
+    """A batch without gaps as one matrix, along its strided dimension."""
+    count = x.count or 1
+    if column:
+        return x._replace(columns=x.columns * count, count=None, stride=0)
+    return x._replace(rows=x.rows * count, count=None, stride=0)
 
 
 def _alignment(x: Operand, op: str, rows: int, columns: int, widest: int) -> int:
