@@ -436,6 +436,20 @@ def test_slices_are_as_many_as_there_are_whole_loads_in_k() -> None:
     assert kaas.KTask(kernels, ["c"]).temporaries[0].shape == (1, 2, 8, 8)
 
 
+def test_a_list_is_checked_though_its_shape_is_known() -> None:
+    a, b, c = buffer("a", 4, 4), buffer("b", 4, 4), buffer("c", 100)
+    gemm([a, a], [b, b], [Matrix(c, 4, 4, offset=at) for at in (0, 16)])
+    with pytest.raises(errors.OverlappingOperands):
+        gemm([a, a], [b, b], [Matrix(c, 4, 4, offset=at) for at in (0, 15)])
+
+
+@pytest.mark.parametrize("slices", [0, -1, 1.5, "2", True, 1 << 16])
+def test_slices_are_a_number_that_a_grid_can_hold(slices: Any) -> None:
+    with pytest.raises(errors.InvalidOption) as caught:
+        gemm(*matrices(8, 8, 8), split_k=slices)
+    assert (caught.value.option, caught.value.value) == ("split_k", repr(slices))
+
+
 def test_operands_of_a_list_go_into_tables_in_order() -> None:
     a = [buffer(f"a{i}", 4, 4) for i in range(3)]
     c = buffer("c", 3, 4, 4)

@@ -6,6 +6,7 @@ import warnings
 from typing import Any, Final, NamedTuple
 
 from cutlass_blas import choice, epilogues
+from cutlass_blas.batches import LAUNCH_COUNT, check_apart
 from cutlass_blas.errors import (
     AlignmentWarning,
     InvalidDtype,
@@ -14,8 +15,8 @@ from cutlass_blas.errors import (
     ProblemTooLarge,
     ShapeMismatch,
 )
-from cutlass_blas.operands import DTYPE_BYTES, KINDS, Operand, letter, operand
-from cutlass_blas.scalars import SCALAR_KINDS, coefficient
+from cutlass_blas.operands import DTYPE_BYTES, KINDS, Operand, letter, natural, operand
+from cutlass_blas.scalars import SCALAR_KINDS, coefficient, is_zero
 from kaas import Buffer, Scalar
 
 LIMIT: Final = (1 << 31) - (1 << 12)
@@ -55,6 +56,11 @@ class Shape(NamedTuple):
     bias: bool
     activation: int
     split_k: int | None
+
+    @property
+    def reads_c(self) -> bool:
+        """Whether C counts before it is written."""
+        return self.chosen_beta or not is_zero(self.beta, SCALAR_KINDS[self.kind])
 
     @property
     def aligned(self) -> bool:
@@ -109,6 +115,7 @@ def read(
     _check_written(first, second, third)
     if column:  # what is column-major, read as row-major, is transposed: C' = op(B)' op(A)'
         first, second, op_a, op_b, m, n = second, first, op_b, op_a, n, m
+    check_apart(third, n, m)
     ending = epilogues.epilogue_of(epilogue)
     if ending is not epilogues.NOTHING:
         epilogues.check(ending, third, n, is_complex)
@@ -120,8 +127,14 @@ def read(
         scalars["alpha"] = alpha_scalar
     if beta_scalar is not None:
         scalars["beta"] = beta_scalar
-    if split_k is not None and (type(split_k) is not int or split_k < 1):
-        raise _unknown("split_k", split_k, ())
+    slices = None if split_k is None else natural(split_k)
+    if split_k is not None and not 1 <= (slices or 0) <= LAUNCH_COUNT:
+        raise InvalidOption(
+            f"split_k is an integer from 1 to {LAUNCH_COUNT}, not {split_k!r}",
+            option="split_k",
+            value=repr(split_k),
+            known=(),
+        )
     align, align_c = 1, 1
     widest = choice.WIDEST.get(kind)
     if widest is not None:
@@ -134,7 +147,7 @@ def read(
         choice.architecture(arch), kind, op_a, op_b, m, n, k, batch, table,
         (first.ld, second.ld, third.ld), (first.stride, second.stride, third.stride), align, align_c, third.dtype,
         alpha_bytes, beta_bytes, alpha_scalar is not None, beta_scalar is not None,
-        ending.bias is not None, epilogues.ACTIVATIONS[ending.activation], split_k,
+        ending.bias is not None, epilogues.ACTIVATIONS[ending.activation], slices,
     )  # fmt: skip
     return Problem(first, second, third, shape, ending.bias, scalars)
 
@@ -260,5 +273,5 @@ def _mismatch(a: Operand, b: Operand, c: Operand, what: str) -> ShapeMismatch:
 
 
 def _unknown(option: str, value: Any, known: tuple[str, ...]) -> InvalidOption:
-    allowed = " or ".join(map(repr, known)) or "a positive integer"
+    allowed = " or ".join(map(repr, known))
     return InvalidOption(f"{option} is {allowed}, not {value!r}", option=option, value=repr(value), known=known)
