@@ -14,6 +14,7 @@ from typing import Final
 import kaas
 from cutlass_blas import sources
 from cutlass_blas.compiling import toolchain
+from cutlass_blas.errors import StoreFailed
 from cutlass_blas.instances import CORE, Instance
 
 PACKED: Final = Path(__file__).resolve().parent / "packed"
@@ -104,7 +105,19 @@ def is_whole(file: bytes) -> bool:
 
 def made(path: Path, build: Callable[[], bytes]) -> Path:
     """This file, made by `build` unless it is there and whole. Of several who want it at once one builds, the others
-    wait for it."""
+    wait for it.
+
+    Raises:
+        StoreFailed: it cannot be written.
+        MissingPackage, CompileFailed: it cannot be built.
+    """
+    try:
+        return _made(path, build)
+    except OSError as error:
+        raise StoreFailed(f"the BLAS library cannot keep what it builds: {error}", path=str(path)) from error
+
+
+def _made(path: Path, build: Callable[[], bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
     with lock.open("w") as held:
