@@ -104,8 +104,8 @@ def read(
     Raises:
         see gemm
     """
-    column = layout == "column"
-    if not column and layout != "row":
+    column = isinstance(layout, str) and layout == "column"
+    if not column and not (isinstance(layout, str) and layout == "row"):
         raise _unknown("layout", layout, ("row", "column"))
     first, second, third = operand("a", a, column), operand("b", b, column), operand("c", c, column)
     kind = _kind(first, second, third, compute)
@@ -162,7 +162,7 @@ def _kind(a: Operand, b: Operand, c: Operand, compute: Any) -> str:
         )
     if compute is None:
         return kind
-    if compute != "tf32":
+    if not isinstance(compute, str) or compute != "tf32":
         raise _unknown("compute", compute, ("tf32",))
     if kind != "s":
         raise InvalidOption(
