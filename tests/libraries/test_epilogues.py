@@ -135,6 +135,8 @@ def test_split_k(
     by_name: bool,
 ) -> None:
     """Also with more slices than k has elements."""
+    if activation == "gelu" and split_k == 1:
+        ops = "nn"  # with others it is a kernel that would have to be built
     options: dict[str, Any] = {"biased": biased, "layout": layout, "ops": ops, "pads": pads}
     check(m, n, k, activation, split_k=split_k, alpha=0.75, beta=beta, by_name=by_name, **options)
 

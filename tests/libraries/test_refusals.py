@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kaas
@@ -246,6 +247,19 @@ WRONG: dict[str, Wrong] = {
         "float64",
     ),
     "architecture": (lambda: gemm(A, B, C, arch="sm_20"), errors.InvalidOption, {"option": "arch"}, "sm_20"),
+    "architectures": (lambda: gemm(A, B, C, arch=["sm_80"]), errors.InvalidOption, {"option": "arch"}, "sm_80"),  # type: ignore[arg-type]
+    "layouts": (
+        lambda: gemm(A, B, C, layout=np.array(["row", "column"])),  # type: ignore[arg-type]
+        errors.InvalidOption,
+        {"option": "layout"},
+        "row.*column",
+    ),
+    "several ways to compute": (
+        lambda: gemm(A, B, C, compute=np.ones(2)),  # type: ignore[arg-type]
+        errors.InvalidOption,
+        {"option": "compute"},
+        "tf32",
+    ),
     "architecture by number": (lambda: gemm(A, B, C, arch=80), errors.InvalidOption, {"option": "arch"}, "80"),  # type: ignore[arg-type]
     # --- scalars
     "alpha complex": (
@@ -356,6 +370,16 @@ def test_nothing_is_launched_for_what_is_refused() -> None:
     assert len(kernels) == 1
 
 
+def test_known_shapes_are_checked_too() -> None:
+    """What is remembered of a shape says nothing of where its matrices lie."""
+    assert gemm([A, A], [B, B], [Matrix(FLAT, 4, 5), Matrix(FLAT, 4, 5, offset=20)])
+    with pytest.raises(errors.OverlappingOperands):
+        gemm([A, A], [B, B], [Matrix(FLAT, 4, 5), Matrix(FLAT, 4, 5, offset=19)])
+    assert gemm(A, B, C, epilogue=Epilogue(bias=BIAS))
+    with pytest.raises(errors.OverlappingOperands):
+        gemm(A, B, C, epilogue=Epilogue(bias=kaas.Buffer("c", 5, "float32")))
+
+
 def test_what_is_allowed_although_it_looks_odd() -> None:
     """a and b may be one buffer, c may lie in several places of one, letters may be large, shapes may be 0."""
     square, out = buffer("a", 4, 4), buffer("c", 4, 4)
@@ -366,6 +390,8 @@ def test_what_is_allowed_although_it_looks_odd() -> None:
     assert gemm(buffer("a", 0, 6), B, buffer("c", 0, 5))
     assert gemm(buffer("a", 4, 0), buffer("b", 0, 5), C)
     assert gemm(A, B, C, epilogue=Epilogue())
+    assert len(gemm(A, B, C, split_k=np.int64(2))) == 2
+    assert gemm(A, B, C, split_k=10**30)
 
 
 def leaves(cls: type[errors.BlasError]) -> list[type[errors.BlasError]]:
