@@ -27,7 +27,7 @@ import kaas
 from benchmarks.report import Bar, parser, report
 from kaas.config import Device
 from kaas.errors import DeviceUnavailable
-from kaas.executor.local import run
+from kaas.executor.local import executor_for, run
 
 Side = Callable[[], float]
 """A measurement: the seconds of one product."""
@@ -56,13 +56,13 @@ class Case:
     def operations(self) -> int:
         return (8 if self.dtype.startswith("complex") else 2) * self.m * self.n * self.k
 
-    def task(self) -> kaas.KTask:
-        """Inputs "a" and "b", output "c"."""
+    def task(self, arch: str | None = None) -> kaas.KTask:
+        """Inputs "a" and "b", output "c", by the kernel that is chosen for such devices."""
         a, b, c = (
             kaas.Buffer(name, shape, self.dtype)
             for name, shape in (("a", (self.m, self.k)), ("b", (self.k, self.n)), ("c", (self.m, self.n)))
         )
-        return kaas.KTask(cutlass_blas.gemm(a, b, c) * self.repeats, [c])
+        return kaas.KTask(cutlass_blas.gemm(a, b, c, arch=arch) * self.repeats, [c])
 
 
 CASES: dict[str, dict[str, Case]] = {
@@ -81,11 +81,11 @@ CASES: dict[str, dict[str, Case]] = {
 }
 
 
-def over_numpy(case: Case) -> tuple[Side, Side]:
+def over_numpy(case: Case, task: kaas.KTask) -> tuple[Side, Side]:
     """Ours on the software GPU, and NumPy's."""
     rng = np.random.default_rng(1)
     a, b = (_random(rng, case.dtype, shape) for shape in ((case.m, case.k), (case.k, case.n)))
-    task, device = case.task(), Device("software")
+    device = Device("software")
     _check(case, run(task, {"a": a, "b": b}, device=device).outputs["c"], a @ b)
 
     def ours() -> float:
@@ -100,14 +100,14 @@ def over_numpy(case: Case) -> tuple[Side, Side]:
     return ours, numpys
 
 
-def over_cublas(case: Case) -> tuple[Side, Side]:
+def over_cublas(case: Case, task: kaas.KTask) -> tuple[Side, Side]:
     """Ours on the GPU, and cuBLAS's through CuPy; both read the same arrays there."""
     import cupy
 
     rng = np.random.default_rng(1)
     a, b = (cupy.asarray(_random(rng, case.dtype, shape)) for shape in ((case.m, case.k), (case.k, case.n)))
     c = cupy.empty((case.m, case.n), case.dtype)
-    task, device = case.task(), Device("gpu")
+    device = Device("gpu")
     cupy.matmul(a, b, out=c)
     _check(case, run(task, {"a": a, "b": b}, device=device).outputs["c"], c.get())
     begin, end = cupy.cuda.Event(), cupy.cuda.Event()
@@ -162,21 +162,23 @@ def main() -> int:
         print("needs CuPy, which is not installed: pip install cupy-cuda13x", file=sys.stderr)
         return 2
     other, sides = ("numpy", over_numpy) if options.device == "software" else ("cublas", over_cublas)
-    bars: dict[str, Bar] = {}
-    detail: dict[str, Any] = {"device": options.device}
     try:
-        for name, case in CASES[options.device].items():
-            if options.only and name not in options.only:
-                continue
-            ours_s, other_s = in_turns(sides(case), options.rounds)
-            bars[name] = (other_s / ours_s, ">=", case.least)
-            detail[f"{name}_kernels"] = ", ".join(dict.fromkeys(kernel.symbol for kernel in case.task().kernels))
-            detail[f"{name}_ms"], detail[f"{name}_{other}_ms"] = 1e3 * ours_s, 1e3 * other_s
-            detail[f"{name}_gflops"] = case.operations / ours_s / 1e9
-            detail[f"{name}_{other}_gflops"] = case.operations / other_s / 1e9
+        info = executor_for(Device(options.device)).device.info()
     except DeviceUnavailable as error:
         print(f"needs a GPU: {error}", file=sys.stderr)
         return 2
+    arch = "sm_{}{}".format(*info.compute_capability) if options.device == "gpu" else None
+    bars: dict[str, Bar] = {}
+    detail: dict[str, Any] = {"device": info.name}
+    for name, case in CASES[options.device].items():
+        if not options.only or name in options.only:
+            task = case.task(arch)
+            ours_s, other_s = in_turns(sides(case, task), options.rounds)
+            bars[name] = (other_s / ours_s, ">=", case.least)
+            detail[f"{name}_kernels"] = ", ".join(dict.fromkeys(kernel.symbol for kernel in task.kernels))
+            detail[f"{name}_ms"], detail[f"{name}_{other}_ms"] = 1e3 * ours_s, 1e3 * other_s
+            detail[f"{name}_gflops"] = case.operations / ours_s / 1e9
+            detail[f"{name}_{other}_gflops"] = case.operations / other_s / 1e9
     report("gemm", bars, detail, options.json)
     return 0
 

@@ -23,7 +23,7 @@ class KernelsHook(BuildHookInterface[Any]):
         from cutlass_blas import building, store
 
         jobs = building.jobs(() if wanted == ["core"] else wanted)
-        building.build(jobs, store.cached(), len(os.sched_getaffinity(0)))
+        building.build(jobs, at_once=len(os.sched_getaffinity(0)))
         inside = store.PACKED.relative_to(Path(self.root).resolve())
         for job in jobs:
             build_data["force_include"][str(store.cached() / job.file)] = str(inside / job.file)

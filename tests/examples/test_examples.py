@@ -13,7 +13,7 @@ import pytest
 import ray
 
 import kaas
-from examples import chained_matmul, jacobi, nearest_neighbours, pipeline
+from examples import cgemm, chained_gemm, chained_matmul, jacobi, nearest_neighbours, pipeline
 from kaas.executor.local import check, run_local
 from kaas.executor.plan import Plan
 from tests.makers.present import present
@@ -66,7 +66,14 @@ def test_example_is_short(name: str) -> None:
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 100
 
 
-TASKS = [nearest_neighbours.build(32, 8, 2), jacobi.build(64), chained_matmul.build(64), pipeline.build(9, 9)]
+TASKS = [
+    nearest_neighbours.build(32, 8, 2),
+    jacobi.build(64),
+    chained_matmul.build(64),
+    pipeline.build(9, 9),
+    cgemm.build(100, 100, 250),
+    chained_gemm.build(64, 96, 256),
+]
 
 
 @pytest.mark.usefixtures("softgpu")

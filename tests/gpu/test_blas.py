@@ -7,6 +7,7 @@ few kernels run on the software GPU too, so that the test is known to be right.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from kaas.config import Device
 from kaas.dtypes import numpy_dtype
 from kaas.errors import MissingPackage
 from kaas.executor.local import run_local
+from kaas.images import Provided
 from tests.providers import installed, write_metadata
 
 cutlass_blas = pytest.importorskip("cutlass_blas")
@@ -117,3 +119,69 @@ SOME = [instance for instance in CORE if instance.name in ("sgemm_nn_64x64x8_2",
 @pytest.mark.parametrize("instance", SOME, ids=lambda instance: instance.name)
 def test_kernels_on_the_software_gpu(instance: Instance) -> None:
     check(instance, Device("software"))
+
+
+def through_gemm(dtype: str, out: str, device: Device, **options: Any) -> None:
+    """C = relu(alpha A B^T + bias), alpha chosen at the invocation, of odd sizes, the matrices given in each way."""
+    m, n, k, count = 77, 130, 1203, 3
+    a, b = integers((count, m, k), dtype, 1), integers((count, n, k), dtype, 2)
+    bias, kind = integers((n,), out, 3), {"float64": "f64", "complex64": "c64", "complex128": "c128"}.get(dtype, "f32")
+    arrays = {"a": a, "b": b, "bias": bias}
+    a_, b_, bias_ = (kaas.Buffer(name, array.shape, array.dtype) for name, array in arrays.items())
+    c_, d_, e_ = (kaas.Buffer(name, (count, m, n), out, init="zero") for name in "cde")
+    ending = None if out.startswith("complex") else cutlass_blas.Epilogue(bias_, "relu")
+
+    def views(buffer: kaas.Buffer, rows: int, columns: int) -> list[Any]:
+        return [cutlass_blas.Matrix(buffer, rows, columns, offset=entry * rows * columns) for entry in range(count)]
+
+    options |= {"alpha": kaas.Scalar("alpha", kind), "trans_b": "t", "epilogue": ending}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cutlass_blas.AlignmentWarning)  # odd sizes are wanted here
+        kernels = [
+            *cutlass_blas.gemm(a_, b_, c_, **options),
+            *cutlass_blas.gemm(views(a_, m, k), views(b_, n, k), views(d_, m, n), **options),
+            *(
+                kernel
+                for one in zip(views(a_, m, k), views(b_, n, k), views(e_, m, n), strict=True)
+                for kernel in cutlass_blas.gemm(*one, split_k=4, **options)
+            ),
+        ]
+    for kernel in kernels:
+        built(provider_name(kernel))
+    task = kaas.KTask(kernels, [c_, d_, e_])
+    given = {buffer.name: arrays[buffer.name] for buffer in task.inputs}
+    wide = np.complex128 if dtype.startswith("complex") else np.float64
+    expected = -1 * (a.astype(wide) @ b.astype(wide).transpose(0, 2, 1))
+    if ending is not None:
+        expected = np.maximum(expected + bias.astype(wide), 0)
+    for name, result in run_local(task, given, scalars={"alpha": -1}, device=device).items():
+        np.testing.assert_array_equal(result, expected.astype(result.dtype), err_msg=name)
+
+
+def provider_name(kernel: kaas.Kernel) -> str:
+    """What a kernel's library is called by its provider."""
+    (image,) = kernel.library.images
+    return Provided.of(image).name
+
+
+TYPES = [
+    ("float32", "float32", {}),
+    ("float32", "float32", {"compute": "tf32"}),
+    ("float64", "float64", {}),
+    ("complex64", "complex64", {}),
+    ("complex128", "complex128", {}),
+    ("float16", "float32", {}),
+    ("bfloat16", "float32", {}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("arch", [None, "sm_90"])
+@pytest.mark.parametrize(("dtype", "out", "options"), TYPES)
+def test_gemm(dtype: str, out: str, options: dict[str, Any], arch: str | None) -> None:
+    through_gemm(dtype, out, Device("gpu"), arch=arch, **options)
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_gemm_on_the_software_gpu() -> None:
+    through_gemm("float32", "float32", Device("software"))

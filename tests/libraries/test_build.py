@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
+import kaas
 from cutlass_blas import __main__ as command
-from cutlass_blas import building, compiling, instances, provider, sources, store
+from cutlass_blas import adapter, building, compiling, instances, provider, sources, store
+from cutlass_blas.errors import StoreFailed
 from cutlass_blas.instances import CORE
 from kaas import errors
+from kaas.executor.variables import variables_of
+from kaas.softgpu.image import CUBIN_KIND, PTX_KIND, entries
 
 KERNEL = 'extern "C" __global__ void tiny(int *p) { *p = 7; }\n'
 
@@ -94,9 +98,18 @@ def test_a_damaged_file_is_made_again(
     assert path.read_bytes() == whole
 
 
-def test_two_who_build_the_same_at_once_both_get_it(folder: Path, write: Callable[[str], None]) -> None:
+def test_of_two_who_want_the_same_at_once_one_builds_it(
+    folder: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(KERNEL)
-    ready, made = threading.Barrier(2), []
+    ready, made, built = threading.Barrier(2), [], []
+    build = store.build_kernels
+
+    def counted(name: str) -> bytes:
+        built.append(name)
+        return build(name)
+
+    monkeypatch.setattr(store, "build_kernels", counted)
 
     def ask() -> None:
         ready.wait()
@@ -108,6 +121,7 @@ def test_two_who_build_the_same_at_once_both_get_it(folder: Path, write: Callabl
     for thread in threads:
         thread.join()
     assert made[0] == made[1]
+    assert built == ["tiny"]
     assert [path.name for path in folder.iterdir()] == [store.kernels_file("tiny")]
 
 
@@ -116,11 +130,15 @@ def test_what_a_wheel_brings_is_taken_first(
 ) -> None:
     write(KERNEL)
     packed = tmp_path / "packed"
-    building.build(building.jobs(["tiny"]), packed)
-    monkeypatch.setattr(store, "PACKED", packed)
+    built = store.kernels("tiny")
     monkeypatch.setenv("KAAS_NVCC", "/nowhere")
-    assert store.kernels("tiny")
-    assert not folder.exists()
+    building.build(building.jobs(["tiny"]), packed)  # a copy
+    (copy,) = packed.iterdir()
+    next(folder.iterdir()).unlink()
+    monkeypatch.setattr(store, "PACKED", packed)
+    assert store.kernels("tiny") == built
+    assert store.find(copy.name) == copy
+    assert not list(folder.iterdir())
 
 
 def test_other_sources_are_another_version(write: Callable[[str], None]) -> None:
@@ -133,6 +151,25 @@ def test_other_sources_are_another_version(write: Callable[[str], None]) -> None
     write('#include "part.cuh"\n// changed\n')
     versions.append(sources.version("tiny"))
     assert len(set(versions)) == 3
+
+
+def test_a_store_that_cannot_be_written_is_told(
+    tmp_path: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(KERNEL)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(store, "cached", lambda: tmp_path / "file" / "built")
+    with pytest.raises(StoreFailed, match="cannot keep") as raised:
+        store.kernels("tiny")
+    assert raised.value.path == str(tmp_path / "file" / "built" / store.kernels_file("tiny"))
+    assert survives(raised.value)
+
+
+def test_an_adapter_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    (tmp_path / "adapter.so").write_bytes(b"no library")
+    with pytest.raises(StoreFailed, match="cannot load") as raised:
+        adapter._loaded(str(tmp_path / "adapter.so"))
+    assert raised.value.path == str(tmp_path / "adapter.so")
 
 
 def test_an_adapter_s_version_follows_what_it_is_for() -> None:
@@ -157,7 +194,7 @@ def test_what_nvcc_refuses_is_told_with_its_log(folder: Path, write: Callable[[s
     assert raised.value.compiler.startswith("nvcc ")
     assert "missing.h" in raised.value.log
     assert survives(raised.value)
-    assert not folder.exists()
+    assert not list(folder.glob("*"))
 
 
 def test_a_compiler_that_writes_nothing_is_told(
@@ -168,7 +205,7 @@ def test_a_compiler_that_writes_nothing_is_told(
     monkeypatch.setenv("KAAS_NVCC", str(nvcc))
     with pytest.raises(errors.CompileFailed, match=r"nvcc 13\.9\.1 fails with tiny: it wrote nothing"):
         store.kernels("tiny")
-    assert not folder.exists()
+    assert not list(folder.glob("*"))
 
 
 def test_without_nvcc_it_says_what_to_install(
@@ -184,13 +221,13 @@ def test_without_nvcc_it_says_what_to_install(
         provider.images("tiny", sources.version("tiny"))
     assert raised.value.package == "nvcc"
     assert survives(raised.value)
-    assert not folder.exists()
+    assert not list(folder.glob("*"))
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("release 11.8, V11.8.89", r"nvcc 12\.4 or newer; .* is 11\.8"),
+        ("release 11.7, V11.7.89", r"nvcc 11\.8 or newer; .* is 11\.7"),
         ("no such thing", "does not tell its version"),
     ],
 )
@@ -262,3 +299,21 @@ def test_importing_is_light_and_needs_no_compiler() -> None:
     found = done.stdout.split()
     assert found[0] == provider.library(CORE[0].name).hash
     assert not set(found) & {"cuda", "llvmlite", "ray", "scipy", "cutlass_library"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_images_are_for_two_architectures_and_newer_ones_and_have_no_variables_of_headers(
+    write: Callable[[str], None],
+) -> None:
+    kept = "__device__ int counter, unused; static __device__ int table[4];\n"
+    write(kept + 'extern "C" __global__ void tiny(int *p) { p[0] = counter; p[1] = table[p[2]]; }\n')
+    image = store.kernels("tiny")
+    found = list(entries(image))
+    text = next(entry.content().decode() for entry in found if entry.kind == PTX_KIND)
+    assert ".target sm_80" in text
+    flags = [int.from_bytes(entry.content()[48:52], "little") for entry in found if entry.kind == CUBIN_KIND]
+    assert [flag >> 8 & 0xFF for flag in flags] == [80, 90]
+    names = {variable.name for variable in variables_of(kaas.Library.from_fatbin(image).images[0]).found}
+    assert "counter" in names
+    assert any("table" in name for name in names)
+    assert "unused" not in names

@@ -17,10 +17,12 @@ import pytest
 
 import kaas
 from cutlass_blas import choice, gemms, records, sources, tuning
+from cutlass_blas.__main__ import main
 from cutlass_blas.errors import BlasError, InvalidOption
 from cutlass_blas.instances import Instance, parse
 from cutlass_blas.records import Choice, Key, RecordsUnavailable
-from cutlass_blas.tuning import Failed, Measured, TuningFailed, WrongResult, tune
+from cutlass_blas.trials import WrongResult
+from cutlass_blas.tuning import Failed, Measured, TuningFailed, tune
 from kaas.errors import DeviceLost, DeviceUnavailable
 
 SOFTWARE = kaas.Device("software")
@@ -151,6 +153,15 @@ def test_shapes_that_are_none(shapes: Any) -> None:
 def test_dtypes_that_are_none() -> None:
     with pytest.raises(InvalidOption, match="no products of 'int8'"):
         tune((1, 2, 3), "int8", device=SOFTWARE)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "40", "50", "60", "float32", "--device", "software", "--most", "1"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"[1/1] {SMALL}: ")
+    assert said[1] == f"{SMALL} is the fastest on KaaS software GPU"
+    assert main(["tune", "40", "50", "0", "--device", "software"]) == 1
+    assert "three positive integers" in capsys.readouterr().err
 
 
 # --- records

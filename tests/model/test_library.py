@@ -11,6 +11,7 @@ import pytest
 
 import kaas
 from kaas.errors import CorruptImage
+from kaas.images import described
 from kaas.library import Image
 from tests.model.strategies import PTX
 
@@ -108,6 +109,10 @@ def test_provided_code_is_a_name() -> None:
         len({named, *(kaas.Library.provided(*p) for p in (("bla", "ssgemm_nn", "1.0"), ("blas", "sgemm_nn", "1")))})
         == 3
     )
+    assert [described(image) for image in (named | kaas.Library.from_ptx(PTX)).images] == [
+        "sgemm_nn of blas 1.0, provided where it runs",
+        f"ptx of {len(PTX)} bytes",
+    ]
     launch = named.kernel("sgemm", grid=1, block=32, args=[kaas.i32(1)])  # nobody here knows its kernels
     assert (launch.library, launch.symbol) == (named, "sgemm")
 

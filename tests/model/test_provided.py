@@ -127,6 +127,7 @@ def test_a_failure_of_a_provider_is_translated_and_not_kept(answers: Any, failur
         code(NAMED)
     assert type(caught.value.__cause__) is type(failure)
     assert caught.value.fields == {"provider": "shapes", "name": "round", "version": "2"}
+    assert type(pickle.loads(pickle.dumps(caught.value)).__cause__) is type(failure)
     assert code(NAMED) == kaas.Library.from_ptx(PTX).images
 
 

@@ -34,4 +34,5 @@ _ON_DEMAND = {
 def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'cutlass_blas' has no attribute {name!r}")
-    return getattr(import_module(f"cutlass_blas.{_ON_DEMAND[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"cutlass_blas.{_ON_DEMAND[name]}"), name)  # asked for once
+    return value

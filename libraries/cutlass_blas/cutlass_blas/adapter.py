@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from cutlass_blas import store
+from cutlass_blas.errors import StoreFailed
 from cutlass_blas.instances import Instance, parse
 from kaas import errors
 
@@ -126,4 +127,7 @@ def _adapter(name: str) -> _Adapter:
 @cache
 def _loaded(path: str) -> ctypes.CDLL:
     """A library's code stays for the life of the process."""
-    return ctypes.CDLL(path)
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:  # a folder whose files cannot be executed, or another machine's C library
+        raise StoreFailed(f"the BLAS library cannot load what it has built: {error}", path=path) from error

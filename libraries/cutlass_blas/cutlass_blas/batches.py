@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Sequence, Set
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from kaas import Buffer, In, InOut, Out, Pointers
-
 from cutlass_blas.errors import OverlappingOperands
 from cutlass_blas.operands import Operand
+from kaas import Buffer, In, InOut, Out, Pointers
 
 LAUNCH_COUNT: Final = 65_535
 """Products in one launch at most: they are counted in the grid's third dimension."""
@@ -25,17 +24,21 @@ class Piece(NamedTuple):
     """What one launch does of a product: these entries of the batch, these columns."""
 
     first: int
-    count: int
+    entries: int
     column: int
     columns: int
 
 
-def pieces(count: int, columns: int, tile_columns: int, launch_count: int) -> Iterator[Piece]:
-    """All launches that a product needs, each of at most `launch_count` entries; nearly always one."""
+def pieces(count: int, columns: int, tile_columns: int, launch_count: int) -> Sequence[Piece]:
+    """All launches that a product needs, which is not empty, each of at most `launch_count` entries."""
     wide = LAUNCH_TILES * tile_columns
-    for first in range(0, count, launch_count):
-        for column in range(0, columns, wide):
-            yield Piece(first, min(launch_count, count - first), column, min(wide, columns - column))
+    if count <= launch_count and columns <= wide:  # nearly always
+        return (Piece(0, count, 0, columns),)
+    return [
+        Piece(first, min(launch_count, count - first), column, min(wide, columns - column))
+        for first in range(0, count, launch_count)
+        for column in range(0, columns, wide)
+    ]
 
 
 def pointer(
@@ -49,19 +52,17 @@ def pointer(
     if not table:
         buffer, offset = operand.place(piece.first)
         return access(buffer, (offset + shift) * element_bytes)
-    places = map(operand.place, range(piece.first, piece.first + piece.count))
+    places = map(operand.place, range(piece.first, piece.first + piece.entries))
     return Pointers([access(buffer, (offset + shift) * element_bytes) for buffer, offset in places])
 
 
-def target(
-    c: Operand, piece: Piece, shift: int, element_bytes: int, table: bool, fresh: Set[str]
-) -> Access | Pointers:
+def target(c: Operand, piece: Piece, shift: int, element_bytes: int, table: bool, fresh: Set[str]) -> Access | Pointers:
     """The same for C, which is written: Out in buffers named in `fresh`, whose contents do not count."""
     if not table:
         buffer, offset = c.place(piece.first)
         return (Out if buffer.name in fresh else InOut)(buffer, (offset + shift) * element_bytes)
     entries: list[Access] = []
-    for entry in range(piece.first, piece.first + piece.count):
+    for entry in range(piece.first, piece.first + piece.entries):
         buffer, offset = c.place(entry)
         entries.append((Out if buffer.name in fresh else InOut)(buffer, (offset + shift) * element_bytes))
     return Pointers(entries)
@@ -117,5 +118,7 @@ def _meet(distance: int, inner: int, outer: int, ld: int) -> bool:
 
 def _overlap(buffer: Buffer, one: str, other: str) -> OverlappingOperands:
     return OverlappingOperands(
-        f"{one} and {other} overlap in buffer {buffer.name!r}; both are written", operands=(one, other), buffer=buffer.name
+        f"{one} and {other} overlap in buffer {buffer.name!r}; both are written",
+        operands=(one, other),
+        buffer=buffer.name,
     )

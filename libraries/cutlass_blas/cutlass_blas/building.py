@@ -53,16 +53,16 @@ def build(
     at_once: int = 1,
     report: Callable[[Progress], None] | None = None,
 ) -> tuple[Path, ...]:
-    """Builds what is missing, into a folder or the cache of this user; the paths of what was built.
+    """Builds what is missing in a folder, or in the cache of this user; the paths of what was. What the cache has is
+    copied to the folder.
 
     Raises:
         MissingPackage: something is to be built, and there is no compiler.
         CompileFailed: the first that did; those in hand are finished, no others begun.
     """
     missing = [job for job in wanted if store.find(job.file, folder) is None]
-    if not missing:
-        return ()
-    toolchain()
+    if not all(store.find(job.file) for job in missing):
+        toolchain()  # what is not here is told before anything is begun
     target = folder or store.cached()
     with ThreadPoolExecutor(at_once) as pool:
         running = {pool.submit(_made, job, target): job for job in missing}
@@ -79,7 +79,8 @@ def build(
 
 def _made(job: Job, folder: Path) -> float:
     start = time.monotonic()
-    store.put(folder / job.file, job.build())
+    here = store.find(job.file)
+    store.made(folder / job.file, lambda: store.contents(here) if here else job.build())
     return time.monotonic() - start
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 from cutlass_blas import records
 from cutlass_blas.errors import InvalidOption
@@ -88,12 +89,12 @@ ALIGNMENT: Final = {16: 1.0, 8: 0.9, 4: 0.7, 2: 0.4}
 
 TILES: Final[dict[str, tuple[tuple[str, tuple[int, int, int], tuple[int, int, int], int], ...]]] = {
     "s": (("simt", (64, 64, 8), (32, 32, 8), 2), ("simt", (128, 128, 8), (32, 64, 8), 4)),
-    "d": (("tensor", (64, 64, 16), (32, 32, 16), 3), ("simt", (64, 64, 8), (32, 32, 8), 2)),
+    "d": (("tensor", (64, 64, 16), (32, 32, 16), 4), ("simt", (64, 64, 8), (32, 32, 8), 2)),
     "c": (("simt", (64, 64, 8), (32, 32, 8), 3),),
     "z": (("tensor", (64, 64, 8), (32, 32, 8), 3),),
     "h": (("tensor", (64, 64, 32), (32, 32, 32), 4), ("tensor", (128, 128, 32), (64, 64, 32), 4)),
     "b": (("tensor", (64, 64, 32), (32, 32, 32), 4), ("tensor", (128, 128, 32), (64, 64, 32), 4)),
-    "t": (("tensor", (64, 64, 16), (32, 32, 16), 3), ("tensor", (128, 128, 16), (64, 64, 16), 4)),
+    "t": (("tensor", (64, 64, 16), (32, 32, 16), 4), ("tensor", (128, 128, 16), (64, 64, 16), 4)),
 }
 """Kind -> (unit, tile, warp, stages) of kernels that are made where the core has none that fits: another epilogue,
 alignment or pair of transposes."""
@@ -109,6 +110,8 @@ _TILE_CLOCKS = 2_000
 """What a tile takes besides its multiplications: filling the pipeline, storing."""
 _PASS_CLOCKS = 6_000
 """What one more kernel takes besides its bytes."""
+_SPLIT_GAIN = 1.2
+"""How much quicker slices have to be, by the estimate, to be worth a workspace and another order of adding up."""
 
 
 def architecture(arch: str | None) -> str:
@@ -144,72 +147,82 @@ def choose(key: Key, split: int | None = None) -> Pick:
     measured = records.best(key)
     if measured is not None and (split is None or split == measured.slices):
         return parse(measured.instance), measured.slices
-    picks = _picks(key, split, _core)
-    return picks[0] if len(picks) == 1 else min(picks, key=lambda pick: clocks(key, *pick))
+    return _best(_estimates(key, split, _core) or _estimates(key, split, _made))
 
 
 def candidates(key: Key) -> list[Pick]:
     """All that may serve, the rule's own pick first, then as the rule ranks them."""
-    own = min(_picks(key, None, _core), key=lambda pick: clocks(key, *pick))
-    every = {*_picks(key, None, _core), *_picks(key, None, _made)}
-    return [own, *sorted(every - {own}, key=lambda pick: (clocks(key, *pick), pick[0].name))]
+    core, made = _estimates(key, None, _core), _estimates(key, None, _made)
+    ranked = [pick for _, pick in sorted(core + made, key=itemgetter(0))]
+    return list(dict.fromkeys([_best(core or made), *ranked]))
 
 
 def for_sums(key: Key) -> Key:
-    """The same product into a workspace, which is dense and has the dtype of the sums; what is left is done after it."""
+    """The same product into a workspace, dense and of the dtype of sums; what is left is done after it."""
     out = SUM_DTYPES[key.kind]
     align_c = (key.n | 16 // DTYPE_BYTES[out]) if key.kind in WIDEST else 1
     return key._replace(out=out, align_c=align_c & -align_c, gelu=False)
 
 
-def clocks(key: Key, instance: Instance, slices: int) -> float:
-    """What the rule expects the product to take."""
-    arch = ARCHITECTURES[key.arch]
-    tile_m, tile_n, tile_k = instance.tile
-    tiles = -(-key.m // tile_m) * -(-key.n // tile_n) * key.batch * slices
-    steps = -(-key.k // (tile_k * slices))
-    rate = arch.rates[key.kind, instance.unit] * EFFICIENCY.get((instance.unit, tile_m * tile_n), 0.5)
-    if key.kind in WIDEST:
-        rate *= ALIGNMENT[16 * instance.align // WIDEST[key.kind]]
-    each = tile_m * tile_n * tile_k * steps / rate + _TILE_CLOCKS
-    total = -(-tiles // arch.processors) * each
-    if slices > 1:
-        moved = 2 * slices * key.m * key.n * DTYPE_BYTES[SUM_DTYPES[key.kind]]
-        total += _PASS_CLOCKS + moved / (arch.bytes_per_clock * arch.processors)
-    return total
+# --- the rule
 
 
-def _picks(key: Key, split: int | None, source: Callable[..., tuple[Instance, ...]]) -> list[Pick]:
-    """Each kernel that fits, without slices and with as many as make the device busy, or with those asked for."""
-    picks: list[Pick] = []
+class Fit(NamedTuple):
+    """A kernel that can serve. rate: multiplications and additions per clock and multiprocessor."""
+
+    instance: Instance
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    rate: float
+
+
+Estimate = tuple[float, Pick]
+"""In clocks."""
+
+
+def _best(estimates: list[Estimate]) -> Pick:
+    return min(estimates, key=itemgetter(0))[1]
+
+
+def _estimates(key: Key, split: int | None, source: Source) -> list[Estimate]:
+    """Each kernel without slices and, if k is long, with as many as make the device busy; or with those asked for."""
+    arch, m, n, k = ARCHITECTURES[key.arch], key.m, key.n, key.k
+    processors = arch.processors
+    found: list[Estimate] = []
     if split is None or split == 1:
-        picks += [(instance, 1) for instance in _fitting(key, source)]
-    if split is None and (key.batch > 1 or key.k < 2 * _LEAST_K):
-        return picks
-    if split != 1:
-        processors = ARCHITECTURES[key.arch].processors
-        for instance in _fitting(for_sums(key), source):
-            tiles = -(-key.m // instance.tile[0]) * -(-key.n // instance.tile[1])
-            slices = split or min(processors // tiles, key.k // _SLICE_K[instance.unit])
-            if slices > 1:
-                picks.append((instance, slices))
-    return picks
+        for instance, tile_m, tile_n, tile_k, rate in _fitting(key, source):
+            tiles = -(-m // tile_m) * -(-n // tile_n) * key.batch
+            each = tile_m * tile_n * (-(-k // tile_k) * tile_k) / rate + _TILE_CLOCKS
+            found.append((-(-tiles // processors) * each, (instance, 1)))
+        if not found or k < 2 * _LEAST_K or (split is None and key.batch > 1) or split == 1:
+            return found
+    moved = 2 * m * n * DTYPE_BYTES[SUM_DTYPES[key.kind]] / (arch.bytes_per_clock * processors)
+    for instance, tile_m, tile_n, tile_k, rate in _fitting(for_sums(key), source):
+        tiles = -(-m // tile_m) * -(-n // tile_n) * key.batch
+        slices = split or min(processors // tiles, k // _SLICE_K[instance.unit])
+        if slices > 1:
+            each = tile_m * tile_n * (-(-k // (tile_k * slices)) * tile_k) / rate + _TILE_CLOCKS
+            clocks = -(-tiles * slices // processors) * each + slices * moved + _PASS_CLOCKS
+            found.append((_SPLIT_GAIN * clocks, (instance, slices)))
+    return found
 
 
-def _fitting(key: Key, source: Callable[..., tuple[Instance, ...]]) -> tuple[Instance, ...]:
-    """What a source has for a problem; where the core has nothing, what can be made."""
-    variant = key.kind, key.out, key.op_a, key.op_b, key.align, key.align_c, key.gelu
-    return source(*variant) or _made(*variant)
+def _fitting(key: Key, source: Source) -> tuple[Fit, ...]:
+    return source(key.arch, key.kind, key.out, key.op_a, key.op_b, key.align, key.align_c, key.gelu)
+
+
+Source = Callable[[str, str, str, str, str, int, int, bool], tuple[Fit, ...]]
 
 
 @lru_cache(maxsize=1024)
 def _core(
-    kind: str, out: str, op_a: str, op_b: str, align: int, align_c: int, gelu: bool
-) -> tuple[Instance, ...]:  # fmt: skip
+    arch: str, kind: str, out: str, op_a: str, op_b: str, align: int, align_c: int, gelu: bool
+) -> tuple[Fit, ...]:
     """Those of the core that fit."""
     wanted = (kind, out, op_a, op_b, gelu)
     return tuple(
-        x
+        _fit(arch, x)
         for x in CORE
         if (x.kind, x.out, x.op_a, x.op_b, x.gelu) == wanted and align % x.align == 0 and align_c % x.align_c == 0
     )
@@ -217,13 +230,20 @@ def _core(
 
 @lru_cache(maxsize=1024)
 def _made(
-    kind: str, out: str, op_a: str, op_b: str, align: int, align_c: int, gelu: bool
-) -> tuple[Instance, ...]:  # fmt: skip
+    arch: str, kind: str, out: str, op_a: str, op_b: str, align: int, align_c: int, gelu: bool
+) -> tuple[Fit, ...]:
     """Those that fit once they are built."""
     loads = next(n for n in NARROWER.get(kind, (1,)) if align % n == 0)
-    stores = next(n for n in (8, 4, 2, 1) if align_c % n == 0 and n * DTYPE_BYTES[out] <= 16) if kind in WIDEST else 1
+    stores = min(align_c, 16 // DTYPE_BYTES[out]) if kind in WIDEST else 1
     made = []
     for unit, tile, warp, stages in TILES[kind]:
-        deep = 2 if unit == "tensor" and kind in "hb" and loads == 1 else stages  # 2 bytes are not copied asynchronously
-        made.append(Instance(kind, out, op_a, op_b, unit, tile, warp, deep, loads, stores, gelu))
+        deep = 2 if kind in "hb" and loads == 1 else stages  # what is copied asynchronously has at least 4 bytes
+        made.append(_fit(arch, Instance(kind, out, op_a, op_b, unit, tile, warp, deep, loads, stores, gelu)))
     return tuple(made)
+
+
+def _fit(arch: str, x: Instance) -> Fit:
+    rate = ARCHITECTURES[arch].rates[x.kind, x.unit] * EFFICIENCY.get((x.unit, x.tile[0] * x.tile[1]), 0.5)
+    if x.kind in WIDEST:
+        rate *= ALIGNMENT[16 * x.align // WIDEST[x.kind]]
+    return Fit(x, *x.tile, rate)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kaas import Buffer
-
 from cutlass_blas.errors import InvalidDtype, InvalidOperand, InvalidOption, OverlappingOperands, ShapeMismatch
 from cutlass_blas.operands import Operand
+from kaas import Buffer
 
 ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2}
 """By the numbers that device/finish.cuh has for them."""
@@ -16,7 +15,8 @@ ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2}
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """act(alpha op(A) op(B) + beta C + bias), in one pass over C.
+    """act(alpha op(A) op(B) + beta C + bias), in the kernel that multiplies. Where there is a bias and a beta that may not
+    be zero, the product goes through a workspace, and one more kernel does the rest.
 
     Args:
         bias: a vector of C's dtype that is added along C's contiguous dimension: one element for each column (layout

@@ -76,5 +76,11 @@ class ProblemTooLarge(BlasError, ValueError):
     limit: int
 
 
+class StoreFailed(BlasError):
+    """What was built cannot be kept or loaded; `path` says where."""
+
+    path: str
+
+
 class AlignmentWarning(UserWarning):
     """The loads of a kernel are narrower than they could be, since rows do not begin at multiples of 16 bytes."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kaas import Kernel
-
 from cutlass_blas import choice, plans
 from cutlass_blas.epilogues import Epilogue
 from cutlass_blas.operands import Given
 from cutlass_blas.plans import Plan
 from cutlass_blas.problems import Shape, read, warn
 from cutlass_blas.records import Key
+from kaas import Kernel
 
-REMEMBERED: Final = 4_096
-"""Shapes whose launches are kept."""
+REMEMBERED: Final = 1_024
+"""Shapes whose launches are kept. More of them would take longer to find room for than to plan anew."""
 
 _plans: dict[Shape, Plan] = {}
 
@@ -42,10 +41,10 @@ def gemm(
     happens, with k = 0 C becomes beta C.
 
     Args:
-        a, b, c: kaas.Buffer of two dimensions, or of three: a batch, (count, rows, columns), one product each, where an a
-            or b of two dimensions goes with all; Matrix: views within buffers; or lists of either, one product for
-            each entry, whose addresses the kernel gets in tables. c is float16 or bfloat16 or float32 for factors of
-            float16 and bfloat16, else of their dtype; c's buffers are not those of a or b.
+        a, b, c: kaas.Buffer of two dimensions, or of three: a batch, (count, rows, columns), one product for each,
+            where an a or b of two dimensions goes with all; Matrix: views within buffers; or lists of either, whose
+            addresses the kernel gets in tables. c has their dtype, or is float32 where they are float16 or bfloat16;
+            its buffers are not those of a or b.
         alpha, beta: numbers; or kaas.Scalar of kind "f32", "f64", "c64" or "c128", that in which is added up.
         trans_a, trans_b: "n"; "t" transposed; "c" transposed and conjugated. Shapes are those before.
         layout: "row", or "column": shapes stay what they are, but columns are contiguous in memory.

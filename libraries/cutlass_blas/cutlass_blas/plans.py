@@ -6,8 +6,6 @@ from collections.abc import Set
 from functools import lru_cache
 from typing import NamedTuple
 
-from kaas import Buffer, In, InOut, Kernel, Library, Out, Pointers, Scalar, Struct
-
 from cutlass_blas import adapter, batches, choice, split_k
 from cutlass_blas.adapter import Launch
 from cutlass_blas.batches import Piece
@@ -17,6 +15,7 @@ from cutlass_blas.problems import Problem, Shape
 from cutlass_blas.provider import library
 from cutlass_blas.records import Key
 from cutlass_blas.scalars import SCALAR_KINDS, is_zero, one
+from kaas import Buffer, In, InOut, Kernel, Library, Out, Pointers, Scalar, Struct
 
 
 class Step(NamedTuple):
@@ -53,10 +52,11 @@ class Plan(NamedTuple):
 
 def key_of(shape: Shape) -> Key:
     """What a kernel is chosen by."""
-    return Key(
+    key = Key(
         shape.arch, shape.kind, shape.out, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, shape.align,
-        shape.align_c, shape.count, shape.activation == split_k.GELU,
+        shape.align_c, shape.batch, shape.activation == split_k.GELU,
     )  # fmt: skip
+    return choice.for_sums(key) if shape.bias and shape.reads_c else key
 
 
 def plan(problem: Problem, chosen: choice.Pick | None = None) -> Plan:
@@ -65,22 +65,15 @@ def plan(problem: Problem, chosen: choice.Pick | None = None) -> Plan:
         chosen: the kernel and its slices, instead of the best one.
 
     Raises:
-        OverlappingOperands: matrices of the batch c.
         kaas.errors.MissingPackage, CompileFailed: a kernel that is not there and cannot be built.
     """
-    shape, c = problem.shape, problem.c
+    shape, reads_c = problem.shape, problem.shape.reads_c
     kind = SCALAR_KINDS[shape.kind]
-    batches.check_apart(c, shape.n, shape.m)
-    reads_c = shape.chosen_beta or not is_zero(shape.beta, kind)
-    nothing = not (shape.m and shape.n and shape.k and shape.count)
+    nothing = not (shape.m and shape.n and shape.k and shape.batch)
     if nothing or (not shape.chosen_alpha and is_zero(shape.alpha, kind)):
         return Plan((), reads_c, 0, _finish(problem, 0))
-    key = key_of(shape)
-    beside = shape.bias and reads_c  # a kernel adds one of them
-    if beside:
-        key = choice.for_sums(key)
-    instance, slices = chosen or choice.choose(key, shape.split_k)
-    if slices == 1 and not beside:
+    instance, slices = chosen or choice.choose(key_of(shape), shape.split_k)
+    if slices == 1 and not (shape.bias and reads_c):  # a kernel adds one of the two
         return Plan(_steps(shape, instance, 1, False), reads_c, 0, None)
     steps = _steps(shape, instance, slices, True)
     made = steps[0].launch.grid[2] if slices > 1 else 1  # a slice holds a multiple of what one load takes
@@ -89,14 +82,15 @@ def plan(problem: Problem, chosen: choice.Pick | None = None) -> Plan:
 
 def _finish(problem: Problem, slices: int) -> split_k.Finish:
     shape = problem.shape
-    sizes = shape.m, shape.n, shape.count
+    sizes = shape.m, shape.n, shape.batch
     return split_k.finish(problem.c, sizes, slices, shape.activation, shape.alpha, shape.beta)
 
 
 def _steps(shape: Shape, instance: Instance, slices: int, sums: bool) -> tuple[Step, ...]:
     """The launches of an instance, into C or, as sums, into a workspace."""
     kind = SCALAR_KINDS[shape.kind]
-    code, symbol = _named(instance)
+    symbol = instance.name
+    code = _code(symbol)
     alpha, beta, relu = shape.alpha, shape.beta, shape.activation == split_k.RELU
     lda, ldb, ldc = shape.leading
     stride_a, stride_b, stride_c = shape.strides
@@ -106,10 +100,10 @@ def _steps(shape: Shape, instance: Instance, slices: int, sums: bool) -> tuple[S
         leading, strides = (lda, ldb, shape.n, shape.n), (stride_a, stride_b, *(shape.m * shape.n,) * 2)
     elif shape.bias:  # one row in C's place, the same for all rows
         beta, leading, strides = one(kind), (lda, ldb, 0, ldc), (stride_a, stride_b, 0, stride_c)
-    mode = _SPLIT if slices > 1 else _PLAIN if shape.count == 1 else _TABLES if shape.table else _STRIDED
+    mode = _SPLIT if slices > 1 else _PLAIN if shape.batch == 1 else _TABLES if shape.table else _STRIDED
     steps = []
-    for piece in batches.pieces(shape.count, shape.n, instance.tile[1], 1 if mode == _SPLIT else batches.LAUNCH_COUNT):
-        times = slices if mode == _SPLIT else piece.count
+    for piece in batches.pieces(shape.batch, shape.n, instance.tile[1], 1 if mode == _SPLIT else batches.LAUNCH_COUNT):
+        times = slices if mode == _SPLIT else piece.entries
         launch = adapter.launch(
             instance, mode, shape.m, piece.columns, shape.k, times, strides, leading, alpha, beta, relu
         )
@@ -123,8 +117,8 @@ _PLAIN, _SPLIT, _STRIDED, _TABLES = range(4)
 
 
 @lru_cache(maxsize=1024)
-def _named(instance: Instance) -> tuple[Library, str]:
-    return library(instance.name), instance.name
+def _code(name: str) -> Library:
+    return library(name)
 
 
 # --- for given buffers
@@ -137,13 +131,13 @@ def kernels(made: Plan, problem: Problem) -> tuple[Kernel, ...]:
     if made.finish is None:
         return tuple(_writing(made.steps, problem, c, fresh, bias, problem.scalars))
     if not made.steps:
-        last = split_k.finishing(made.finish, c, shape.count, fresh, None, bias, (problem.a, problem.b), problem.scalars)
-        return (last,)
-    space = split_k.workspace(c.buffers[0], shape.kind, shape.count, made.slices, shape.m, shape.n)
+        unread = problem.a, problem.b
+        return (split_k.finishing(made.finish, c, shape.batch, fresh, None, bias, unread, problem.scalars),)
+    space = split_k.workspace(c.buffers[0], shape.kind, shape.batch, made.slices, shape.m, shape.n)
     stride = made.slices * shape.m * shape.n
-    sums = Operand("sums", (space,), (0,), shape.m, shape.n, shape.n, shape.count, stride, False, space.dtype)
+    sums = Operand("sums", (space,), (0,), shape.m, shape.n, shape.n, shape.batch, stride, False, space.dtype)
     products = _writing(made.steps, problem, sums, {space.name}, None, {})
-    return *products, split_k.finishing(made.finish, c, shape.count, fresh, space, bias, (), problem.scalars)
+    return *products, split_k.finishing(made.finish, c, shape.batch, fresh, space, bias, (), problem.scalars)
 
 
 def _writing(
@@ -163,7 +157,7 @@ def _writing(
         source: In | Out | InOut | Pointers = result
         if bias is not None:
             vector = In(bias, step.shift_c * bytes_d)
-            source = Pointers([vector] * piece.count) if table else vector
+            source = Pointers([vector] * piece.entries) if table else vector
         struct = Struct(
             launch.params,
             {
@@ -172,9 +166,11 @@ def _writing(
                 launch.c: source,
                 launch.d: result,
             },
-            {(launch.alpha if name == "alpha" else launch.beta): scalar for name, scalar in scalars.items()},
+            {(launch.alpha if name == "alpha" else launch.beta): scalar for name, scalar in scalars.items()}
+            if scalars
+            else None,
         )
         made.append(Kernel(step.code, step.symbol, launch.grid, launch.block, (struct,), launch.shared_bytes))
         if len(steps) > 1 and fresh:  # what the next ones meet there is what this one has written
-            fresh = fresh - {d.place(entry)[0].name for entry in range(piece.first, piece.first + piece.count)}
+            fresh = fresh - {d.place(entry)[0].name for entry in range(piece.first, piece.first + piece.entries)}
     return made

@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any, Final, NamedTuple
 
-from kaas import Buffer, Scalar
-
 from cutlass_blas import choice, epilogues
+from cutlass_blas.batches import LAUNCH_COUNT, check_apart
 from cutlass_blas.errors import (
     AlignmentWarning,
     InvalidDtype,
@@ -16,8 +15,9 @@ from cutlass_blas.errors import (
     ProblemTooLarge,
     ShapeMismatch,
 )
-from cutlass_blas.operands import DTYPE_BYTES, KINDS, Operand, letter, operand
-from cutlass_blas.scalars import SCALAR_KINDS, coefficient
+from cutlass_blas.operands import DTYPE_BYTES, KINDS, Operand, letter, natural, operand
+from cutlass_blas.scalars import SCALAR_KINDS, coefficient, is_zero
+from kaas import Buffer, Scalar
 
 LIMIT: Final = (1 << 31) - (1 << 12)
 """m, n and k stay below: CUTLASS counts in 32 bits, and rounds up to tiles."""
@@ -27,6 +27,7 @@ class Shape(NamedTuple):
     """All that the launches of a product depend on: everything but its buffers.
 
     Fields:
+        batch: products, 1 without a batch.
         table: matrices are given by tables of pointers.
         leading, strides: of A, B and C, in elements.
         align, align_c: powers of two, up to what one load takes, that divide all distances in A and B, and in C.
@@ -41,7 +42,7 @@ class Shape(NamedTuple):
     m: int
     n: int
     k: int
-    count: int
+    batch: int
     table: bool
     leading: tuple[int, int, int]
     strides: tuple[int, int, int]
@@ -55,6 +56,11 @@ class Shape(NamedTuple):
     bias: bool
     activation: int
     split_k: int | None
+
+    @property
+    def reads_c(self) -> bool:
+        """Whether C counts before it is written."""
+        return self.chosen_beta or not is_zero(self.beta, SCALAR_KINDS[self.kind])
 
     @property
     def aligned(self) -> bool:
@@ -77,7 +83,6 @@ class Problem(NamedTuple):
     shape: Shape
     bias: Buffer | None
     scalars: dict[str, Scalar]
-
 
 
 def read(
@@ -106,10 +111,11 @@ def read(
     kind = _kind(first, second, third, compute)
     is_complex = kind in "cz"
     op_a, op_b = letter("trans_a", trans_a, is_complex), letter("trans_b", trans_b, is_complex)
-    m, n, k, count, table = _sizes(first, second, third, op_a, op_b)
+    m, n, k, batch, table = _sizes(first, second, third, op_a, op_b)
     _check_written(first, second, third)
     if column:  # what is column-major, read as row-major, is transposed: C' = op(B)' op(A)'
         first, second, op_a, op_b, m, n = second, first, op_b, op_a, n, m
+    check_apart(third, n, m)
     ending = epilogues.epilogue_of(epilogue)
     if ending is not epilogues.NOTHING:
         epilogues.check(ending, third, n, is_complex)
@@ -121,18 +127,27 @@ def read(
         scalars["alpha"] = alpha_scalar
     if beta_scalar is not None:
         scalars["beta"] = beta_scalar
-    if split_k is not None and (type(split_k) is not int or split_k < 1):
-        raise _unknown("split_k", split_k, ())
+    slices = None if split_k is None else natural(split_k)
+    if split_k is not None and not 1 <= (slices or 0) <= LAUNCH_COUNT:
+        raise InvalidOption(
+            f"split_k is an integer from 1 to {LAUNCH_COUNT}, not {split_k!r}",
+            option="split_k",
+            value=repr(split_k),
+            known=(),
+        )
     align, align_c = 1, 1
     widest = choice.WIDEST.get(kind)
     if widest is not None:
         align = min(_alignment(first, op_a, m, k, widest), _alignment(second, op_b, k, n, widest))
         align_c = _alignment(third, "n", m, n, 16 // DTYPE_BYTES[third.dtype])
+    tall = batch > 1 and not table and first.stride == m * first.ld and third.stride == m * third.ld
+    if tall and second.count is None and op_a == "n" and m * batch < LIMIT:  # one matrix of more rows times the same B
+        first, third, m, batch = _joined(first, column), _joined(third, column), m * batch, 1
     shape = Shape(
-        choice.architecture(arch), kind, op_a, op_b, m, n, k, count, table,
+        choice.architecture(arch), kind, op_a, op_b, m, n, k, batch, table,
         (first.ld, second.ld, third.ld), (first.stride, second.stride, third.stride), align, align_c, third.dtype,
         alpha_bytes, beta_bytes, alpha_scalar is not None, beta_scalar is not None,
-        ending.bias is not None, epilogues.ACTIVATIONS[ending.activation], split_k,
+        ending.bias is not None, epilogues.ACTIVATIONS[ending.activation], slices,
     )  # fmt: skip
     return Problem(first, second, third, shape, ending.bias, scalars)
 
@@ -142,7 +157,7 @@ def _kind(a: Operand, b: Operand, c: Operand, compute: Any) -> str:
     if a.dtype != b.dtype or (c.dtype != a.dtype and not (kind in "hb" and c.dtype == "float32")):
         may = f"{a.dtype} or float32" if kind in "hb" else a.dtype
         raise InvalidDtype(
-            f"a is {a.dtype}, b is {b.dtype}, c is {c.dtype}: a and b have one dtype, and c of {a.dtype} factors is {may}",
+            f"a is {a.dtype}, b is {b.dtype}, c is {c.dtype}: a and b have one dtype, c of {a.dtype} factors is {may}",
             dtypes={"a": a.dtype, "b": b.dtype, "c": c.dtype},
         )
     if compute is None:
@@ -194,18 +209,27 @@ def _check_written(a: Operand, b: Operand, c: Operand) -> None:
     Raises:
         OverlappingOperands
     """
+    if len(a.buffers) == len(b.buffers) == len(c.buffers) == 1:
+        name = c.buffers[0].name
+        if name not in (a.buffers[0].name, b.buffers[0].name):
+            return
+    written = {buffer.name for buffer in c.buffers}
     for factor in (a, b):
-        if len(c.buffers) == len(factor.buffers) == 1:
-            same = {c.buffers[0].name} if c.buffers[0].name == factor.buffers[0].name else None
-        else:
-            same = {buffer.name for buffer in c.buffers} & {buffer.name for buffer in factor.buffers}
-        if same:
-            name = min(same)
-            raise OverlappingOperands(
-                f"c is written to buffer {name!r}, which {factor.name} is read from; give c a buffer of its own",
-                operands=(factor.name, "c"),
-                buffer=name,
-            )
+        for buffer in factor.buffers:
+            if buffer.name in written:
+                raise OverlappingOperands(
+                    f"c is written to buffer {buffer.name!r}, which {factor.name} is read from; give c its own",
+                    operands=(factor.name, "c"),
+                    buffer=buffer.name,
+                )
+
+
+def _joined(x: Operand, column: bool) -> Operand:
+    """A batch without gaps as one matrix, along its strided dimension."""
+    count = x.count or 1
+    if column:
+        return x._replace(columns=x.columns * count, count=None, stride=0)
+    return x._replace(rows=x.rows * count, count=None, stride=0)
 
 
 def _alignment(x: Operand, op: str, rows: int, columns: int, widest: int) -> int:
@@ -249,5 +273,5 @@ def _mismatch(a: Operand, b: Operand, c: Operand, what: str) -> ShapeMismatch:
 
 
 def _unknown(option: str, value: Any, known: tuple[str, ...]) -> InvalidOption:
-    allowed = " or ".join(map(repr, known)) or "a positive integer"
+    allowed = " or ".join(map(repr, known))
     return InvalidOption(f"{option} is {allowed}, not {value!r}", option=option, value=repr(value), known=known)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import kaas
 from cutlass_blas import sources, store
 from kaas import errors
@@ -10,6 +12,7 @@ NAME = "cutlass_blas"
 """Of the entry point."""
 
 
+@lru_cache(maxsize=1024)
 def library(name: str) -> kaas.Library:
     """What a kernel of this library names as its code; nothing of it is uploaded.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from struct import Struct, error
 from typing import Any, Final
 
-from kaas import KaasError, Scalar, c64, c128, f32, f64
-
 from cutlass_blas.errors import InvalidScalar
+from kaas import KaasError, Scalar, c64, c128, f32, f64
 
 SCALAR_KINDS: Final = {"s": "f32", "d": "f64", "c": "c64", "z": "c128", "h": "f32", "b": "f32", "t": "f32"}
 """Kind of product -> kind of alpha and beta, which is the one of the sums."""
@@ -48,7 +47,10 @@ def coefficient(name: str, value: Any, kind: str) -> tuple[bytes, Scalar | None]
         return _LITERALS[kind](value).data, None
     except KaasError as refusal:
         raise InvalidScalar(
-            f"{name} is a number ({kind}) or a kaas.Scalar: {refusal.message}", scalar=name, value=repr(value), kind=kind
+            f"{name} is a number ({kind}) or a kaas.Scalar: {refusal.message}",
+            scalar=name,
+            value=repr(value),
+            kind=kind,
         ) from refusal
 
 

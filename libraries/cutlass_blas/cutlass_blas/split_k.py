@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cache
 from struct import Struct as Packer
 from typing import Final, NamedTuple
 
 import kaas
-from kaas import Buffer, In, InOut, Kernel, Library, Out, Pointers, Scalar
-
 from cutlass_blas.batches import Piece, pointer, target
 from cutlass_blas.operands import DTYPE_BYTES, SUM_DTYPES, Operand
+from kaas import Buffer, In, InOut, Kernel, Library, Out, Pointers, Scalar
 
 _PARAMS: Final = Packer("<40x6q2i16s16s")
-"""As device/finish.cuh has them: five pointers; m, n, slices, count, leading, stride; table, activation; alpha, beta."""
+"""As device/finish.cuh has them: 5 pointers; m, n, slices, count, leading, stride; table, activation; alpha; beta."""
 _SUMS, _C, _BIAS, _A, _B = 0, 8, 16, 24, 32
 _ALPHA, _BETA = 96, 112
 RELU, GELU = 1, 2
@@ -45,7 +44,7 @@ def _library() -> Library:
 
 
 def workspace(c: Buffer, kind: str, count: int, slices: int, m: int, n: int) -> Buffer:
-    """Where the sums lie until they are finished: [count][slices][m][n]. Products of one shape into one buffer share it."""
+    """Where the sums lie until they are finished: [count][slices][m][n]. Products of one shape into c share it."""
     dtype = SUM_DTYPES[kind]
     return Buffer(f"{c.name} sums {count}x{slices}x{m}x{n} {dtype}", (count, slices, m, n), dtype)
 
@@ -74,7 +73,7 @@ def finishing(
     last: Finish,
     c: Operand,
     count: int,
-    fresh: frozenset[str],
+    fresh: Set[str],
     sums: Buffer | None,
     bias: Buffer | None,
     unread: tuple[Operand, ...],

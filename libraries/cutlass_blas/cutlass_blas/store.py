@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -13,6 +14,7 @@ from typing import Final
 import kaas
 from cutlass_blas import sources
 from cutlass_blas.compiling import toolchain
+from cutlass_blas.errors import StoreFailed
 from cutlass_blas.instances import CORE, Instance
 
 PACKED: Final = Path(__file__).resolve().parent / "packed"
@@ -55,8 +57,7 @@ def kernels(name: str) -> bytes:
         MissingPackage, CompileFailed: it is not there and cannot be built.
     """
     file = kernels_file(name)
-    path = find(file)
-    return contents(path) if path else _built_now(file, lambda: build_kernels(name))[:-_TAIL_BYTES]
+    return contents(find(file) or _built_now(file, lambda: build_kernels(name)))
 
 
 def adapter(instance: Instance) -> Path:
@@ -69,10 +70,7 @@ def adapter(instance: Instance) -> Path:
     if instance in CORE and (path := find(adapter_file(CORE))):
         return path
     file = adapter_file((instance,))
-    if path := find(file):
-        return path
-    _built_now(file, lambda: build_adapter((instance,)))
-    return cached() / file
+    return find(file) or _built_now(file, lambda: build_adapter((instance,)))
 
 
 def build_kernels(name: str) -> bytes:
@@ -105,25 +103,49 @@ def is_whole(file: bytes) -> bool:
     return file[-_TAIL_BYTES:] == _tail(file[:-_TAIL_BYTES])
 
 
-def put(path: Path, built: bytes) -> bytes:
-    """Writes to a name of our own, then renames: whoever looks finds a whole file or none, and of two who write at once
-    the later one wins."""
-    content = built + _tail(built)  # behind its end, where neither a library nor an image is read
+def made(path: Path, build: Callable[[], bytes]) -> Path:
+    """This file, made by `build` unless it is there and whole. Of several who want it at once one builds, the others
+    wait for it.
+
+    Raises:
+        StoreFailed: it cannot be written.
+        MissingPackage, CompileFailed: it cannot be built.
+    """
+    try:
+        return _made(path, build)
+    except OSError as error:
+        raise StoreFailed(f"the BLAS library cannot keep what it builds: {error}", path=str(path)) from error
+
+
+def _made(path: Path, build: Callable[[], bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f".{path.name}.lock")
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # which ends with its holder
+        try:
+            if find(path.name, path.parent) is None:
+                _put(path, build())
+        finally:
+            # who comes now makes a lock of its own, and at worst builds once more
+            lock.unlink(missing_ok=True)
+    return path
+
+
+def _put(path: Path, built: bytes) -> None:
+    """Writes to a name of our own, then renames: whoever looks finds a whole file or none."""
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            file.write(built + _tail(built))  # behind its end, where neither a library nor an image is read
         os.chmod(draft, 0o644)
         os.replace(draft, path)
     finally:
         Path(draft).unlink(missing_ok=True)
-    return content
 
 
-def _built_now(file: str, build: Callable[[], bytes]) -> bytes:
+def _built_now(file: str, build: Callable[[], bytes]) -> Path:
     _log.warning("building %s, once, in about half a minute; `python -m cutlass_blas build NAME` does it ahead", file)
-    return put(cached() / file, build())
+    return made(cached() / file, build)
 
 
 def _tail(built: bytes) -> bytes:
