@@ -72,7 +72,7 @@ WRONG: dict[str, Wrong] = {
         "2147483648",
     ),
     # --- what is no matrix
-    "an array": (lambda: gemm([[1.0]], B, C), errors.InvalidOperand, {"operand": "a[0][0]"}, "a"),
+    "an array": (lambda: gemm([[1.0]], B, C), errors.InvalidOperand, {"operand": "a[0][0]"}, "a"),  # type: ignore[list-item]
     "nothing": (lambda: gemm(A, None, C), errors.InvalidOperand, {"operand": "b"}, "None"),  # type: ignore[arg-type]
     "an access": (lambda: gemm(kaas.In(A), B, C), errors.InvalidOperand, {"operand": "a"}, "In"),  # type: ignore[arg-type]
     "a vector": (
@@ -199,7 +199,7 @@ WRONG: dict[str, Wrong] = {
     ),
     # --- options
     "trans": (
-        lambda: gemm(A, B, C, trans_a="x"),  # type: ignore[arg-type]
+        lambda: gemm(A, B, C, trans_a="x"),
         errors.InvalidOption,
         {"option": "trans_a", "value": "'x'"},
         '"n", "t"',
@@ -237,6 +237,12 @@ WRONG: dict[str, Wrong] = {
     "no slices": (lambda: gemm(A, B, C, split_k=0), errors.InvalidOption, {"option": "split_k", "value": "0"}, "0"),
     "less than no slices": (lambda: gemm(A, B, C, split_k=-2), errors.InvalidOption, {"option": "split_k"}, "-2"),
     "slices in words": (lambda: gemm(A, B, C, split_k="2"), errors.InvalidOption, {"option": "split_k"}, "'2'"),  # type: ignore[arg-type]
+    "more slices than a grid holds": (
+        lambda: gemm(A, B, C, split_k=10**30),
+        errors.InvalidOption,
+        {"option": "split_k"},
+        "65535",
+    ),
     "half a slice": (lambda: gemm(A, B, C, split_k=1.5), errors.InvalidOption, {"option": "split_k"}, "1.5"),  # type: ignore[arg-type]
     "true slices": (lambda: gemm(A, B, C, split_k=True), errors.InvalidOption, {"option": "split_k"}, "True"),
     "compute": (lambda: gemm(A, B, C, compute="fp8"), errors.InvalidOption, {"option": "compute"}, "tf32"),
@@ -279,9 +285,9 @@ WRONG: dict[str, Wrong] = {
         errors.InvalidScalar,
         {"scalar": "alpha", "value": "'1'"},
         "'1'",
-    ),  # type: ignore[arg-type]
-    "alpha missing": (lambda: gemm(A, B, C, alpha=None), errors.InvalidScalar, {"scalar": "alpha"}, "None"),  # type: ignore[arg-type]
-    "alpha a list": (lambda: gemm(A, B, C, alpha=[1.0]), errors.InvalidScalar, {"scalar": "alpha"}, "1.0"),  # type: ignore[arg-type]
+    ),
+    "alpha missing": (lambda: gemm(A, B, C, alpha=None), errors.InvalidScalar, {"scalar": "alpha"}, "None"),
+    "alpha a list": (lambda: gemm(A, B, C, alpha=[1.0]), errors.InvalidScalar, {"scalar": "alpha"}, "1.0"),
     "alpha too large": (
         lambda: gemm(A, B, C, alpha=1e39),
         errors.InvalidScalar,
@@ -307,7 +313,7 @@ WRONG: dict[str, Wrong] = {
         {"kind": "c64"},
         "c64",
     ),
-    "a literal": (lambda: gemm(A, B, C, alpha=kaas.f32(2)), errors.InvalidScalar, {"scalar": "alpha"}, "f32"),  # type: ignore[arg-type]
+    "a literal": (lambda: gemm(A, B, C, alpha=kaas.f32(2)), errors.InvalidScalar, {"scalar": "alpha"}, "f32"),
     # --- one memory
     "c is a": (
         lambda: gemm(buffer("a", 4, 4), buffer("b", 4, 4), buffer("a", 4, 4)),
@@ -386,12 +392,11 @@ def test_what_is_allowed_although_it_looks_odd() -> None:
     assert gemm(square, square, out)
     assert gemm([A, A], [B, B], [Matrix(FLAT, 4, 5), Matrix(FLAT, 4, 5, offset=20)])
     assert gemm(A, B, Matrix(FLAT, 4, 5, ld=6))
-    assert gemm(buffer("a", 6, 4), B, C, trans_a="T")  # type: ignore[arg-type]
+    assert gemm(buffer("a", 6, 4), B, C, trans_a="T")
     assert gemm(buffer("a", 0, 6), B, buffer("c", 0, 5))
     assert gemm(buffer("a", 4, 0), buffer("b", 0, 5), C)
     assert gemm(A, B, C, epilogue=Epilogue())
-    assert len(gemm(A, B, C, split_k=np.int64(2))) == 2
-    assert gemm(A, B, C, split_k=10**30)
+    assert len(gemm(A, B, C, split_k=np.int64(2))) == 2  # type: ignore[arg-type]
 
 
 def leaves(cls: type[errors.BlasError]) -> list[type[errors.BlasError]]:
