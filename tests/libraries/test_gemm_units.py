@@ -288,7 +288,7 @@ def test_a_device_is_served_by_the_newest_table_that_is_not_newer(arch: str | No
     assert choice.architecture(arch) == table
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "hopper", "sm_", "", 90])
+@pytest.mark.parametrize("arch", ["sm_75", "hopper", "sm_", "sm_²", "", 90, []])
 def test_what_is_no_device_of_ours_is_told(arch: Any) -> None:
     with pytest.raises(errors.InvalidOption) as caught:
         choice.architecture(arch)

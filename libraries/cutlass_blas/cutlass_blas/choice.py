@@ -123,9 +123,10 @@ def architecture(arch: str | None) -> str:
     if arch is None:
         return "sm_80"
     known = tuple(ARCHITECTURES)
-    if arch in ARCHITECTURES:
-        return arch
-    number = arch[3:].rstrip("af") if isinstance(arch, str) and arch.startswith("sm_") else ""
+    text = arch if isinstance(arch, str) else ""
+    if text in ARCHITECTURES:
+        return text
+    number = text[3:].rstrip("af") if text.startswith("sm_") else ""
     older = [name for name in known if number.isdecimal() and int(name[3:]) <= int(number)]
     if not older:
         raise InvalidOption(

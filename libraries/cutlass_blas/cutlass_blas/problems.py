@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any, Final, NamedTuple
 
@@ -104,8 +105,8 @@ def read(
     Raises:
         see gemm
     """
-    column = layout == "column"
-    if not column and layout != "row":
+    column = isinstance(layout, str) and layout == "column"
+    if not column and not (isinstance(layout, str) and layout == "row"):
         raise _unknown("layout", layout, ("row", "column"))
     first, second, third = operand("a", a, column), operand("b", b, column), operand("c", c, column)
     kind = _kind(first, second, third, compute)
@@ -162,7 +163,7 @@ def _kind(a: Operand, b: Operand, c: Operand, compute: Any) -> str:
         )
     if compute is None:
         return kind
-    if compute != "tf32":
+    if not isinstance(compute, str) or compute != "tf32":
         raise _unknown("compute", compute, ("tf32",))
     if kind != "s":
         raise InvalidOption(
@@ -243,7 +244,7 @@ def _alignment(x: Operand, op: str, rows: int, columns: int, widest: int) -> int
 
 
 def warn(problem: Problem) -> None:
-    """Say which operands are loaded or stored in pieces of less than 16 bytes; to who called gemm."""
+    """Say which operands are loaded or stored in pieces of less than 16 bytes; to who called this library."""
     shape = problem.shape
     a, b, c = problem.a, problem.b, problem.c
     for x, op, rows, columns in (
@@ -259,8 +260,16 @@ def warn(problem: Problem) -> None:
                 f"elements) is aligned to {aligned} elements, not to {widest}: "
                 f"it is {'stored' if x is c else 'loaded'} {aligned * element_bytes} bytes at a time, not 16",
                 AlignmentWarning,
-                stacklevel=3,
+                stacklevel=_callers_level(),
             )
+
+
+def _callers_level() -> int:
+    """How many frames up from `warn` the first stands that is not of this library, as `warnings` counts them."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _said(x: Operand, op: str) -> str:
