@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+import kaas
 from cutlass_blas import __main__ as command
 from cutlass_blas import adapter, building, compiling, instances, provider, sources, store
 from cutlass_blas.errors import StoreFailed
 from cutlass_blas.instances import CORE
 from kaas import errors
+from kaas.executor.variables import variables_of
+from kaas.softgpu.image import CUBIN_KIND, PTX_KIND, entries
 
 KERNEL = 'extern "C" __global__ void tiny(int *p) { *p = 7; }\n'
 
@@ -296,3 +299,21 @@ def test_importing_is_light_and_needs_no_compiler() -> None:
     found = done.stdout.split()
     assert found[0] == provider.library(CORE[0].name).hash
     assert not set(found) & {"cuda", "llvmlite", "ray", "scipy", "cutlass_library"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_images_are_for_two_architectures_and_newer_ones_and_have_no_variables_of_headers(
+    write: Callable[[str], None],
+) -> None:
+    kept = "__device__ int counter, unused; static __device__ int table[4];\n"
+    write(kept + 'extern "C" __global__ void tiny(int *p) { p[0] = counter; p[1] = table[p[2]]; }\n')
+    image = store.kernels("tiny")
+    found = list(entries(image))
+    text = next(entry.content().decode() for entry in found if entry.kind == PTX_KIND)
+    assert ".target sm_80" in text
+    flags = [int.from_bytes(entry.content()[48:52], "little") for entry in found if entry.kind == CUBIN_KIND]
+    assert [flag >> 8 & 0xFF for flag in flags] == [80, 90]
+    names = {variable.name for variable in variables_of(kaas.Library.from_fatbin(image).images[0]).found}
+    assert "counter" in names
+    assert any("table" in name for name in names)
+    assert "unused" not in names

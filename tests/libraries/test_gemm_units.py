@@ -288,7 +288,7 @@ def test_a_device_is_served_by_the_newest_table_that_is_not_newer(arch: str | No
     assert choice.architecture(arch) == table
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "hopper", "sm_", "", 90])
+@pytest.mark.parametrize("arch", ["sm_75", "hopper", "sm_", "sm_²", "", 90, []])
 def test_what_is_no_device_of_ours_is_told(arch: Any) -> None:
     with pytest.raises(errors.InvalidOption) as caught:
         choice.architecture(arch)
@@ -364,12 +364,33 @@ def test_scalars_are_patched_where_the_struct_has_them() -> None:
 
 def test_a_batch_beyond_the_grid_takes_several_launches() -> None:
     count = 2 * LAUNCH_COUNT + 3
-    kernels = gemm(buffer("a", count, 2, 2), buffer("b", 2, 2), buffer("c", count, 2, 2))
+    kernels = gemm(buffer("a", count, 2, 2), buffer("b", count, 2, 2), buffer("c", count, 2, 2))
     assert [kernel.grid[2] for kernel in kernels] == [LAUNCH_COUNT, LAUNCH_COUNT, 3]
     offsets = [16 * LAUNCH_COUNT * launch for launch in range(3)]
     assert [at for kernel in kernels for _, name, at in accesses(kernel) if name == "a"] == offsets
     task = kaas.KTask(kernels, ["c"])
     assert [each.name for each in task.inputs] == ["a", "b"]  # c is written whole, by all of them
+
+
+def test_a_batch_whose_b_is_shared_is_one_matrix_of_more_rows() -> None:
+    b, tall = buffer("b", 6, 5), gemm(buffer("a", 12, 6), buffer("b", 6, 5), buffer("c", 12, 5))
+    assert (
+        accesses(gemm(buffer("a", 3, 4, 6), b, buffer("c", 3, 4, 5))[0])
+        == accesses(tall[0])[:2] + [("Out", "c", 0)] * 2
+    )
+    joined = {
+        "whole": gemm(buffer("a", 3, 4, 6), b, buffer("c", 3, 4, 5)),
+        "with gaps between rows": gemm(Matrix(buffer("a", 100), 4, 6, 7, count=3), b, buffer("c", 3, 4, 5)),
+        "columns": gemm(buffer("a", 4, 6), buffer("b", 3, 6, 5), buffer("c", 3, 4, 5), layout="column"),
+    }
+    apart = {
+        "transposed": gemm(buffer("a", 3, 6, 4), b, buffer("c", 3, 4, 5), trans_a="t"),
+        "with gaps between matrices": gemm(Matrix(buffer("a", 100), 4, 6, count=3, stride=25), b, buffer("c", 3, 4, 5)),
+        "a is shared": gemm(buffer("a", 4, 6), buffer("b", 3, 6, 5), buffer("c", 3, 4, 5)),
+        "both are": gemm(buffer("a", 4, 6), b, buffer("c", 3, 4, 5)),
+    }
+    assert {case for case, kernels in (joined | apart).items() if kernels[0].grid[2] == 1} == joined.keys()
+    assert argument(joined["whole"][0]).blob == argument(tall[0]).blob
 
 
 @pytest.mark.parametrize("trans_b", ["n", "t"])
@@ -413,6 +434,20 @@ def test_slices_are_as_many_as_there_are_whole_loads_in_k() -> None:
     kernels = gemm(*matrices(8, 8, 5), split_k=100)
     assert kernels[0].grid[2] == 2  # of 4 elements, and of 1
     assert kaas.KTask(kernels, ["c"]).temporaries[0].shape == (1, 2, 8, 8)
+
+
+def test_a_list_is_checked_though_its_shape_is_known() -> None:
+    a, b, c = buffer("a", 4, 4), buffer("b", 4, 4), buffer("c", 100)
+    gemm([a, a], [b, b], [Matrix(c, 4, 4, offset=at) for at in (0, 16)])
+    with pytest.raises(errors.OverlappingOperands):
+        gemm([a, a], [b, b], [Matrix(c, 4, 4, offset=at) for at in (0, 15)])
+
+
+@pytest.mark.parametrize("slices", [0, -1, 1.5, "2", True, 1 << 16])
+def test_slices_are_a_number_that_a_grid_can_hold(slices: Any) -> None:
+    with pytest.raises(errors.InvalidOption) as caught:
+        gemm(*matrices(8, 8, 8), split_k=slices)
+    assert (caught.value.option, caught.value.value) == ("split_k", repr(slices))
 
 
 def test_operands_of_a_list_go_into_tables_in_order() -> None:

@@ -141,6 +141,7 @@ def buffers(k: int, n: int = 16, dtype: str = "float16") -> list[kaas.Buffer]:
     return [kaas.Buffer(name, shape, dtype) for name, shape in (("a", (16, k)), ("b", (k, n)), ("c", (16, n)))]
 
 
+@odd_rows
 def test_slower_loads_are_said() -> None:
     with pytest.warns(cutlass_blas.AlignmentWarning, match=r"\ba\b.*33"):
         cutlass_blas.gemm(*buffers(33))

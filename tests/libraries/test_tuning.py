@@ -21,7 +21,8 @@ from cutlass_blas.__main__ import main
 from cutlass_blas.errors import BlasError, InvalidOption
 from cutlass_blas.instances import Instance, parse
 from cutlass_blas.records import Choice, Key, RecordsUnavailable
-from cutlass_blas.tuning import Failed, Measured, TuningFailed, WrongResult, tune
+from cutlass_blas.trials import WrongResult
+from cutlass_blas.tuning import Failed, Measured, TuningFailed, tune
 from kaas.errors import DeviceLost, DeviceUnavailable
 
 SOFTWARE = kaas.Device("software")

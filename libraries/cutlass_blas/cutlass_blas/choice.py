@@ -89,12 +89,12 @@ ALIGNMENT: Final = {16: 1.0, 8: 0.9, 4: 0.7, 2: 0.4}
 
 TILES: Final[dict[str, tuple[tuple[str, tuple[int, int, int], tuple[int, int, int], int], ...]]] = {
     "s": (("simt", (64, 64, 8), (32, 32, 8), 2), ("simt", (128, 128, 8), (32, 64, 8), 4)),
-    "d": (("tensor", (64, 64, 16), (32, 32, 16), 3), ("simt", (64, 64, 8), (32, 32, 8), 2)),
+    "d": (("tensor", (64, 64, 16), (32, 32, 16), 4), ("simt", (64, 64, 8), (32, 32, 8), 2)),
     "c": (("simt", (64, 64, 8), (32, 32, 8), 3),),
     "z": (("tensor", (64, 64, 8), (32, 32, 8), 3),),
     "h": (("tensor", (64, 64, 32), (32, 32, 32), 4), ("tensor", (128, 128, 32), (64, 64, 32), 4)),
     "b": (("tensor", (64, 64, 32), (32, 32, 32), 4), ("tensor", (128, 128, 32), (64, 64, 32), 4)),
-    "t": (("tensor", (64, 64, 16), (32, 32, 16), 3), ("tensor", (128, 128, 16), (64, 64, 16), 4)),
+    "t": (("tensor", (64, 64, 16), (32, 32, 16), 4), ("tensor", (128, 128, 16), (64, 64, 16), 4)),
 }
 """Kind -> (unit, tile, warp, stages) of kernels that are made where the core has none that fits: another epilogue,
 alignment or pair of transposes."""
@@ -110,6 +110,8 @@ _TILE_CLOCKS = 2_000
 """What a tile takes besides its multiplications: filling the pipeline, storing."""
 _PASS_CLOCKS = 6_000
 """What one more kernel takes besides its bytes."""
+_SPLIT_GAIN = 1.2
+"""How much quicker slices have to be, by the estimate, to be worth a workspace and another order of adding up."""
 
 
 def architecture(arch: str | None) -> str:
@@ -121,9 +123,10 @@ def architecture(arch: str | None) -> str:
     if arch is None:
         return "sm_80"
     known = tuple(ARCHITECTURES)
-    if arch in ARCHITECTURES:
-        return arch
-    number = arch[3:].rstrip("af") if isinstance(arch, str) and arch.startswith("sm_") else ""
+    text = arch if isinstance(arch, str) else ""
+    if text in ARCHITECTURES:
+        return text
+    number = text[3:].rstrip("af") if text.startswith("sm_") else ""
     older = [name for name in known if number.isdecimal() and int(name[3:]) <= int(number)]
     if not older:
         raise InvalidOption(
@@ -202,7 +205,7 @@ def _estimates(key: Key, split: int | None, source: Source) -> list[Estimate]:
         if slices > 1:
             each = tile_m * tile_n * (-(-k // (tile_k * slices)) * tile_k) / rate + _TILE_CLOCKS
             clocks = -(-tiles * slices // processors) * each + slices * moved + _PASS_CLOCKS
-            found.append((clocks, (instance, slices)))
+            found.append((_SPLIT_GAIN * clocks, (instance, slices)))
     return found
 
 

@@ -13,18 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NoReturn
 
-from cutlass_blas.sources import CUTLASS_VERSION, DEVICE
+from cutlass_blas.sources import ADAPTER_FLAGS, CUTLASS_VERSION, DEVICE, FATBIN_FLAGS, PTX_FLAGS
 from kaas import errors
 
 OLDEST_NVCC: Final = (11, 8)
 """CUDA's first that makes code for sm_90."""
 WHEELS: Final = "nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl"
 LIMIT_S: Final = 900.0
-_COMMON = ("-std=c++17", "--expt-relaxed-constexpr")
-# one pass through the headers for machine code of two architectures and for PTX, which newer ones take
-_KERNELS = ("-O3", "-gencode", "arch=compute_80,code=[sm_80,sm_90,compute_80]", "-Xfatbin", "-compress-all", "-fatbin")
-# code of the host alone counts here: no CUDA runtime, and the names that stand in for it must not meet a real one's
-_ADAPTER = ("-O1", "-arch=sm_80", "-shared", "-cudart", "none", "-Xcompiler", "-fPIC", "-Xlinker", "-Bsymbolic")
+_GLOBAL = re.compile(r"^\.global [^;={]* ([\w$]+)(?:\[\d+\])?;\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,8 @@ class Toolchain:
         Raises:
             CompileFailed: with all that nvcc said.
         """
-        return self._compiled(text, title, _KERNELS)
+        ptx = self._compiled(text, f"{title}.cu", PTX_FLAGS).decode()
+        return self._compiled(without_unused_globals(ptx), f"{title}.ptx", FATBIN_FLAGS)
 
     def adapter(self, text: str, title: str) -> bytes:
         """A library for the host, which needs no other.
@@ -53,15 +50,16 @@ class Toolchain:
         Raises:
             CompileFailed: with all that nvcc said.
         """
-        return self._compiled(text, title, _ADAPTER)
+        return self._compiled(text, f"{title}.cu", ADAPTER_FLAGS)
 
-    def _compiled(self, text: str, title: str, options: tuple[str, ...]) -> bytes:
+    def _compiled(self, text: str, file: str, flags: tuple[str, ...]) -> bytes:
+        title = Path(file).stem
         with tempfile.TemporaryDirectory(prefix="kaas-blas-") as folder:
-            source, target = Path(folder, f"{title}.cu"), Path(folder, "compiled")
+            source, target = Path(folder, file), Path(folder, "compiled")
             source.write_text(text)
             # by -isystem, for we can do nothing about warnings in those
             includes = ("-I", str(DEVICE), "-isystem", str(self.headers))
-            command = (str(self.nvcc), *_COMMON, *options, *includes, "-o", str(target), str(source))
+            command = (str(self.nvcc), *flags, *includes, "-o", str(target), str(source))
             try:
                 done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
             except subprocess.TimeoutExpired:
@@ -79,6 +77,12 @@ class Toolchain:
     def _refuse(self, title: str, why: str, log: str) -> NoReturn:
         compiler = f"nvcc {self.version}"
         raise errors.CompileFailed(f"{compiler} fails with {title}: {why}", compiler=compiler, source=title, log=log)
+
+
+def without_unused_globals(ptx: str) -> str:
+    """PTX without the variables that headers define and nothing uses: between the requests of two clients an executor
+    would put each of them back."""
+    return _GLOBAL.sub(lambda found: "" if len(re.findall(rf"{re.escape(found[1])}\b", ptx)) == 1 else found[0], ptx)
 
 
 def toolchain() -> Toolchain:

@@ -15,7 +15,8 @@ ACTIVATIONS: Final = {None: 0, "relu": 1, "gelu": 2}
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """act(alpha op(A) op(B) + beta C + bias), in one pass over C.
+    """act(alpha op(A) op(B) + beta C + bias), in the kernel that multiplies. With a bias and a beta that is not 0 the
+    product goes through a workspace, and one more kernel does the rest.
 
     Args:
         bias: a vector of C's dtype that is added along C's contiguous dimension: one element for each column (layout

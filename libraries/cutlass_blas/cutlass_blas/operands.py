@@ -77,7 +77,7 @@ class Matrix:
         numbers = {"rows": rows, "columns": columns, "ld": ld, "offset": offset, "count": count, "stride": stride}
         for name, value in numbers.items():
             optional = name in ("ld", "count", "stride")
-            number = None if value is None and optional else _natural(value)
+            number = None if value is None and optional else natural(value)
             if number is None and not (value is None and optional):
                 what = f"a Matrix in buffer {buffer.name!r}: {name} is a non-negative integer, not {value!r}"
                 raise InvalidOperand(what, buffer=buffer.name, shape=buffer.shape)
@@ -227,7 +227,7 @@ def letter(option: str, value: Any, is_complex: bool) -> str:
     return "t" if found == "c" and not is_complex else found
 
 
-def _natural(value: Any) -> int | None:
+def natural(value: Any) -> int | None:
     """A non-negative integer of whatever library; None for what is none."""
     try:
         number = index(value)

@@ -52,10 +52,11 @@ class Plan(NamedTuple):
 
 def key_of(shape: Shape) -> Key:
     """What a kernel is chosen by."""
-    return Key(
+    key = Key(
         shape.arch, shape.kind, shape.out, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, shape.align,
         shape.align_c, shape.batch, shape.activation == split_k.GELU,
     )  # fmt: skip
+    return choice.for_sums(key) if shape.bias and shape.reads_c else key
 
 
 def plan(problem: Problem, chosen: choice.Pick | None = None) -> Plan:
@@ -64,22 +65,15 @@ def plan(problem: Problem, chosen: choice.Pick | None = None) -> Plan:
         chosen: the kernel and its slices, instead of the best one.
 
     Raises:
-        OverlappingOperands: matrices of the batch c.
         kaas.errors.MissingPackage, CompileFailed: a kernel that is not there and cannot be built.
     """
-    shape, c = problem.shape, problem.c
+    shape, reads_c = problem.shape, problem.shape.reads_c
     kind = SCALAR_KINDS[shape.kind]
-    batches.check_apart(c, shape.n, shape.m)
-    reads_c = shape.chosen_beta or not is_zero(shape.beta, kind)
     nothing = not (shape.m and shape.n and shape.k and shape.batch)
     if nothing or (not shape.chosen_alpha and is_zero(shape.alpha, kind)):
         return Plan((), reads_c, 0, _finish(problem, 0))
-    key = key_of(shape)
-    beside = shape.bias and reads_c  # a kernel adds one of them
-    if beside:
-        key = choice.for_sums(key)
-    instance, slices = chosen or choice.choose(key, shape.split_k)
-    if slices == 1 and not beside:
+    instance, slices = chosen or choice.choose(key_of(shape), shape.split_k)
+    if slices == 1 and not (shape.bias and reads_c):  # a kernel adds one of the two
         return Plan(_steps(shape, instance, 1, False), reads_c, 0, None)
     steps = _steps(shape, instance, slices, True)
     made = steps[0].launch.grid[2] if slices > 1 else 1  # a slice holds a multiple of what one load takes

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any, Final, NamedTuple
 
 from cutlass_blas import choice, epilogues
+from cutlass_blas.batches import LAUNCH_COUNT, check_apart
 from cutlass_blas.errors import (
     AlignmentWarning,
     InvalidDtype,
@@ -14,8 +16,8 @@ from cutlass_blas.errors import (
     ProblemTooLarge,
     ShapeMismatch,
 )
-from cutlass_blas.operands import DTYPE_BYTES, KINDS, Operand, letter, operand
-from cutlass_blas.scalars import SCALAR_KINDS, coefficient
+from cutlass_blas.operands import DTYPE_BYTES, KINDS, Operand, letter, natural, operand
+from cutlass_blas.scalars import SCALAR_KINDS, coefficient, is_zero
 from kaas import Buffer, Scalar
 
 LIMIT: Final = (1 << 31) - (1 << 12)
@@ -55,6 +57,11 @@ class Shape(NamedTuple):
     bias: bool
     activation: int
     split_k: int | None
+
+    @property
+    def reads_c(self) -> bool:
+        """Whether C counts before it is written."""
+        return self.chosen_beta or not is_zero(self.beta, SCALAR_KINDS[self.kind])
 
     @property
     def aligned(self) -> bool:
@@ -98,17 +105,18 @@ def read(
     Raises:
         see gemm
     """
-    column = layout == "column"
-    if not column and layout != "row":
+    column = isinstance(layout, str) and layout == "column"
+    if not column and not (isinstance(layout, str) and layout == "row"):
         raise _unknown("layout", layout, ("row", "column"))
     first, second, third = operand("a", a, column), operand("b", b, column), operand("c", c, column)
     kind = _kind(first, second, third, compute)
     is_complex = kind in "cz"
     op_a, op_b = letter("trans_a", trans_a, is_complex), letter("trans_b", trans_b, is_complex)
-    m, n, k, count, table = _sizes(first, second, third, op_a, op_b)
+    m, n, k, batch, table = _sizes(first, second, third, op_a, op_b)
     _check_written(first, second, third)
     if column:  # what is column-major, read as row-major, is transposed: C' = op(B)' op(A)'
         first, second, op_a, op_b, m, n = second, first, op_b, op_a, n, m
+    check_apart(third, n, m)
     ending = epilogues.epilogue_of(epilogue)
     if ending is not epilogues.NOTHING:
         epilogues.check(ending, third, n, is_complex)
@@ -120,18 +128,27 @@ def read(
         scalars["alpha"] = alpha_scalar
     if beta_scalar is not None:
         scalars["beta"] = beta_scalar
-    if split_k is not None and (type(split_k) is not int or split_k < 1):
-        raise _unknown("split_k", split_k, ())
+    slices = None if split_k is None else natural(split_k)
+    if split_k is not None and not 1 <= (slices or 0) <= LAUNCH_COUNT:
+        raise InvalidOption(
+            f"split_k is an integer from 1 to {LAUNCH_COUNT}, not {split_k!r}",
+            option="split_k",
+            value=repr(split_k),
+            known=(),
+        )
     align, align_c = 1, 1
     widest = choice.WIDEST.get(kind)
     if widest is not None:
         align = min(_alignment(first, op_a, m, k, widest), _alignment(second, op_b, k, n, widest))
         align_c = _alignment(third, "n", m, n, 16 // DTYPE_BYTES[third.dtype])
+    tall = batch > 1 and not table and first.stride == m * first.ld and third.stride == m * third.ld
+    if tall and second.count is None and op_a == "n" and m * batch < LIMIT:  # one matrix of more rows times the same B
+        first, third, m, batch = _joined(first, column), _joined(third, column), m * batch, 1
     shape = Shape(
-        choice.architecture(arch), kind, op_a, op_b, m, n, k, count, table,
+        choice.architecture(arch), kind, op_a, op_b, m, n, k, batch, table,
         (first.ld, second.ld, third.ld), (first.stride, second.stride, third.stride), align, align_c, third.dtype,
         alpha_bytes, beta_bytes, alpha_scalar is not None, beta_scalar is not None,
-        ending.bias is not None, epilogues.ACTIVATIONS[ending.activation], split_k,
+        ending.bias is not None, epilogues.ACTIVATIONS[ending.activation], slices,
     )  # fmt: skip
     return Problem(first, second, third, shape, ending.bias, scalars)
 
@@ -146,7 +163,7 @@ def _kind(a: Operand, b: Operand, c: Operand, compute: Any) -> str:
         )
     if compute is None:
         return kind
-    if compute != "tf32":
+    if not isinstance(compute, str) or compute != "tf32":
         raise _unknown("compute", compute, ("tf32",))
     if kind != "s":
         raise InvalidOption(
@@ -208,6 +225,14 @@ def _check_written(a: Operand, b: Operand, c: Operand) -> None:
                 )
 
 
+def _joined(x: Operand, column: bool) -> Operand:
+    """A batch without gaps as one matrix, along its strided dimension."""
+    count = x.count or 1
+    if column:
+        return x._replace(columns=x.columns * count, count=None, stride=0)
+    return x._replace(rows=x.rows * count, count=None, stride=0)
+
+
 def _alignment(x: Operand, op: str, rows: int, columns: int, widest: int) -> int:
     """The largest power of two up to `widest` that divides all distances, in elements; rows and columns of op(X)."""
     bits = widest | x.ld | (columns if op == "n" else rows)
@@ -219,7 +244,7 @@ def _alignment(x: Operand, op: str, rows: int, columns: int, widest: int) -> int
 
 
 def warn(problem: Problem) -> None:
-    """Say which operands are loaded or stored in pieces of less than 16 bytes; to who called gemm."""
+    """Say which operands are loaded or stored in pieces of less than 16 bytes; to who called this library."""
     shape = problem.shape
     a, b, c = problem.a, problem.b, problem.c
     for x, op, rows, columns in (
@@ -235,8 +260,16 @@ def warn(problem: Problem) -> None:
                 f"elements) is aligned to {aligned} elements, not to {widest}: "
                 f"it is {'stored' if x is c else 'loaded'} {aligned * element_bytes} bytes at a time, not 16",
                 AlignmentWarning,
-                stacklevel=3,
+                stacklevel=_callers_level(),
             )
+
+
+def _callers_level() -> int:
+    """How many frames up from `warn` the first stands that is not of this library, as `warnings` counts them."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _said(x: Operand, op: str) -> str:
@@ -249,5 +282,5 @@ def _mismatch(a: Operand, b: Operand, c: Operand, what: str) -> ShapeMismatch:
 
 
 def _unknown(option: str, value: Any, known: tuple[str, ...]) -> InvalidOption:
-    allowed = " or ".join(map(repr, known)) or "a positive integer"
+    allowed = " or ".join(map(repr, known))
     return InvalidOption(f"{option} is {allowed}, not {value!r}", option=option, value=repr(value), known=known)

@@ -17,6 +17,16 @@ CUTLASS_VERSION: Final = (4, 2)
 DEVICE: Final = Path(__file__).resolve().parent / "device"
 CORE_ADAPTER: Final = "core"
 """What the adapter of all core instances is called among the built files."""
+# one pass through the headers, and from it machine code of two architectures and PTX, which newer ones take
+PTX_FLAGS: Final = ("-std=c++17", "--expt-relaxed-constexpr", "-O3", "-arch=compute_80", "-ptx")
+FATBIN_FLAGS: Final = (
+    "-gencode", "arch=compute_80,code=[sm_80,sm_90,compute_80]", "-Xfatbin", "-compress-all", "-fatbin"
+)  # fmt: skip
+# code of the host alone counts here: no CUDA runtime, and the names that stand in for it must not meet a real one's
+ADAPTER_FLAGS: Final = (
+    "-std=c++17", "--expt-relaxed-constexpr", "-O1", "-arch=sm_80", "-shared", "-cudart", "none",
+    "-Xcompiler", "-fPIC", "-Xlinker", "-Bsymbolic"
+)  # fmt: skip
 _LOCAL = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _TYPES: Final = {
     "float16": "cutlass::half_t",
@@ -72,12 +82,12 @@ def version(name: str) -> str:
     Raises:
         UnknownSymbol: there is nothing of this name.
     """
-    return _digest(kernels_text(name))
+    return _digest(kernels_text(name), *PTX_FLAGS, *FATBIN_FLAGS)
 
 
 def adapter_version(instances: Sequence[Instance]) -> str:
     """Of an adapter; it is code for the host."""
-    return _digest(adapter_text(instances), platform.machine())
+    return _digest(adapter_text(instances), platform.machine(), *ADAPTER_FLAGS)
 
 
 def _digest(text: str, *more: str) -> str:

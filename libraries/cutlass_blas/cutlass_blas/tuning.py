@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from cutlass_blas import choice, gemms, records
 from cutlass_blas.errors import BlasError, InvalidOption
 from cutlass_blas.instances import Instance
 from cutlass_blas.operands import KINDS
 from cutlass_blas.records import Choice, Key
+from cutlass_blas.trials import Array, Operands, Trial, trial
 from kaas import Buffer, Device, KaasError, Kernel, KTask, Library, Out, Scalar, errors, run_local
-
-Array = np.ndarray[Any, Any]
-Operands = tuple[Buffer, Buffer, Buffer]
 
 REPEATS = "repeats"
 """The scalar that says how often a candidate runs."""
@@ -26,17 +21,8 @@ ENOUGH_S = 0.02
 MOST_REPEATS = 200
 MEASUREMENTS = 3
 """The fastest of these counts: all else that a machine does only adds time."""
-VALUES = 1 << 20
-"""Different random numbers in an operand; the rest repeats them."""
 
 _NOTHING = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing(.param .u64 x) { ret; }\n"
-
-
-class WrongResult(BlasError):
-    """A candidate whose result is not the product; `wrong` is how many of its elements differ."""
-
-    instance: str
-    wrong: int
 
 
 class TuningFailed(BlasError):
@@ -194,12 +180,14 @@ def _tuned(
     progress: Progress | None,
 ) -> Tuned:
     picks = choice.candidates(key)[:most]
-    wanted = _product(operands, options)
+    numbers = trial(operands, options)
     outcomes: list[Measured | Failed] = []
     for number, (instance, slices) in enumerate(picks, 1):
         chosen = Choice(instance.name, slices)
         try:
-            outcome: Measured | Failed = Measured(chosen, _seconds(instance, slices, operands, options, device, wanted))
+            outcome: Measured | Failed = Measured(
+                chosen, _seconds(instance, slices, operands, options, device, numbers)
+            )
         except errors.DeviceLost:
             raise  # nothing runs on it any more
         except KaasError as error:
@@ -220,96 +208,19 @@ def _seconds(
     operands: Operands,
     options: dict[str, Any],
     device: Device | int,
-    wanted: Array,
+    numbers: Trial,
 ) -> float:
     a, b, c = operands
     kernels = gemms.gemm(a, b, c, **options, _chosen=(instance, slices))
     task = KTask(kernels, [c], iterations=Scalar(REPEATS, "i32"), name=instance.name)
 
-    def run(values: Callable[[Buffer], Array], repeats: int) -> tuple[Array, float]:
+    def run(inputs: dict[str, Array], repeats: int) -> tuple[Array, float]:
         times: list[Any] = []
-        inputs = {buffer.name: values(buffer) for buffer in (a, b)}
         made = run_local(task, inputs, scalars={REPEATS: repeats}, device=device, profile=times.extend)
         return made[c.name], sum(time.seconds for time in times) / repeats
 
-    made, _ = run(_integers, 1)
-    _check(instance, made, wanted, exact="epilogue" not in options)
-    _, first = run(_random, 1)
+    made, _ = run(numbers.integers, 1)
+    numbers.check(instance.name, made)
+    _, first = run(numbers.random, 1)
     repeats = max(1, min(MOST_REPEATS, int(ENOUGH_S / max(first, 1e-7))))
-    return min(run(_random, repeats)[1] for _ in range(MEASUREMENTS))
-
-
-# --- numbers
-
-
-def _check(instance: Instance, made: Array, wanted: Array, *, exact: bool) -> None:
-    """
-    Raises:
-        WrongResult: elements that are not what they should be; those that are not exact (GELU's) may differ a little.
-    """
-    if exact:
-        same = made == wanted.astype(made.dtype)
-    else:
-        same = np.isclose(made.astype(np.float64), wanted, rtol=0.02, atol=0.02)
-    if not same.all():
-        wrong = int(same.size - np.count_nonzero(same))
-        words = f"{instance.name} gives {wrong} of {same.size} elements wrong"
-        raise WrongResult(words, instance=instance.name, wrong=wrong)
-
-
-def _integers(buffer: Buffer) -> Array:
-    """From -2 to 2, in no pattern that a shift would keep: exact in every dtype, as are their sums up to k of 2^22."""
-    rng = np.random.default_rng(sum(buffer.name.encode()))
-    return _filled(buffer, rng.integers(-2, 3, VALUES) + 1j * rng.integers(-2, 3, VALUES))
-
-
-def _random(buffer: Buffer) -> Array:
-    rng = np.random.default_rng(0)
-    return _filled(buffer, rng.uniform(-1, 1, VALUES) + 1j * rng.uniform(-1, 1, VALUES))
-
-
-def _filled(buffer: Buffer, values: Array) -> Array:
-    """The real parts unless the buffer holds complex numbers."""
-    import ml_dtypes
-
-    dtype = np.dtype(ml_dtypes.bfloat16 if buffer.dtype == "bfloat16" else buffer.dtype)
-    some = values if dtype.kind == "c" else values.real
-    return np.resize(some.astype(dtype), math.prod(buffer.shape)).reshape(buffer.shape)
-
-
-def _product(operands: Operands, options: dict[str, Any]) -> Array:
-    """What comes of the integers, by NumPy."""
-    a, b, c = operands
-    is_complex = a.dtype.startswith("complex")
-    exact = np.complex128 if is_complex else np.float64
-    column = options["layout"] == "column"
-    first = _op(_logical(_integers(a), column), options["trans_a"]).astype(exact)
-    second = _op(_logical(_integers(b), column), options["trans_b"]).astype(exact)
-    product = first @ second
-    if options.get("epilogue") == "gelu":
-        values, places = np.unique(product, return_inverse=True)
-        curve = np.array([0.5 * value * (1 + math.erf(value / math.sqrt(2))) for value in values])
-        product = curve[places].reshape(product.shape)
-    made: Array = _as_lying(product, column).reshape(c.shape)
-    return made
-
-
-def _logical(memory: Array, column: bool) -> Array:
-    """The matrices that lie in memory of their shape, in one layout or the other."""
-    if not column:
-        return memory
-    *batch, rows, columns = memory.shape
-    return memory.reshape(*batch, columns, rows).swapaxes(-1, -2)
-
-
-def _as_lying(matrices: Array, column: bool) -> Array:
-    return np.ascontiguousarray(matrices.swapaxes(-1, -2)) if column else matrices
-
-
-def _op(matrices: Array, letter: str) -> Array:
-    match letter.lower():
-        case "t":
-            return matrices.swapaxes(-1, -2)
-        case "c":
-            return matrices.swapaxes(-1, -2).conj()
-    return matrices
+    return min(run(numbers.random, repeats)[1] for _ in range(MEASUREMENTS))
