@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cutlass_blas.errors import BlasError
@@ -75,9 +74,17 @@ def _random(buffer: Buffer) -> Array:
     return _filled(buffer, rng.uniform(-1, 1, VALUES) + 1j * rng.uniform(-1, 1, VALUES))
 
 
+def _numpy_dtype(name: str) -> Any:
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes  # on demand: it is the only dtype that NumPy has not
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
 def _filled(buffer: Buffer, values: Array) -> Array:
     """The real parts unless the buffer holds complex numbers."""
-    dtype = np.dtype(ml_dtypes.bfloat16 if buffer.dtype == "bfloat16" else buffer.dtype)
+    dtype = _numpy_dtype(buffer.dtype)
     some = values if dtype.kind == "c" else values.real
     return np.resize(some.astype(dtype), math.prod(buffer.shape)).reshape(buffer.shape)
 
