@@ -17,6 +17,7 @@ KEPT = 64
 """Answers kept in a process; beyond it the oldest one is given up, and asked for again if it is needed."""
 
 _answers: dict[Provided, tuple[Image, ...]] = {}
+_providers: dict[str, Any] = {}
 _asking: dict[Provided, threading.Lock] = {}
 _lock = threading.Lock()
 
@@ -72,6 +73,9 @@ def _asked(named: Provided) -> tuple[Image, ...]:
 
 
 def _provider(named: Provided) -> Any:
+    known = _providers.get(named.provider)
+    if known is not None:  # to look through all that is installed takes longer than most code does to load
+        return known
     installed = {point.name: point for point in reversed(tuple(entry_points(group=GROUP)))}  # the first of a name
     if named.provider not in installed:
         have = f"those that are: {', '.join(sorted(installed))}" if installed else "none is"
@@ -80,7 +84,8 @@ def _provider(named: Provided) -> Any:
             **named._asdict(),
             installed=tuple(sorted(installed)),
         )
-    return installed[named.provider].load()
+    provider = _providers[named.provider] = installed[named.provider].load()
+    return provider
 
 
 def _failed(named: Provided, why: str) -> ProviderFailed:

@@ -27,6 +27,9 @@ UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64
          "complex64": 2.0**-24, "complex128": 2.0**-53}  # fmt: skip
 """Largest relative error of one rounding."""
 
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 5e-324}
+"""The smallest number above 0."""
+
 GUARD = 0xFF
 """Every byte of memory that is no element of a matrix; four of them, or two or eight, are NaN."""
 
@@ -180,7 +183,7 @@ def bound(
     gamma = n * UNITS[wide] / (1 - n * UNITS[wide])
     product = abs(alpha) * (size[0] @ size[1])
     whole = product + (abs(beta) * size[2] if beta != 0 else 0)
-    tiny = float(ml_dtypes.finfo(numpy_dtype(dtype)).smallest_subnormal) if not is_complex(dtype) else 0.0
+    tiny = 0.0 if is_complex(dtype) else SMALLEST[dtype]
     rounding = UNITS[dtype] * whole if dtype != wide else 0.0
     return np.asarray(2 * gamma * whole + 2 * inner * product + 1.01 * rounding + tiny)
 

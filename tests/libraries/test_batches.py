@@ -129,9 +129,9 @@ def test_more_than_a_grid_holds() -> None:
     count = 65535 + 3
     rng = np.random.default_rng(6)
     a, b = rng.integers(-9, 9, (1, 2)).astype(np.float32), rng.integers(-9, 9, (count, 2, 1)).astype(np.float32)
-    buffers = [kaas.Buffer("a", a.shape, "float32"), kaas.Buffer("b", b.shape, "float32")]
+    one, many = kaas.Buffer("a", a.shape, "float32"), kaas.Buffer("b", b.shape, "float32")
     c = kaas.Buffer("c", (count, 1, 1), "float32")
-    kernels = cutlass_blas.gemm(*buffers, c)
+    kernels = cutlass_blas.gemm(one, many, c)
     assert len(kernels) > 1
     assert all(kernel.grid[2] <= 65535 for kernel in kernels)
     found = run(kernels, {"a": a, "b": b}, [c])["c"]

@@ -64,14 +64,18 @@ def products(draw: st.DrawFn, dtype: str) -> Product:
     three = st.tuples(*[st.sampled_from([0, 0, 1, 3, 8])] * 3)
     scalars = COMPLEX_SCALARS if is_complex(dtype) else REAL_SCALARS
     return Product(
-        *(draw(SIZES) for _ in "mnk"),
-        draw(st.sampled_from(OPS[dtype])),
-        draw(st.sampled_from(["row", "column"])),
-        draw(scalars),
-        draw(scalars),
-        *(draw(three) for _ in range(3)),
-        draw(st.booleans()),
-        draw(st.integers(0, 99)),
+        m=draw(SIZES),
+        n=draw(SIZES),
+        k=draw(SIZES),
+        ops=draw(st.sampled_from(OPS[dtype])),
+        layout=draw(st.sampled_from(["row", "column"])),
+        alpha=draw(scalars),
+        beta=draw(scalars),
+        pads=draw(three),
+        offsets=draw(three),
+        after=draw(three),
+        by_name=draw(st.booleans()),
+        seed=draw(st.integers(0, 99)),
     )
 
 

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kaas
@@ -71,7 +72,7 @@ WRONG: dict[str, Wrong] = {
         "2147483648",
     ),
     # --- what is no matrix
-    "an array": (lambda: gemm([[1.0]], B, C), errors.InvalidOperand, {"operand": "a[0][0]"}, "a"),
+    "an array": (lambda: gemm([[1.0]], B, C), errors.InvalidOperand, {"operand": "a[0][0]"}, "a"),  # type: ignore[list-item]
     "nothing": (lambda: gemm(A, None, C), errors.InvalidOperand, {"operand": "b"}, "None"),  # type: ignore[arg-type]
     "an access": (lambda: gemm(kaas.In(A), B, C), errors.InvalidOperand, {"operand": "a"}, "In"),  # type: ignore[arg-type]
     "a vector": (
@@ -198,7 +199,7 @@ WRONG: dict[str, Wrong] = {
     ),
     # --- options
     "trans": (
-        lambda: gemm(A, B, C, trans_a="x"),  # type: ignore[arg-type]
+        lambda: gemm(A, B, C, trans_a="x"),
         errors.InvalidOption,
         {"option": "trans_a", "value": "'x'"},
         '"n", "t"',
@@ -236,6 +237,12 @@ WRONG: dict[str, Wrong] = {
     "no slices": (lambda: gemm(A, B, C, split_k=0), errors.InvalidOption, {"option": "split_k", "value": "0"}, "0"),
     "less than no slices": (lambda: gemm(A, B, C, split_k=-2), errors.InvalidOption, {"option": "split_k"}, "-2"),
     "slices in words": (lambda: gemm(A, B, C, split_k="2"), errors.InvalidOption, {"option": "split_k"}, "'2'"),  # type: ignore[arg-type]
+    "more slices than a grid holds": (
+        lambda: gemm(A, B, C, split_k=10**30),
+        errors.InvalidOption,
+        {"option": "split_k"},
+        "65535",
+    ),
     "half a slice": (lambda: gemm(A, B, C, split_k=1.5), errors.InvalidOption, {"option": "split_k"}, "1.5"),  # type: ignore[arg-type]
     "true slices": (lambda: gemm(A, B, C, split_k=True), errors.InvalidOption, {"option": "split_k"}, "True"),
     "compute": (lambda: gemm(A, B, C, compute="fp8"), errors.InvalidOption, {"option": "compute"}, "tf32"),
@@ -246,6 +253,19 @@ WRONG: dict[str, Wrong] = {
         "float64",
     ),
     "architecture": (lambda: gemm(A, B, C, arch="sm_20"), errors.InvalidOption, {"option": "arch"}, "sm_20"),
+    "architectures": (lambda: gemm(A, B, C, arch=["sm_80"]), errors.InvalidOption, {"option": "arch"}, "sm_80"),  # type: ignore[arg-type]
+    "layouts": (
+        lambda: gemm(A, B, C, layout=np.array(["row", "column"])),  # type: ignore[arg-type]
+        errors.InvalidOption,
+        {"option": "layout"},
+        "row.*column",
+    ),
+    "several ways to compute": (
+        lambda: gemm(A, B, C, compute=np.ones(2)),  # type: ignore[arg-type]
+        errors.InvalidOption,
+        {"option": "compute"},
+        "tf32",
+    ),
     "architecture by number": (lambda: gemm(A, B, C, arch=80), errors.InvalidOption, {"option": "arch"}, "80"),  # type: ignore[arg-type]
     # --- scalars
     "alpha complex": (
@@ -265,9 +285,9 @@ WRONG: dict[str, Wrong] = {
         errors.InvalidScalar,
         {"scalar": "alpha", "value": "'1'"},
         "'1'",
-    ),  # type: ignore[arg-type]
-    "alpha missing": (lambda: gemm(A, B, C, alpha=None), errors.InvalidScalar, {"scalar": "alpha"}, "None"),  # type: ignore[arg-type]
-    "alpha a list": (lambda: gemm(A, B, C, alpha=[1.0]), errors.InvalidScalar, {"scalar": "alpha"}, "1.0"),  # type: ignore[arg-type]
+    ),
+    "alpha missing": (lambda: gemm(A, B, C, alpha=None), errors.InvalidScalar, {"scalar": "alpha"}, "None"),
+    "alpha a list": (lambda: gemm(A, B, C, alpha=[1.0]), errors.InvalidScalar, {"scalar": "alpha"}, "1.0"),
     "alpha too large": (
         lambda: gemm(A, B, C, alpha=1e39),
         errors.InvalidScalar,
@@ -293,7 +313,7 @@ WRONG: dict[str, Wrong] = {
         {"kind": "c64"},
         "c64",
     ),
-    "a literal": (lambda: gemm(A, B, C, alpha=kaas.f32(2)), errors.InvalidScalar, {"scalar": "alpha"}, "f32"),  # type: ignore[arg-type]
+    "a literal": (lambda: gemm(A, B, C, alpha=kaas.f32(2)), errors.InvalidScalar, {"scalar": "alpha"}, "f32"),
     # --- one memory
     "c is a": (
         lambda: gemm(buffer("a", 4, 4), buffer("b", 4, 4), buffer("a", 4, 4)),
@@ -356,16 +376,27 @@ def test_nothing_is_launched_for_what_is_refused() -> None:
     assert len(kernels) == 1
 
 
+def test_known_shapes_are_checked_too() -> None:
+    """What is remembered of a shape says nothing of where its matrices lie."""
+    assert gemm([A, A], [B, B], [Matrix(FLAT, 4, 5), Matrix(FLAT, 4, 5, offset=20)])
+    with pytest.raises(errors.OverlappingOperands):
+        gemm([A, A], [B, B], [Matrix(FLAT, 4, 5), Matrix(FLAT, 4, 5, offset=19)])
+    assert gemm(A, B, C, epilogue=Epilogue(bias=BIAS))
+    with pytest.raises(errors.OverlappingOperands):
+        gemm(A, B, C, epilogue=Epilogue(bias=kaas.Buffer("c", 5, "float32")))
+
+
 def test_what_is_allowed_although_it_looks_odd() -> None:
     """a and b may be one buffer, c may lie in several places of one, letters may be large, shapes may be 0."""
     square, out = buffer("a", 4, 4), buffer("c", 4, 4)
     assert gemm(square, square, out)
     assert gemm([A, A], [B, B], [Matrix(FLAT, 4, 5), Matrix(FLAT, 4, 5, offset=20)])
     assert gemm(A, B, Matrix(FLAT, 4, 5, ld=6))
-    assert gemm(buffer("a", 6, 4), B, C, trans_a="T")  # type: ignore[arg-type]
+    assert gemm(buffer("a", 6, 4), B, C, trans_a="T")
     assert gemm(buffer("a", 0, 6), B, buffer("c", 0, 5))
     assert gemm(buffer("a", 4, 0), buffer("b", 0, 5), C)
     assert gemm(A, B, C, epilogue=Epilogue())
+    assert len(gemm(A, B, C, split_k=np.int64(2))) == 2  # type: ignore[arg-type]
 
 
 def leaves(cls: type[errors.BlasError]) -> list[type[errors.BlasError]]:

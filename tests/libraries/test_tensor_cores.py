@@ -88,7 +88,7 @@ def test_tf32(m: int, n: int, k: int, layout: str, beta: float, pads: tuple[int,
     check("float32", m, n, k, layout=layout, beta=beta, pads=pads, compute="tf32")
 
 
-@pytest.mark.parametrize("ops", ["nt", "tn", "tt"])
+@pytest.mark.parametrize("ops", ["nt", "tn"])
 def test_transposed_half_precision(ops: str) -> None:
     check("float16", 136, 72, 80, ops=ops, beta=1)
 
@@ -141,6 +141,7 @@ def buffers(k: int, n: int = 16, dtype: str = "float16") -> list[kaas.Buffer]:
     return [kaas.Buffer(name, shape, dtype) for name, shape in (("a", (16, k)), ("b", (k, n)), ("c", (16, n)))]
 
 
+@odd_rows
 def test_slower_loads_are_said() -> None:
     with pytest.warns(cutlass_blas.AlignmentWarning, match=r"\ba\b.*33"):
         cutlass_blas.gemm(*buffers(33))

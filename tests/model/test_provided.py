@@ -24,6 +24,7 @@ NAMED = kaas.Library.provided("shapes", "round", "2")
 def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[str, str], Any]], None]:
     """Installs a provider `shapes` that answers as it is told."""
     monkeypatch.setattr(provided, "_answers", {})
+    monkeypatch.setattr(provided, "_providers", {})
 
     def install_it(images: Callable[[str, str], Any]) -> None:
         install(monkeypatch, tmp_path, "shapes", images)
