@@ -37,13 +37,26 @@ def warn(operands: Iterable[tuple[Operand, int]]) -> None:
         element_bytes = DTYPE_BYTES[x.dtype]
         aligned, widest = alignment(x, contiguous), WIDEST_BYTES // element_bytes
         if aligned < widest:
+            distances = {
+                "leading dimension": x.ld,
+                "contiguous elements": contiguous,
+                "offset": max(x.offsets, key=_odd),
+            }
+            if x.count is not None and x.count > 1:
+                distances["stride"] = x.stride
+            why = ", ".join(f"{name} {distance}" for name, distance in distances.items() if distance % widest)
+            done = "stored" if x.name == "c" else "loaded"
             warnings.warn(
-                f"gemm: {x.name} ({x.dtype}, leading dimension {x.ld}, {contiguous} contiguous elements) is aligned to "
-                f"{aligned} elements, not to {widest}: it is {'stored' if x.name == 'c' else 'loaded'} "
-                f"{aligned * element_bytes} bytes at a time, not {WIDEST_BYTES}",
+                f"gemm: {x.name} ({x.dtype}) is {done} {aligned * element_bytes} bytes at a time, not {WIDEST_BYTES}, "
+                f"because {widest} does not divide its {why}",
                 AlignmentWarning,
                 stacklevel=_callers_level(),
             )
+
+
+def _odd(offset: int) -> float:
+    """The more, the less it is aligned."""
+    return 1 / (offset & -offset) if offset else 0
 
 
 def _callers_level() -> int:
