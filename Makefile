@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 TVM    := compilers/tvm_backend
 BLAS   := libraries/cutlass_blas
+TWO    := -n 2 --dist loadfile --no-loadscope-reorder
 LOCK   := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet
 
@@ -31,8 +32,8 @@ extras: setup ## PyTorch, Triton, CuPy and onnxscript too (up to 7 GB), for the 
 demo: $(VENV)/.run ## three clients share four devices by weight, and an executor is killed meanwhile
 	@$(BIN)/kaas demo $(ARGS)
 
-test: libs ## the test suite; ARGS='-k graph -x' is passed to pytest
-	@$(BIN)/python -m pytest $(ARGS)
+test: libs ## the test suite, in two processes; ARGS='-k graph -x' is passed to pytest, in one
+	@$(BIN)/python -m pytest $(or $(ARGS),$(TWO))
 
 dist: libs ## wheels in dist/: KaaS with the software GPU's driver library inside, for machines without a C compiler; kaas-tvm; kaas-cutlass-blas with its kernels
 	@$(BIN)/hatchling build -t wheel -d dist

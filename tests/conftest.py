@@ -1,16 +1,23 @@
-"""Fixtures for all tests: the software devices that the tests of one process share."""
+"""For all tests: the software devices and the Ray that those of one process share, and which run side by side."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
 
 import pytest
 
 from kaas import softgpu as software
 
-# Ray reads this when it is imported; with its default it would leave a token in the home folder
+# Ray reads these when it is imported or started; with the default of this one it would leave a token in the home folder
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+# its default, 15, starves Ray's processes, executors among them, while other tests keep all cores busy
+os.environ.setdefault("RAY_worker_niceness", "0")
+# tables are as wide as a test says; readline, which pytest imports, sets these for the processes that it starts
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 
 SOFTGPU_BYTES = (256 << 20, 256 << 20, 256 << 20)
 
@@ -31,3 +38,70 @@ def nothing_refused(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     made = software.refused_calls()
     assert made == () or request.node.get_closest_marker("refusals")
+
+
+@pytest.fixture(scope="session")
+def shared_ray() -> Iterator[None]:
+    """Ray as `kaas.init` starts it, but without its dashboard: one for all whose pool is from `start`."""
+    import ray
+
+    from kaas.api import SOFTWARE_SLOTS
+    from kaas.pool.ray_transport import SOFTWARE_RESOURCE
+
+    ray.init("local", resources={SOFTWARE_RESOURCE: SOFTWARE_SLOTS}, include_dashboard=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def start(shared_ray: None) -> Iterator[Callable[..., bool]]:  # noqa: ARG001 - Ray runs
+    """`kaas.init`, for the one pool of a module, which ends with it."""
+    import kaas
+
+    yield kaas.init
+    kaas.shutdown()
+
+
+@pytest.fixture(scope="module")
+def own_ray() -> Iterator[None]:
+    """No Ray yet: for a module that starts one in its own way. It runs after those that share theirs."""
+    import ray
+
+    import kaas
+
+    ray.shutdown()
+    yield
+    kaas.shutdown()
+    ray.shutdown()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with a Ray of their own run last; the marker `ray` is on every test that has one."""
+    using = {item: {"shared_ray", "own_ray"} & set(getattr(item, "fixturenames", ())) for item in items}
+    unmarked = [item.nodeid for item in items if using[item] and not item.get_closest_marker("ray")]
+    if unmarked:
+        raise pytest.UsageError(f"these start Ray without its marker: {', '.join(unmarked)}")
+    items.sort(key=lambda item: "own_ray" in using[item])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2 --dist loadfile` a file stays in one process, and all files that start Ray stay in the same one.
+
+    So at most one Ray runs at a time, as without `-n`, and its start is paid for once.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    @cache
+    def starts_ray(file: str) -> bool:
+        return "mark.ray" in (config.rootpath / file).read_text()
+
+    def scope(nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "ray" if starts_ray(file) else file
+
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = scope
+    return scheduler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,47 +60,7 @@ def numbers(n: int = N, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).random(n, dtype=np.float32)
 
 
-@pytest.fixture(scope="session")
-def shared_ray() -> Iterator[None]:
-    """Ray as `kaas.init` starts it, but without its dashboard: one for all whose pool is from `start`."""
-    import ray
-
-    from kaas.api import SOFTWARE_SLOTS
-    from kaas.pool.ray_transport import SOFTWARE_RESOURCE
-
-    ray.init("local", resources={SOFTWARE_RESOURCE: SOFTWARE_SLOTS}, include_dashboard=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def start(shared_ray: None) -> Iterator[Callable[..., bool]]:  # noqa: ARG001 - Ray runs
-    """`kaas.init`, for the one pool of a module, which ends with it."""
-    yield kaas.init
-    kaas.shutdown()
-
-
-@pytest.fixture(scope="module")
-def own_ray() -> Iterator[None]:
-    """No Ray yet: for a module that starts one in its own way. It runs after those that share theirs."""
-    import ray
-
-    ray.shutdown()
-    yield
-    kaas.shutdown()
-    ray.shutdown()
-
-
 @pytest.fixture(scope="module")
 def pool(start: Callable[..., bool]) -> None:
     """A pool of two small software devices; one for a module."""
     start(devices=[kaas.Device("software", DEVICE_BYTES)] * 2)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Here, and only here, modules with a Ray of their own run last."""
-    places = [place for place, item in enumerate(items) if item.path.parent == FOLDER]
-    ours = [items[place] for place in places]
-    ours.sort(key=lambda item: "own_ray" in getattr(item, "fixturenames", ()))
-    for place, item in zip(places, ours, strict=True):
-        items[place] = item

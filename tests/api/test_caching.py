@@ -20,6 +20,8 @@ from kaas.pool.status import PinStatus
 from tests.api.conftest import add_task, numbers, scale_task
 from tests.exporters import Exporter
 
+pytestmark = pytest.mark.ray
+
 KIB = 1024
 N = 256  # elements of the buffers: 1 KiB
 

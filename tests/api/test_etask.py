@@ -22,7 +22,7 @@ from tests.api.flows import WorkerForEachFlow
 
 pytestmark = pytest.mark.ray
 
-LIMIT_S = 10.0
+LIMIT_S = 5.0
 PATIENCE_S = 60.0
 LARGE = 1 << 20
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-import ray
 from onnx import helper
 
 import kaas
@@ -20,11 +19,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[None]:
-    kaas.init(devices=[kaas.Device("software", memory_bytes=128 << 20)], name="documents")
-    yield
-    kaas.shutdown()
-    ray.shutdown()
+def pool(start: Callable[..., bool]) -> None:
+    start(devices=[kaas.Device("software", memory_bytes=128 << 20)], name="documents")
 
 
 def network() -> onnx.ModelProto:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,8 @@ def nothing_stored() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[None]:
-    kaas.init(devices=[DEVICE])
-    yield
-    kaas.shutdown()
-    ray.shutdown()
+def pool(start: Callable[..., bool]) -> None:
+    start(devices=[DEVICE])
 
 
 @cache

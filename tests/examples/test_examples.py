@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,8 @@ EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[None]:
-    kaas.init(devices=[kaas.Device("software", memory_bytes=128 << 20)] * 2, name="examples")
-    yield
-    kaas.shutdown()
-    ray.shutdown()
+def pool(start: Callable[..., bool]) -> None:
+    start(devices=[kaas.Device("software", memory_bytes=128 << 20)] * 2, name="examples")
 
 
 def example(name: str) -> Any:
