@@ -88,7 +88,7 @@ def test_tf32(m: int, n: int, k: int, layout: str, beta: float, pads: tuple[int,
     check("float32", m, n, k, layout=layout, beta=beta, pads=pads, compute="tf32")
 
 
-@pytest.mark.parametrize("ops", ["nt", "tn", "tt"])
+@pytest.mark.parametrize("ops", ["nt", "tn"])
 def test_transposed_half_precision(ops: str) -> None:
     check("float16", 136, 72, 80, ops=ops, beta=1)
 
