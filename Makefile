@@ -13,6 +13,8 @@ LOCK   := uv pip compile pyproject.toml --universal --python-version 3.11 --gene
 export PYTHONUNBUFFERED = 1
 # with its default Ray leaves a token in the home folder
 test bench: export RAY_AUTH_MODE ?= disabled
+# the tests start hundreds of processes: where this is set, each would compile KaaS anew
+test: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help setup libs extras demo test check fuzz bench dist gpu gpu-expected kernels tables lock clean

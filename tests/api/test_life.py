@@ -322,7 +322,7 @@ kaas.init(devices=[kaas.Device("software", 16 << 20)])
 n = 1 << 16
 resident = ray.get(kaas.invoke(scale_task(n), {"x": numbers(n)}, scalars={"factor": 2}, keep=True))
 kaas.shutdown()
-for begin in (lambda: None, ray.init):
+for begin in (lambda: None, lambda: ray.init(num_cpus=1, include_dashboard=False)):
     begin()
     started = ray.is_initialized()
     try:
