@@ -309,7 +309,7 @@ FAMILIES: dict[str, Family] = {
     "mma": _family(
         "multiplies small matrices spread over a warp, and adds",
         tensor.multiply,
-        "f16 bf16 tf32 f32 f64",
+        "f16 bf16 f32 f64",
         "sync aligned row col m16n8k16 m16n8k8 m16n8k4 m8n8k4 tf32",
         4,
         shape=atomics.varying_shape,

@@ -165,6 +165,18 @@ def test_a_store_that_cannot_be_written_is_told(
     assert survives(raised.value)
 
 
+def test_the_adapter_of_the_core_is_taken_as_soon_as_it_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "build_adapter", lambda instances: "+".join(each.name for each in instances).encode())
+    alone, core = (folder / store.adapter_file(some) for some in (CORE[:1], CORE))
+    assert store.adapter(CORE[0]) == alone
+    assert store.contents(alone) == CORE[0].name.encode()
+    assert not core.exists()
+    store.made(core, lambda: b"of all")
+    assert [store.adapter(instance) for instance in CORE] == [core] * len(CORE)
+    other = instances.parse("sgemm_nn_64x32x8_2")
+    assert store.adapter(other) == folder / store.adapter_file((other,))
+
+
 def test_an_adapter_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     (tmp_path / "adapter.so").write_bytes(b"no library")
     with pytest.raises(StoreFailed, match="cannot load") as raised:

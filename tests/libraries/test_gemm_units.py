@@ -322,6 +322,17 @@ def test_narrow_loads_are_told_with_the_operand_and_its_leading_dimension(
         assert Path(caught[0].filename) == Path(__file__)  # the caller's line, not ours
 
 
+def test_what_is_not_aligned_is_told_whatever_it_is() -> None:
+    x, b, c = (buffer(name, 1000, dtype="float16") for name in "xbc")
+    a = [Matrix(x, 8, 8, offset=at) for at in (64, 130, 256)]
+    with pytest.warns(AlignmentWarning) as caught:
+        gemm(a, Matrix(b, 8, 8, count=3, stride=68), Matrix(c, 8, 8, 16, count=3))
+    assert [str(each.message).partition(" because ")[2] for each in caught] == [
+        "8 does not divide its offset 130",
+        "8 does not divide its stride 68",
+    ]
+
+
 # --- launches
 
 

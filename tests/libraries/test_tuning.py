@@ -65,7 +65,7 @@ def test_what_is_measured_is_taken_from_then_on_and_by_other_processes(
     offered(monkeypatch, (SMALL, 1), (LARGE, 1))
     seen: list[tuple[int, int, Measured | Failed]] = []
     monkeypatch.setattr(tuning, "_seconds", faster_the_later(tuning._seconds))
-    (tuned,) = tune((40, 50, 60), device=SOFTWARE, progress=lambda *step: seen.append(step))
+    (tuned,) = tune((40, 50, 60), arch="sm_80", device=SOFTWARE, progress=lambda *step: seen.append(step))
     assert tuned.key == KEY
     assert [(number, of, each.choice.instance) for number, of, each in seen] == [(1, 2, SMALL), (2, 2, LARGE)]
     assert tuple(each for _, _, each in seen) == tuned.candidates
@@ -90,6 +90,12 @@ def faster_the_later(measure: Any) -> Any:
         return next(times)
 
     return made_up
+
+
+def test_what_the_software_gpu_finds_is_not_kept_unless_that_is_wanted(file: Path) -> None:
+    (tuned,) = tune((40, 50, 60), device=SOFTWARE, most=1)
+    assert tuned.best.choice == Choice(SMALL, 1)
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("options", [
@@ -150,13 +156,15 @@ def test_shapes_that_are_none(shapes: Any) -> None:
         tune(shapes, device=SOFTWARE)
 
 
-def test_dtypes_that_are_none() -> None:
+def test_dtypes_and_devices_that_are_none() -> None:
+    with pytest.raises(InvalidOption, match=r"kaas\.Device, not 0"):
+        tune((1, 2, 3), device=0)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="no products of 'int8'"):
         tune((1, 2, 3), "int8", device=SOFTWARE)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "40", "50", "60", "float32", "--device", "software", "--most", "1"]) == 0
+    assert main(["tune", "40", "50", "60", "float32", "--device", "software", "--arch", "sm_80", "--most", "1"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"[1/1] {SMALL}: ")
     assert said[1] == f"{SMALL} is the fastest on KaaS software GPU"

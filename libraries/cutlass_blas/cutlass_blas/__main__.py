@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tune.add_argument("--trans", default="nn", metavar="AB", help='of A and of B, each n, t or c: "nt"')
     tune.add_argument("--most", type=int, metavar="N", help="kernels to measure, the likeliest first")
     tune.add_argument("--device", choices=("gpu", "software"), default="gpu")
+    tune.add_argument(
+        "--arch", metavar="SM", help="where it shall count, as sm_90; what the software GPU finds does only so"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.command == "list":
         sys.stdout.write("".join(f"{name}\n" for name in (*EXTRAS, *(instance.name for instance in CORE))))
@@ -68,7 +71,12 @@ def _tune(chosen: argparse.Namespace) -> None:
         sys.stdout.write(f"[{number}/{of}] {name}{f' in {slices} slices' if slices > 1 else ''}: {said}\n")
         sys.stdout.flush()
 
-    options: dict[str, Any] = {"trans_a": chosen.trans[:1], "trans_b": chosen.trans[1:], "most": chosen.most}
+    options: dict[str, Any] = {
+        "trans_a": chosen.trans[:1],
+        "trans_b": chosen.trans[1:],
+        "most": chosen.most,
+        "arch": chosen.arch,
+    }
     device = Device(chosen.device)
     for tuned in tuning.tune(chosen.sizes, chosen.dtypes, **options, device=device, progress=show):
         sys.stdout.write(f"{tuned.best.choice.instance} is the fastest on {tuned.device}\n")

@@ -81,8 +81,12 @@ EFFICIENCY: Final = {
     ("tensor", 128 * 64): 0.65,
     ("tensor", 128 * 128): 0.85,
     ("tensor", 256 * 128): 0.92,
+    ("double", 64 * 32): 0.7,
+    ("double", 64 * 64): 0.8,
+    ("double", 128 * 64): 0.85,
 }
-"""(unit, elements of a tile) -> part of the rate that tiles of this size reach."""
+"""(unit, elements of a tile) -> part of the rate that tiles of this size reach. "double": tensor cores at float64, slow
+enough to be fed by small tiles."""
 
 ALIGNMENT: Final = {16: 1.0, 8: 0.9, 4: 0.7, 2: 0.4}
 """Bytes that one load of a tensor kernel fetches -> part of its rate that is left."""
@@ -103,7 +107,7 @@ WIDEST: Final = {"h": 8, "b": 8, "t": 4}
 """Kind -> elements that a tensor kernel loads at once, at best. The other kinds load single ones."""
 NARROWER: Final = {"h": (8, 2, 1), "b": (8, 2, 1), "t": (4, 1)}
 
-_SLICE_K: Final = {"simt": 512, "tensor": 1024}
+_SLICE_K: Final = {"simt": 512, "tensor": 1024, "double": 512}
 """Shorter slices are not worth their pass over memory."""
 _LEAST_K: Final = min(_SLICE_K.values())
 _TILE_CLOCKS = 2_000
@@ -201,7 +205,7 @@ def _estimates(key: Key, split: int | None, source: Source) -> list[Estimate]:
     moved = 2 * m * n * DTYPE_BYTES[SUM_DTYPES[key.kind]] / (arch.bytes_per_clock * processors)
     for instance, tile_m, tile_n, tile_k, rate in _fitting(for_sums(key), source):
         tiles = -(-m // tile_m) * -(-n // tile_n) * key.batch
-        slices = split or min(processors // tiles, k // _SLICE_K[instance.unit])
+        slices = split or min(processors // tiles, k // _SLICE_K[_pace(instance)])
         if slices > 1:
             each = tile_m * tile_n * (-(-k // (tile_k * slices)) * tile_k) / rate + _TILE_CLOCKS
             clocks = -(-tiles * slices // processors) * each + slices * moved + _PASS_CLOCKS
@@ -243,8 +247,13 @@ def _made(
     return tuple(made)
 
 
+def _pace(x: Instance) -> str:
+    """What its tiles and slices are judged by."""
+    return "double" if x.unit == "tensor" and x.kind in "dz" else x.unit
+
+
 def _fit(arch: str, x: Instance) -> Fit:
-    rate = ARCHITECTURES[arch].rates[x.kind, x.unit] * EFFICIENCY.get((x.unit, x.tile[0] * x.tile[1]), 0.5)
+    rate = ARCHITECTURES[arch].rates[x.kind, x.unit] * EFFICIENCY.get((_pace(x), x.tile[0] * x.tile[1]), 0.5)
     if x.kind in WIDEST:
         rate *= ALIGNMENT[16 * x.align // WIDEST[x.kind]]
     return Fit(x, *x.tile, rate)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from cutlass_blas import choice, plans
+from cutlass_blas.alignment import warn
 from cutlass_blas.epilogues import Epilogue
 from cutlass_blas.operands import Given
 from cutlass_blas.plans import Plan
-from cutlass_blas.problems import Shape, read, warn
+from cutlass_blas.problems import Shape, read
 from cutlass_blas.records import Key
 from kaas import Kernel
 
@@ -73,7 +74,9 @@ def gemm(
             _plans.clear()
         _plans[shape] = plan
     if not shape.aligned and plan.steps:
-        warn(problem)
+        m, n, k = shape.m, shape.n, shape.k
+        contiguous = k if shape.op_a == "n" else m, n if shape.op_b == "n" else k, n
+        warn(zip(problem[:3], contiguous, strict=True))
     return plans.kernels(plan, problem)
 
 

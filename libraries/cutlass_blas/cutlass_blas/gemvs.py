@@ -81,7 +81,7 @@ def over_columns(outputs: int, inner: int, count: int, vector: int) -> Geometry:
 
 def _shared(blocks: int, inner: int, step: int, least_steps: int) -> tuple[int, int]:
     """How many blocks share a sum, and how much of it each takes, in whole steps of a block and not too few."""
-    wanted = min(_up(BLOCKS, max(1, blocks)), inner // (step * least_steps))
+    wanted = min(BLOCKS // max(1, blocks), inner // (step * least_steps))
     chunk = _up(_up(inner, max(1, wanted)), step) * step or step
     return max(1, _up(inner, chunk)), chunk
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from typing import Any, Final, NamedTuple
 
 from cutlass_blas import choice, epilogues
+from cutlass_blas.alignment import alignment
 from cutlass_blas.batches import LAUNCH_COUNT, check_apart
 from cutlass_blas.errors import (
-    AlignmentWarning,
     InvalidDtype,
     InvalidOption,
     OverlappingOperands,
@@ -128,19 +126,11 @@ def read(
         scalars["alpha"] = alpha_scalar
     if beta_scalar is not None:
         scalars["beta"] = beta_scalar
-    slices = None if split_k is None else natural(split_k)
-    if split_k is not None and not 1 <= (slices or 0) <= LAUNCH_COUNT:
-        raise InvalidOption(
-            f"split_k is an integer from 1 to {LAUNCH_COUNT}, not {split_k!r}",
-            option="split_k",
-            value=repr(split_k),
-            known=(),
-        )
+    slices = None if split_k is None else _slices(split_k)
     align, align_c = 1, 1
-    widest = choice.WIDEST.get(kind)
-    if widest is not None:
-        align = min(_alignment(first, op_a, m, k, widest), _alignment(second, op_b, k, n, widest))
-        align_c = _alignment(third, "n", m, n, 16 // DTYPE_BYTES[third.dtype])
+    if kind in choice.WIDEST:
+        align = min(alignment(first, k if op_a == "n" else m), alignment(second, n if op_b == "n" else k))
+        align_c = alignment(third, n)
     tall = batch > 1 and not table and first.stride == m * first.ld and third.stride == m * third.ld
     if tall and second.count is None and op_a == "n" and m * batch < LIMIT:  # one matrix of more rows times the same B
         first, third, m, batch = _joined(first, column), _joined(third, column), m * batch, 1
@@ -225,51 +215,28 @@ def _check_written(a: Operand, b: Operand, c: Operand) -> None:
                 )
 
 
+def _slices(split_k: Any) -> int:
+    """
+    Raises:
+        InvalidOption
+    """
+    slices = natural(split_k)
+    if slices is None or not 1 <= slices <= LAUNCH_COUNT:
+        raise InvalidOption(
+            f"split_k is an integer from 1 to {LAUNCH_COUNT}, not {split_k!r}",
+            option="split_k",
+            value=repr(split_k),
+            known=(),
+        )
+    return slices
+
+
 def _joined(x: Operand, column: bool) -> Operand:
     """A batch without gaps as one matrix, along its strided dimension."""
     count = x.count or 1
     if column:
         return x._replace(columns=x.columns * count, count=None, stride=0)
     return x._replace(rows=x.rows * count, count=None, stride=0)
-
-
-def _alignment(x: Operand, op: str, rows: int, columns: int, widest: int) -> int:
-    """The largest power of two up to `widest` that divides all distances, in elements; rows and columns of op(X)."""
-    bits = widest | x.ld | (columns if op == "n" else rows)
-    for offset in x.offsets:
-        bits |= offset
-    if x.count is not None:
-        bits |= x.stride
-    return bits & -bits
-
-
-def warn(problem: Problem) -> None:
-    """Say which operands are loaded or stored in pieces of less than 16 bytes; to who called this library."""
-    shape = problem.shape
-    a, b, c = problem.a, problem.b, problem.c
-    for x, op, rows, columns in (
-        (a, shape.op_a, shape.m, shape.k),
-        (b, shape.op_b, shape.k, shape.n),
-        (c, "n", shape.m, shape.n),
-    ):
-        element_bytes = DTYPE_BYTES[x.dtype]
-        aligned, widest = _alignment(x, op, rows, columns, 16 // element_bytes), 16 // element_bytes
-        if aligned < widest:
-            warnings.warn(
-                f"gemm: {x.name} ({x.dtype}, leading dimension {x.ld}, {columns if op == 'n' else rows} contiguous "
-                f"elements) is aligned to {aligned} elements, not to {widest}: "
-                f"it is {'stored' if x is c else 'loaded'} {aligned * element_bytes} bytes at a time, not 16",
-                AlignmentWarning,
-                stacklevel=_callers_level(),
-            )
-
-
-def _callers_level() -> int:
-    """How many frames up from `warn` the first stands that is not of this library, as `warnings` counts them."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _said(x: Operand, op: str) -> str:

@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -67,10 +68,27 @@ def adapter(instance: Instance) -> Path:
     Raises:
         MissingPackage, CompileFailed: it is not there and cannot be built.
     """
-    if instance in CORE and (path := find(adapter_file(CORE))):
-        return path
+    if instance in CORE:
+        try:
+            return _core_adapter(cached())
+        except LookupError:
+            pass  # it takes a minute to build: this instance's own comes sooner
     file = adapter_file((instance,))
     return find(file) or _built_now(file, lambda: build_adapter((instance,)))
+
+
+@cache
+def _core_adapter(folder: Path) -> Path:
+    """Looked for until it is there.
+
+    Raises:
+        LookupError: neither a wheel nor the folder has it.
+    """
+    file = adapter_file(CORE)
+    path = find(file, PACKED) or find(file, folder)
+    if path is None:
+        raise LookupError(file)
+    return path
 
 
 def build_kernels(name: str) -> bytes:

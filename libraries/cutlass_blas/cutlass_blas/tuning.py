@@ -85,7 +85,7 @@ def tune(
     compute: str | None = None,
     gelu: bool = False,
     arch: str | None = None,
-    device: Device | int | None = None,
+    device: Device | None = None,
     most: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tuned, ...]:
@@ -103,8 +103,8 @@ def tune(
             its own; all other epilogues go by what is measured without.
         arch: what `gemm` is told where the result shall count. None: the device's own, and what gemm chooses for
             unless it is told.
-        device: as `kaas.run_local` takes it; None: the first GPU. The software GPU is measured only if it is named,
-            since what is fast there tells nothing about a GPU.
+        device: None is the first GPU. What is fast on the software GPU tells nothing about another: it is measured
+            only if it is named, and what was found is kept only if arch is named too.
         most: candidates to measure, the likeliest first; None: all.
         progress: called after each with its number, how many there are, and what came of it.
 
@@ -116,8 +116,11 @@ def tune(
         BlasError: as `gemm` raises them, and for shapes that are none.
     """
     where = Device("gpu") if device is None else device
+    if not isinstance(where, Device):
+        raise InvalidOption(f"device is a kaas.Device, not {where!r}", option="device", value=repr(where), known=())
     name, own = _opened(where)
-    archs = tuple(dict.fromkeys([own, choice.architecture(None)] if arch is None else [choice.architecture(arch)]))
+    archs = dict.fromkeys([own, choice.architecture(None)] if arch is None else [choice.architecture(arch)])
+    kept = arch is not None or where.kind != "software"
     options: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "layout": layout, "compute": compute}
     options |= {"epilogue": "gelu"} if gelu else {}
     found = []
@@ -126,7 +129,7 @@ def tune(
             operands = _operands(m, n, k, str(dtype), out, count, trans_a, trans_b)
             keys = [gemms.key_of(*operands, **options, arch=each) for each in archs]
             tuned = _tuned(keys[0], name, operands, options, where, most, progress)
-            for key in keys:
+            for key in keys if kept else ():
                 records.store(key, tuned.best.choice, name, tuned.best.seconds)
             found.append(tuned)
     gemms.forget()
@@ -156,7 +159,7 @@ def _operands(
     return a, b, Buffer("c", (*batch, m, n), out or dtype)
 
 
-def _opened(device: Device | int) -> tuple[str, str]:
+def _opened(device: Device) -> tuple[str, str]:
     """The name of the device and its architecture.
 
     Raises:
@@ -166,7 +169,7 @@ def _opened(device: Device | int) -> tuple[str, str]:
     run_local(KTask([Kernel(Library.from_ptx(_NOTHING), "nothing", 1, 1, [Out(x)])], [x]), device=device)
     from cuda.core import Device as CudaDevice  # only now is the driver loaded, and on the device that was asked for
 
-    opened = CudaDevice(device if isinstance(device, int) else 0)
+    opened = CudaDevice(0)
     return opened.name, choice.architecture(f"sm_{opened.arch}")
 
 
@@ -175,7 +178,7 @@ def _tuned(
     name: str,
     operands: Operands,
     options: dict[str, Any],
-    device: Device | int,
+    device: Device,
     most: int | None,
     progress: Progress | None,
 ) -> Tuned:
@@ -207,7 +210,7 @@ def _seconds(
     slices: int,
     operands: Operands,
     options: dict[str, Any],
-    device: Device | int,
+    device: Device,
     numbers: Trial,
 ) -> float:
     a, b, c = operands
