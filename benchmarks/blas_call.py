@@ -1,11 +1,12 @@
 """What it costs to write down a matrix product: `cutlass_blas.gemm` for a shape never seen, over one ctypes call.
 
-    python -m benchmarks.blas_call [--json] [--rounds 200]
+    python -m benchmarks.blas_call [--json] [--rounds 1000]
 
 The ctypes call is that of the library's host adapter, which fills in a kernel's parameters: its arguments go over as
 ctypes takes them, 14 sizes and strides as Python numbers into a struct, the struct's address into the call.
 `call_alone_us` is the same call with the struct already filled. A known shape is one that was asked for before, with
-other buffers. All are taken in turns, several at a time, and medians compared; no device is needed.
+other buffers. All are taken in turns, each call is timed by itself, as a program makes it, and medians are compared; no
+device is needed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ import kaas
 from benchmarks.report import parser, report
 from cutlass_blas import adapter
 
-AT_ONCE = 10
-"""Calls between two looks at the clock."""
-WARM_UP = 5
+WARM_UP = 20
 SIDE = 512
 
 Matrices = tuple[kaas.Buffer, kaas.Buffer, kaas.Buffer]
@@ -80,30 +79,21 @@ def ctypes_call() -> tuple[Callable[[], object], Callable[[], object]]:
     return numbers, alone
 
 
-def seconds(call: Callable[[], object]) -> float:
+def timed(call: Callable[..., object], *given: object) -> float:
+    """Seconds of one call."""
     began = perf_counter()
-    for _ in range(AT_ONCE):
-        call()
-    return (perf_counter() - began) / AT_ONCE
-
-
-def products(given: list[Matrices]) -> float:
-    """Seconds of one `gemm`."""
-    began = perf_counter()
-    for a, b, c in given:
-        cutlass_blas.gemm(a, b, c)
-    return (perf_counter() - began) / len(given)
+    call(*given)
+    return perf_counter() - began
 
 
 def measure(rounds: int) -> dict[str, float]:
     """Median microseconds."""
     numbers, alone = ctypes_call()
-    shapes = fresh_shapes()
+    gemm = cutlass_blas.gemm
     times: dict[str, list[float]] = {"new_shape": [], "known_shape": [], "ctypes_call": [], "call_alone": []}
-    for turn in range(WARM_UP + rounds):
-        fresh = [matrices(*shape) for shape in itertools.islice(shapes, AT_ONCE)]
-        again = [matrices(SIDE, SIDE, SIDE, f"{turn}_{each}") for each in range(AT_ONCE)]
-        took = products(fresh), products(again), seconds(numbers), seconds(alone)
+    for turn, shape in enumerate(itertools.islice(fresh_shapes(), WARM_UP + rounds)):
+        fresh, again = matrices(*shape), matrices(SIDE, SIDE, SIDE, str(turn))
+        took = timed(gemm, *fresh), timed(gemm, *again), timed(numbers), timed(alone)
         if turn >= WARM_UP:
             for values, took_s in zip(times.values(), took, strict=True):
                 values.append(took_s)
@@ -112,7 +102,7 @@ def measure(rounds: int) -> dict[str, float]:
 
 def main() -> None:
     options = parser(__doc__.partition("\n")[0] if __doc__ else "")
-    options.add_argument("--rounds", type=int, default=200)
+    options.add_argument("--rounds", type=int, default=1000)
     chosen = options.parse_args()
     found = measure(chosen.rounds)
     detail: dict[str, Any] = {f"{name}_us": round(value, 2) for name, value in found.items()}
