@@ -99,28 +99,37 @@ class _Inference:
 
     def run(self) -> dict[str, Shape]:
         steps = [step for block in self.flow.blocks for step in block.steps if step.writes]
+        readers: dict[str, list[int]] = {name: [] for name in self.shapes}
+        for index, step in enumerate(steps):
+            for name in {*step.reads}:
+                readers[name].append(index)
+        due = [True] * len(steps)
         while True:
-            changed = True
-            while changed:
-                changed = False
-                for step in steps:
-                    changed |= self.step(step)
+            while any(due):
+                for index, step in enumerate(steps):
+                    if due[index]:
+                        due[index] = False
+                        for name in self.step(step):
+                            for reader in readers[name]:
+                                due[reader] = True
             unknown = [name for name, shape in self.shapes.items() if shape is None]
             if not unknown:
                 break
             # Read but never written, or written only from such: any value will do, zero is what they get.
             for name in unknown:
                 self.shapes[name] = VARYING
+                for reader in readers[name]:
+                    due[reader] = True
         return {name: shape for name, shape in self.shapes.items() if shape is not None}
 
-    def step(self, step: Step) -> bool:
-        """Joins the result into the registers written; whether anything changed."""
+    def step(self, step: Step) -> list[str]:
+        """Joins the result into the registers written; which of them changed."""
+        changed: list[str] = []
         if all(isinstance(self.shapes[name], Varying) for name in step.writes):
-            return False
+            return changed
         shape = self.result(step)
         if shape is None:
-            return False
-        changed = False
+            return changed
         for name in step.writes:
             fitting = shape
             if isinstance(shape, Affine) and not is_flat(shape) and SCALARS[self.kernel.registers[name]].kind in "fp":
@@ -131,7 +140,7 @@ class _Inference:
                 continue
             if new != old:
                 self.shapes[name] = new
-                changed = True
+                changed.append(name)
         return changed
 
     def result(self, step: Step) -> Shape | None:

@@ -97,17 +97,21 @@ def _check_operands(kernel: Kernel, inst: Instruction, op: Operation) -> None:
     _check_widths(kernel, inst, op)
 
 
+# Which operands of an instruction are lists and addresses.
+_LISTS = {"mov": (0, 1), "ld": (0,), "ldu": (0,), "ldmatrix": (0,), "st": (1,)}
+_ADDRESSES = {"ld": (1,), "ldu": (1,), "atom": (1,), "st": (0,), "red": (0,), "prefetch": (0,), "prefetchu": (0,)}
+_ADDRESSES |= {"discard": (0,), "applypriority": (0,), "createpolicy": (1,), "ldmatrix": (1,)}
+
+
 def _check_forms(inst: Instruction, op: Operation) -> None:
     """Addresses, lists and pairs where the instruction has them, and nowhere else."""
-    lists = {"mov": (0, 1), "ld": (0,), "ldu": (0,), "ldmatrix": (0,), "st": (1,)}.get(op.base, ())
+    lists, addresses = _LISTS.get(op.base, ()), _ADDRESSES.get(op.base, ())
     pairs = (0,) if op.base in ("setp", "shfl", "match", "elect") else ()
-    addresses = {"ld": (1,), "ldu": (1,), "atom": (1,), "st": (0,), "red": (0,), "prefetch": (0,), "prefetchu": (0,)}
-    addresses |= {"discard": (0,), "applypriority": (0,), "createpolicy": (1,), "ldmatrix": (1,)}
     for place, operand in enumerate(inst.operands):
         fits = True
         match operand:
             case Address():
-                fits = place in addresses.get(op.base, ())
+                fits = place in addresses
             case Vector(items):
                 fits = place in lists and 0 < len(items) == _lanes_of(op, len(items)) and not _nested(items)
             case Pair():
