@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,11 @@ def provided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def built(name: str) -> None:
-    """Skips a test whose kernel is not there and cannot be built."""
+@contextmanager
+def or_skipped() -> Iterator[None]:
+    """Skips a test for which something is not there and cannot be built."""
     try:
-        store.kernels(name)
+        yield
     except MissingPackage as error:
         pytest.skip(error.message)
 
@@ -95,8 +97,9 @@ def task_of(instance: Instance) -> tuple[kaas.KTask, dict[str, Array], Array]:
 
 
 def check(instance: Instance, device: Device) -> None:
-    built(instance.name)
-    task, arrays, expected = task_of(instance)
+    with or_skipped():
+        store.kernels(instance.name)
+        task, arrays, expected = task_of(instance)
     given = run_local(task, arrays, device=device)["c"]
     if instance.gelu:
         erf = np.vectorize(math.erf)
@@ -135,7 +138,7 @@ def through_gemm(dtype: str, out: str, device: Device, **options: Any) -> None:
         return [cutlass_blas.Matrix(buffer, rows, columns, offset=entry * rows * columns) for entry in range(count)]
 
     options |= {"alpha": kaas.Scalar("alpha", kind), "trans_b": "t", "epilogue": ending}
-    with warnings.catch_warnings():
+    with or_skipped(), warnings.catch_warnings():
         warnings.simplefilter("ignore", cutlass_blas.AlignmentWarning)  # odd sizes are wanted here
         kernels = [
             *cutlass_blas.gemm(a_, b_, c_, **options),
@@ -146,8 +149,8 @@ def through_gemm(dtype: str, out: str, device: Device, **options: Any) -> None:
                 for kernel in cutlass_blas.gemm(*one, split_k=4, **options)
             ),
         ]
-    for kernel in kernels:
-        built(provider_name(kernel))
+        for kernel in kernels:
+            store.kernels(provider_name(kernel))
     task = kaas.KTask(kernels, [c_, d_, e_])
     given = {buffer.name: arrays[buffer.name] for buffer in task.inputs}
     wide = np.complex128 if dtype.startswith("complex") else np.float64
