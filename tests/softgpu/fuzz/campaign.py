@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -12,9 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kaas.softgpu.build import build
 from tests.softgpu.fuzz.mutations import ROOT, image
 
 CASE_LIMIT_S = 60.0
+RUN_LIMIT_S = 0.2
+"""For a kernel: many of them never end."""
 OUTCOMES = ("refused", "uncompiled", "ran", "failed", "cancelled")
 """What may become of an image: it is not loaded; no kernel of it is compiled; the kernels run to their end, or into an
 error of CUDA, or until they are ended."""
@@ -30,17 +34,28 @@ class Finding:
         return f"seed {self.seed}, image {self.number}: {self.what}"
 
 
+def bring_driver(folder: Path) -> None:
+    """The driver that this machine has, into the cache in this folder: to compile it there would take a case's time."""
+    built = build().parent
+    place = folder / "kaas" / "driver" / built.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        place.symlink_to(built)
+
+
 class Worker:
     """One process; a new one when it has died or was ended."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run_limit_s: float = RUN_LIMIT_S) -> None:
         self.folder = folder
+        self.run_limit_s = run_limit_s
         self.errors = (folder / f"worker-{threading.get_ident()}.log").open("w+b")
         self.start()
 
     def start(self) -> None:
+        bring_driver(self.folder)
         environment = os.environ | {"XDG_CACHE_HOME": str(self.folder), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "tests.softgpu.fuzz.worker", str(self.folder / "code")]
+        command = [sys.executable, "-m", "tests.softgpu.fuzz.worker", str(self.folder / "code"), str(self.run_limit_s)]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -82,7 +97,6 @@ def campaign(seed: int, count: int, folder: Path, workers: int = 2) -> tuple[lis
     findings: list[Finding] = []
     outcomes: Counter[str] = Counter()
     first = Worker(folder)
-    first.verdict(f"{seed} 0")  # builds the driver, which the others then find
 
     def work(worker: Worker) -> None:
         for number in _shared(numbers, lock):

@@ -1,7 +1,8 @@
 """A process that loads, compiles and runs bad images, and says of each how it ended.
 
 It reads lines `seed number` or a path, and answers each with a line: the number or path, a tab, and how it ended:
-"refused", "uncompiled", "ran", "failed", "cancelled", or what is wrong.
+"refused", "uncompiled", "ran", "failed", "cancelled", or what is wrong. Its arguments: a folder for code, and after how
+many seconds a kernel is cancelled.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from tests.softgpu.fuzz.mutations import image
 DEVICE_BYTES = 64 << 20
 MEMORY_BYTES = 6 << 30  # of address space
 BUFFER_BYTES = 1 << 20
-RUN_LIMIT_S = 0.2
 KERNELS = 2  # of one image
 MISTAKE = "a mistake of the software GPU's compiler"
 BLOCKS = [(1, 1, 1), (32, 1, 1), (48, 1, 1), (64, 1, 1), (8, 4, 2), (256, 1, 1)]
@@ -44,7 +44,8 @@ def _ok(result: tuple[Any, ...]) -> Any:
 class Trial:
     """The driver with memcheck, and the compiler without."""
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache: Path, run_limit_s: float) -> None:
+        self.run_limit_s = run_limit_s
         softgpu.load([DEVICE_BYTES], memcheck=True, force=True)
         _ok(driver.cuInit(0))
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -105,7 +106,7 @@ class Trial:
             cancelled.set()
             softgpu.cancel(0)
 
-        timer = threading.Timer(RUN_LIMIT_S, cancel)
+        timer = threading.Timer(self.run_limit_s, cancel)
         timer.start()
         given = driver.cuLaunchKernel(function, 2, 1, 1, *chance.choice(BLOCKS), 0, 0, ctypes.addressof(pointers), 0)
         statuses = [given[0], driver.cuCtxSynchronize()[0]]
@@ -135,7 +136,7 @@ def _sensible(error: CompileError) -> None:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    trial = Trial(Path(sys.argv[1]))
+    trial = Trial(Path(sys.argv[1]), float(sys.argv[2]))
     for line in sys.stdin:
         name, _, number = line.strip().rpartition(" ")
         content = image(int(name), int(number)) if name else Path(number).read_bytes()
