@@ -5,6 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 TVM    := compilers/tvm_backend
+BLAS   := libraries/cutlass_blas
 TWO    := -n 2 --dist loadfile --no-loadscope-reorder
 LOCK   := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet
@@ -16,7 +17,7 @@ test bench: export RAY_AUTH_MODE ?= disabled
 test: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras demo test check fuzz bench dist gpu gpu-expected kernels tables lock clean
+.PHONY: help setup libs extras demo test check fuzz bench dist gpu gpu-expected kernels tables lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,18 +25,22 @@ help: ## this list
 setup: $(VENV)/.dev ## virtual environment, locked dependencies, the software GPU's driver library
 	@$(BIN)/python -m kaas.softgpu.build
 
+libs: setup ## the kernels of the BLAS library that are not built yet (at first about 4 minutes on 2 cores; needs a C++ compiler)
+	@$(BIN)/python -m cutlass_blas build $(if $(filter libs,$(MAKECMDGOALS)),$(ARGS))
+
 extras: setup ## PyTorch, Triton, CuPy and onnxscript too (up to 7 GB), for the tests and benchmarks that want them
 	@$(PIP) 'torch==2.13.0' 'triton>=3' 'cupy-cuda13x>=14' 'onnxscript>=0.7'
 
 demo: $(VENV)/.run ## three clients share four devices by weight, and an executor is killed meanwhile
 	@$(BIN)/kaas demo $(ARGS)
 
-test: setup ## the test suite, in two processes; ARGS='-k graph -x' is passed to pytest, in one
+test: libs ## the test suite, in two processes; ARGS='-k graph -x' is passed to pytest, in one
 	@$(BIN)/python -m pytest $(or $(ARGS),$(TWO))
 
-dist: setup ## wheels in dist/: KaaS with the software GPU's driver library inside, for machines without a C compiler; kaas-tvm
+dist: libs ## wheels in dist/: KaaS with the software GPU's driver library inside, for machines without a C compiler; kaas-tvm; kaas-cutlass-blas with its kernels
 	@$(BIN)/hatchling build -t wheel -d dist
 	@cd $(TVM) && $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)
+	@cd $(BLAS) && KAAS_BLAS_PACK=core $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)
 
 check: $(VENV)/.dev ## lint, formatting and types
 	@$(BIN)/ruff check .
@@ -46,7 +51,7 @@ fuzz: setup ## 10,000 bad images and 3,000 random programs on the software GPU; 
 	@$(BIN)/python -m tests.softgpu.fuzz $(ARGS)
 	@$(BIN)/python -m tests.softgpu.random --programs 3000 $(ARGS)
 
-bench: setup ## every benchmark against its bars; ARGS=launch runs one
+bench: libs ## every benchmark against its bars; ARGS=launch runs one
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 gpu: ## tests and benchmarks on an NVIDIA GPU, with the packages of $(PYTHON) as they are
@@ -89,8 +94,8 @@ $(VENV)/.run: requirements/run.txt pyproject.toml | $(BIN)/activate
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.txt $(TVM)/pyproject.toml $(VENV)/.run
-	@echo "installing the tools of development, TVM among them (another 900 MB, once) ..."
+$(VENV)/.dev: requirements/dev.txt $(TVM)/pyproject.toml $(BLAS)/pyproject.toml $(VENV)/.run
+	@echo "installing the tools of development, TVM and nvcc among them (another 1300 MB, once) ..."
 	@$(PIP) --require-hashes --only-binary :all: -r requirements/dev.txt
-	@$(PIP) --no-deps --no-build-isolation --editable $(TVM)
+	@$(PIP) --no-deps --no-build-isolation --editable $(TVM) --editable $(BLAS)
 	@touch $@

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kaas import errors
 from kaas.arguments import Buffer, In, InOut, Literal, Null, Out, Pointers, Scalar, Struct
+from kaas.caches import cache_root
 from kaas.config import ClientSettings, Config, Device
 from kaas.errors import KaasError
 from kaas.graph import KTask
@@ -52,6 +53,7 @@ __all__ = [
     "boolean",
     "c64",
     "c128",
+    "cache_root",
     "errors",
     "etask",
     "f16",

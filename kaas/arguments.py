@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from kaas.dtypes import DTYPE_BYTES, KIND_BYTES, decode, dtype_name, encode
@@ -17,6 +18,8 @@ LIMIT = 1 << 62
 
 def integer(value: Any) -> int | None:
     """An integer of whatever library, below LIMIT, as an int; None for what is none."""
+    if type(value) is int:  # the usual case, and gemms ask many times
+        return value if -LIMIT < value < LIMIT else None
     try:
         number = int(value.__index__())
     except (AttributeError, TypeError):
@@ -26,6 +29,8 @@ def integer(value: Any) -> int | None:
 
 def integers(value: Any) -> tuple[int, ...] | None:
     """One integer or several, as a tuple; None for what is neither."""
+    if type(value) is int:
+        return (value,) if -LIMIT < value < LIMIT else None
     given = tuple(integer(n) for n in (value if isinstance(value, Iterable) else (value,)))
     return None if None in given else tuple(n for n in given if n is not None)
 
@@ -48,9 +53,14 @@ def check_name(what: str, name: Any) -> str:
     Raises:
         InvalidGraph
     """
-    if not isinstance(name, str) or not name or "\0" in name or name.encode(errors="replace").decode() != name:
+    if not isinstance(name, str) or not name or "\0" in name or not (name.isascii() or _is_unicode(name)):
         raise InvalidGraph(f"{what} is a non-empty string of Unicode characters without NUL, not {name!r}")
     return name
+
+
+def _is_unicode(name: str) -> bool:
+    """Whether a string has no half of a surrogate pair."""
+    return name.encode(errors="replace").decode() == name
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -110,6 +120,8 @@ class Access:
     def __post_init__(self) -> None:
         if not isinstance(self.buffer, Buffer):
             raise InvalidGraph(f"{type(self).__name__} takes a kaas.Buffer, not {self.buffer!r}")
+        if self.offset_bytes == 0 and type(self.offset_bytes) is int:
+            return
         offset_bytes = integer(self.offset_bytes)
         if offset_bytes is None or not 0 <= offset_bytes < max(1, self.buffer.nbytes):
             raise InvalidGraph(
@@ -186,6 +198,12 @@ class Pointers:
         object.__setattr__(self, "entries", entries)
 
 
+_BYTES = (bytes, bytearray, memoryview)
+_POINTERS = (Access, Pointers)
+_offset: Any = itemgetter(0)
+_ZEROS = {size: bytes(size) for size in {POINTER_BYTES, *KIND_BYTES.values()}}
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Struct:
     """A struct passed by value whose pointer and scalar fields are patched; CUTLASS `Params` are such structs.
@@ -209,52 +227,74 @@ class Struct:
         scalars: Mapping[int, Scalar] | None = None,
         align: int = 16,
     ) -> None:
-        pointers, scalars = _fields("pointers", pointers), _fields("scalars", scalars)
         power = integer(align)
         if power is None or power < 1 or power & (power - 1):
             raise InvalidGraph(f"a struct's alignment is a power of two, not {align!r}")
-        if not isinstance(blob, bytes | bytearray | memoryview) or not len(blob):
+        if not isinstance(blob, _BYTES) or not len(blob):
             raise InvalidGraph(f"a struct is one or more bytes, not {blob!r}")
-        if not all(isinstance(target, Access | Pointers) for target in pointers.values()):
-            raise InvalidGraph("pointer fields of a struct are In, Out, InOut or Pointers")
-        if not all(isinstance(scalar, Scalar) for scalar in scalars.values()):
-            raise InvalidGraph("scalar fields of a struct are kaas.Scalar")
-        spans = sorted(
-            [(offset, POINTER_BYTES) for offset in pointers]
-            + [(offset, KIND_BYTES[scalar.kind]) for offset, scalar in scalars.items()]
-        )
-        object.__setattr__(self, "blob", _clear(bytes(blob), spans))
-        object.__setattr__(self, "pointers", tuple(sorted(pointers.items())))
-        object.__setattr__(self, "scalars", tuple(sorted(scalars.items())))
-        object.__setattr__(self, "align", power)
+        targets, chosen = _fields("pointers", pointers), _fields("scalars", scalars)
+        for _, target in targets:
+            if not isinstance(target, _POINTERS):
+                raise InvalidGraph("pointer fields of a struct are In, Out, InOut or Pointers")
+        for _, scalar in chosen:
+            if not isinstance(scalar, Scalar):
+                raise InvalidGraph("scalar fields of a struct are kaas.Scalar")
+        spans = [(offset, POINTER_BYTES) for offset, _ in targets]
+        if chosen:
+            spans = sorted(spans + [(offset, KIND_BYTES[scalar.kind]) for offset, scalar in chosen])
+        put = object.__setattr__
+        put(self, "blob", _clear(bytes(blob), spans))
+        put(self, "pointers", targets)
+        put(self, "scalars", chosen)
+        put(self, "align", power)
 
 
-def _fields(what: str, targets: Any) -> dict[int, Any]:
-    """Offsets as ints -> what is patched there."""
-    if not isinstance(targets, Mapping | None) or any(integer(offset) is None for offset in targets or ()):
-        raise InvalidGraph(f"{what} of a struct maps byte offsets to what is patched there, not {targets!r}")
-    return {int(offset): target for offset, target in (targets or {}).items()}
+def _fields(what: str, targets: Any) -> tuple[tuple[int, Any], ...]:
+    """Offsets as ints with what is patched there, in order."""
+    if targets is None:
+        return ()
+    if type(targets) is not dict and not isinstance(targets, Mapping):  # the first is quicker
+        raise _no_fields(what, targets)
+    found = []
+    for offset, target in targets.items():
+        at = integer(offset)
+        if at is None:
+            raise _no_fields(what, targets)
+        found.append((at, target))
+    if len(found) > 1:
+        found.sort(key=_offset)
+    return tuple(found)
+
+
+def _no_fields(what: str, targets: Any) -> InvalidGraph:
+    return InvalidGraph(f"{what} of a struct maps byte offsets to what is patched there, not {targets!r}")
 
 
 def _clear(blob: bytes, spans: list[tuple[int, int]]) -> bytes:
     """blob with the spans (offset, bytes), sorted, zeroed; they must lie inside and apart."""
-    cleared = bytearray(blob)
-    end = 0
+    cleared, limit, end = bytearray(blob), len(blob), 0
     for offset, size in spans:
-        if offset < end or offset + size > len(blob):
-            why = "overlaps the field before it" if 0 <= offset < end else "does not lie inside it"
-            raise StructFieldOutside(
-                f"the field of {size} bytes at {offset} of a struct of {len(blob)} bytes {why}",
-                offset_bytes=offset,
-                field_bytes=size,
-                struct_bytes=len(blob),
-            )
+        if offset < end or offset + size > limit:
+            raise _outside(offset, size, limit, end)
         end = offset + size
-        cleared[offset:end] = bytes(size)
+        cleared[offset:end] = _ZEROS[size]
     return bytes(cleared)
 
 
+def _outside(offset: int, size: int, limit: int, end: int) -> StructFieldOutside:
+    why = "overlaps the field before it" if 0 <= offset < end else "does not lie inside it"
+    return StructFieldOutside(
+        f"the field of {size} bytes at {offset} of a struct of {limit} bytes {why}",
+        offset_bytes=offset,
+        field_bytes=size,
+        struct_bytes=limit,
+    )
+
+
 Argument = Access | Literal | Scalar | Struct | Pointers
+
+ARGUMENTS = (Struct, Access, Literal, Scalar, Pointers)
+"""The same for isinstance, to which a tuple is faster than a union."""
 
 
 def accesses(argument: Argument) -> Iterator[Access]:

@@ -163,6 +163,39 @@ class UnknownSymbol(InvalidCode):
     near: tuple[str, ...]
 
 
+class Unprovided(InvalidCode):
+    """Code of a provided library that its provider did not give.
+
+    Fields:
+        provider, name, version: what was asked for, as in `kaas.Library.provided`.
+    """
+
+    provider: str
+    name: str
+    version: str
+
+
+class MissingProvider(Unprovided):
+    """No such provider is installed; `installed` are those that are."""
+
+    installed: tuple[str, ...]
+
+
+class NotProvided(Unprovided):
+    """A provider that is here does not know the library, or not in that version; providers raise it themselves.
+
+    Fields:
+        has: the versions that it has, if it knows the library.
+    """
+
+    has: tuple[str, ...]
+
+
+class ProviderFailed(Unprovided):
+    """A provider that could not give what it knows, such as code that it has to compile first; its error is the
+    cause."""
+
+
 class ArgumentMismatch(InvalidCode):
     """Arguments that differ in number or size from the parameters in the code image."""
 

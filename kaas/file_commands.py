@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from kaas import draw, model_file
+from kaas import draw, images, model_file
 from kaas.dtypes import is_integer_kind
 from kaas.errors import InvalidRequest
 from kaas.graph import KTask
@@ -234,7 +234,7 @@ def _save(folder: Path, name: str, array: Any) -> None:
 def _show(model: CompiledModel) -> None:
     from kaas.executor.plan import arena_bytes
 
-    code = ", ".join(f"{image.kind} of {len(image.data):,} bytes" for image in model.library.images)
+    code = ", ".join(images.described(image) for image in model.library.images)
     constants = f"{len(model.constants)} constants of {model.constant_bytes:,} bytes"
     lines = [f"model {model.name}: {constants}; {code}"]
     lines += [f"  {name}: {text}" for name, text in sorted(model.about.items())]

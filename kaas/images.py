@@ -1,9 +1,10 @@
-"""Code images: PTX, cubin and fatbin, each checked to be whole and of its kind."""
+"""Code images: PTX, cubin and fatbin, each checked to be whole and of its kind; and names of code that is provided."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kaas.errors import CorruptImage
 
@@ -11,15 +12,42 @@ ELF = b"\x7fELF"
 _EM_CUDA = 190
 FATBIN = b"\x50\xed\x55\xba"
 _FATBIN_HEADER_BYTES = 16
+PROVIDED = "provided"
+_NAME = re.compile(r"[\x21-\x7e]{1,200}")
 PTX_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Image:
-    """One code image. kind is "ptx", "cubin" or "fatbin"; the device takes the first of a library that it can run."""
+    """One code image. kind is "ptx", "cubin" or "fatbin"; the device takes the first of a library that it can run.
+    Of kind "provided", it names code that is where it runs (`kaas.provided`)."""
 
     kind: str
     data: bytes = field(repr=False)
+
+
+class Provided(NamedTuple):
+    """The name of code that an installed package provides."""
+
+    provider: str
+    name: str
+    version: str
+
+    def image(self) -> Image:
+        return Image(PROVIDED, "\0".join(self).encode(errors="surrogatepass"))
+
+    @classmethod
+    def of(cls, image: Image) -> Provided:
+        """The inverse of `image`, for an image that is checked."""
+        return cls(*image.data.decode().split("\0"))
+
+
+def described(image: Image) -> str:
+    """An image in words, for people."""
+    if image.kind == PROVIDED:
+        named = Provided.of(image)
+        return f"{named.name} of {named.provider} {named.version}, provided where it runs"
+    return f"{image.kind} of {len(image.data):,} bytes"
 
 
 def check(image: Image) -> None:
@@ -27,7 +55,7 @@ def check(image: Image) -> None:
     Raises:
         CorruptImage: its bytes are not of its kind or end too early.
     """
-    checks = {"ptx": _check_ptx, "cubin": _check_cubin, "fatbin": _check_fatbin}
+    checks = {"ptx": _check_ptx, "cubin": _check_cubin, "fatbin": _check_fatbin, PROVIDED: _check_provided}
     if image.kind not in checks:
         raise CorruptImage(f"no such kind of code image: {image.kind!r}; the kinds are {', '.join(checks)}")
     checks[image.kind](image.data)
@@ -66,3 +94,12 @@ def _check_fatbin(data: bytes) -> None:
     body = int.from_bytes(data[8:16], "little")
     if header < _FATBIN_HEADER_BYTES or len(data) < header + body:
         raise CorruptImage(f"truncated fatbin: {len(data)} bytes, its header announces {header + body}")
+
+
+def _check_provided(data: bytes) -> None:
+    parts = data.split(b"\0")
+    if len(parts) != len(Provided._fields) or not all(_NAME.fullmatch(part.decode("latin-1")) for part in parts):
+        raise CorruptImage(
+            f"provided code is named by {', '.join(Provided._fields)}, each of 1 to 200 visible ASCII characters; "
+            f"this is {data[:100]!r}"
+        )

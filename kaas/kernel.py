@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kaas.arguments import Access, Argument, Buffer, Scalar, accesses, check_name, integer, integers, items, scalars_of
+from kaas.arguments import (
+    ARGUMENTS,
+    LIMIT,
+    Access,
+    Argument,
+    Buffer,
+    Scalar,
+    accesses,
+    check_name,
+    integer,
+    integers,
+    items,
+    scalars_of,
+)
 from kaas.errors import InvalidGraph
 from kaas.library import Library
+
+_LISTS = (list, tuple)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -41,23 +56,24 @@ class Kernel:
         if not isinstance(library, Library):
             raise InvalidGraph(f"kernel {symbol!r}: library is a kaas.Library, not {library!r}", kernel=str(symbol))
         check_name("a kernel's symbol", symbol)
-        args = items(f"kernel {symbol!r}", args)
+        args = tuple(args) if isinstance(args, _LISTS) else items(f"kernel {symbol!r}", args)
         for position, argument in enumerate(args):
-            if not isinstance(argument, Argument):
+            if not isinstance(argument, ARGUMENTS):
                 raise InvalidGraph(
-                    f"kernel {symbol!r}: argument {position} is {argument!r}; wrap values in kaas.i32, kaas.f32, … "
-                    "and buffers in In, Out or InOut",
+                    f"kernel {symbol!r}: argument {position} is {argument!r}; wrap values in kaas.i32, "
+                    "kaas.f32, … and buffers in In, Out or InOut",
                     kernel=symbol,
                 )
         shared = integer(shared_bytes)
         if shared is None or shared < 0:
             raise InvalidGraph(f"kernel {symbol!r}: shared_bytes is {shared_bytes!r}", kernel=symbol)
-        object.__setattr__(self, "library", library)
-        object.__setattr__(self, "symbol", symbol)
-        object.__setattr__(self, "grid", _extent(symbol, "grid", grid))
-        object.__setattr__(self, "block", _extent(symbol, "block", block))
-        object.__setattr__(self, "args", args)
-        object.__setattr__(self, "shared_bytes", shared)
+        put = object.__setattr__
+        put(self, "library", library)
+        put(self, "symbol", symbol)
+        put(self, "grid", _extent(symbol, "grid", grid))
+        put(self, "block", _extent(symbol, "block", block))
+        put(self, "args", args)
+        put(self, "shared_bytes", shared)
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -77,6 +93,12 @@ class Kernel:
 
 
 def _extent(symbol: str, what: str, value: int | Sequence[int]) -> tuple[int, int, int]:
+    if type(value) is tuple and len(value) == 3:
+        x, y, z = value
+        if type(x) is type(y) is type(z) is int and 0 < x < LIMIT and 0 < y < LIMIT and 0 < z < LIMIT:
+            return value
+    elif type(value) is int and 0 < value < LIMIT:
+        return value, 1, 1
     given = integers(value) or ()
     if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
         raise InvalidGraph(f"kernel {symbol!r}: {what} is one to three positive integers, not {value!r}", kernel=symbol)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kaas.entries import Entry
 from kaas.errors import CorruptImage, InvalidGraph
-from kaas.images import ELF, FATBIN, PTX_COMMENT_OR_STRING, Image, check
+from kaas.images import ELF, FATBIN, PTX_COMMENT_OR_STRING, Image, Provided, check
 
 if TYPE_CHECKING:
     from kaas.kernel import Kernel
@@ -84,6 +84,23 @@ class Library:
     def from_fatbin(cls, data: bytes) -> Library:
         """A library from a fatbin, as `nvcc -fatbin` writes it."""
         return cls((Image("fatbin", bytes(data)),))
+
+    @classmethod
+    def provided(cls, provider: str, name: str, version: str) -> Library:
+        """A library that is not uploaded but named: its code is given, where it runs, by an installed package that has
+        an entry point `provider` in the group "kaas.libraries". Here it need not be installed. Its hash is that of the
+        three names.
+
+        The entry point is a function that takes name and version and gives a `Library` of code; what it does not know,
+        it answers with kaas.errors.NotProvided. An executor asks once, when it first needs the code.
+
+        Raises:
+            CorruptImage: a name that is not 1 to 200 visible ASCII characters.
+        """
+        named = (provider, name, version)
+        if not all(isinstance(part, str) for part in named):
+            raise CorruptImage(f"provided code is named by three strings, not {named!r}")
+        return cls((Provided(*named).image(),))
 
     @classmethod
     def from_cuda(

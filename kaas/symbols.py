@@ -18,7 +18,7 @@ _KERNEL = 0x10  # in its other byte
 
 def kernels_of(library: Library) -> tuple[str, ...]:
     """The kernels of a library's PTX or cubins, in the order in which they stand there; those of a fatbin, which may be
-    compressed, are left out."""
+    compressed, and of provided code, which may not be here, are left out."""
     return tuple(dict.fromkeys(symbol for image in library.images for symbol in _kernels(image)))
 
 

@@ -16,10 +16,10 @@ import kaas
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"kaas.arguments", "kaas.codec", "kaas.config", "kaas.constants_file", "kaas.dlpack", "kaas.draw", "kaas.dtypes",
-     "kaas.elf", "kaas.entries", "kaas.errors", "kaas.graph", "kaas.images", "kaas.kernel", "kaas.kernels",
-     "kaas.launch", "kaas.library", "kaas.literals", "kaas.model_file", "kaas.request", "kaas.store", "kaas.symbols",
-     "kaas.variant"},
+    {"kaas.arguments", "kaas.caches", "kaas.codec", "kaas.config", "kaas.constants_file", "kaas.dlpack", "kaas.draw",
+     "kaas.dtypes", "kaas.elf", "kaas.entries", "kaas.errors", "kaas.graph", "kaas.images", "kaas.kernel",
+     "kaas.kernels", "kaas.launch", "kaas.library", "kaas.literals", "kaas.model_file", "kaas.provided",
+     "kaas.request", "kaas.store", "kaas.symbols", "kaas.variant"},
     {"kaas.softgpu"},
     {"kaas.makers"},
     {"kaas.executor"},
@@ -63,6 +63,8 @@ ALLOWED_IMPORTERS = {
     "tvm_ffi": set[str](),
     "tvm_backend": set[str](),
     "compilers": set[str](),
+    "cutlass_blas": set[str](),
+    "cutlass_library": set[str](),
     "libraries": set[str](),
     "benchmarks": set[str](),
     "examples": set[str](),
@@ -85,10 +87,12 @@ def name_of(path: Path, root: Path = ROOT) -> str:
 
 MODULES = {name_of(path): path for path in sorted((ROOT / "kaas").rglob("*.py"))}
 
-COMPILERS = ROOT / "compilers" / "tvm_backend"
-"""Where the distribution kaas-tvm stands: it uses kaas as anybody does, by its public names."""
+OTHERS = [ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas"]
+"""Where the distributions kaas-tvm and kaas-cutlass-blas stand: they use kaas as anybody does, by its public names."""
 
-COMPILER_MODULES = sorted((COMPILERS / "tvm_backend").rglob("*.py"))
+OTHER_MODULES = {
+    name_of(path, folder): path for folder in OTHERS for path in sorted((folder / folder.name).rglob("*.py"))
+}
 
 
 def within(module: str, packages: set[str] | tuple[str, ...]) -> bool:
@@ -173,10 +177,19 @@ def names_of_kaas(tree: ast.AST) -> Iterator[str]:
                 yield f"kaas.{attribute}"
 
 
-@pytest.mark.parametrize("path", COMPILER_MODULES, ids=lambda path: name_of(path, COMPILERS))
-def test_the_compiler_uses_public_names(path: Path) -> None:
+@pytest.mark.parametrize("module", OTHER_MODULES)
+def test_compilers_and_libraries_use_public_names(module: str) -> None:
     public = {f"kaas.{name}" for name in kaas.__all__}
-    assert set(names_of_kaas(ast.parse(path.read_text()))) <= public
+    assert set(names_of_kaas(ast.parse(OTHER_MODULES[module].read_text()))) <= public
+
+
+def test_making_kernels_of_the_blas_library_is_light() -> None:
+    """Whoever names its kernels needs no device, no Ray, no database and no compiler; nor does the import."""
+    program = (
+        "import cutlass_blas, cutlass_blas.provider, sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not set(ended.stdout.split()) & {"asyncio", "cuda", "cutlass_library", "llvmlite", "ray", "scipy", "tvm"}
 
 
 def test_names_of_kaas_are_found_however_they_are_written() -> None:

@@ -13,9 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
-FOLDERS = ("kaas", "compilers", "benchmarks", "examples", "tests")
+FOLDERS = ("kaas", "compilers", "libraries", "benchmarks", "examples", "tests")
 SOURCES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = {"compilers/tvm_backend": "tvm", "libraries/cutlass_blas": "blas"}
+"""Folders of the other distributions, and the extras of kaas that bring them."""
 
 
 def locked(path: Path) -> dict[str, str]:
@@ -24,9 +26,9 @@ def locked(path: Path) -> dict[str, str]:
     return dict(pins)
 
 
-def compiler() -> dict[str, Any]:
-    """What kaas-tvm, the distribution in compilers/tvm_backend, says of itself."""
-    project: dict[str, Any] = tomllib.loads((ROOT / "compilers" / "tvm_backend" / "pyproject.toml").read_text())
+def other(folder: str) -> dict[str, Any]:
+    """What the distribution in a folder says of itself."""
+    project: dict[str, Any] = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
     return dict(project["project"])
 
 
@@ -43,17 +45,18 @@ def test_locks_hold_what_the_project_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
     dev = [need for group in groups.values() for need in group if isinstance(need, str)]
-    dev += [need for need in compiler()["dependencies"] if not need.startswith("kaas")]
+    dev += [need for folder in OTHERS for need in other(folder)["dependencies"] if not need.startswith("kaas")]
     for lock, needs in (("run.txt", project["project"]["dependencies"]), ("dev.txt", dev)):
         names = {re.split(r"[<>=\[ ]", need)[0] for need in needs}
         assert names <= locked(ROOT / "requirements" / lock).keys()
 
 
-def test_the_compiler_goes_with_this_version_of_kaas() -> None:
+@pytest.mark.parametrize("folder", OTHERS)
+def test_the_other_distributions_go_with_this_version_of_kaas(folder: str) -> None:
     kaas = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert compiler()["version"] == kaas["version"]
-    assert compiler()["requires-python"] == kaas["requires-python"]
-    assert compiler()["name"] in kaas["optional-dependencies"]["tvm"]
+    assert other(folder)["version"] == kaas["version"]
+    assert other(folder)["requires-python"] == kaas["requires-python"]
+    assert other(folder)["name"] in kaas["optional-dependencies"][OTHERS[folder]]
 
 
 def test_locks_agree() -> None:
@@ -63,7 +66,7 @@ def test_locks_agree() -> None:
 
 def test_targets_are_there_and_listed() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in ("setup", "extras", "demo", "test", "check", "bench", "dist", "gpu", "help"):
+    for target in ("setup", "extras", "libs", "demo", "test", "check", "bench", "dist", "gpu", "help"):
         assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
@@ -73,7 +76,7 @@ def test_documents_point_to_what_exists(path: Path) -> None:
     text = path.read_text()
     links = re.findall(r"\]\(([^)#:]+)\)", text)
     assert not [link for link in links if not (path.parent / link).exists()]
-    files = re.findall(r"`((?:kaas|compilers|tests|benchmarks|examples|docs)/[\w./]+)`", text)
+    files = re.findall(r"`((?:kaas|compilers|libraries|tests|benchmarks|examples|docs)/[\w./]+)`", text)
     assert not [name for name in files if not (ROOT / name).exists()]
 
 

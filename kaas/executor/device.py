@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from kaas import softgpu
-from kaas.errors import CorruptImage, DeviceUnavailable, KaasError, OutOfDeviceMemory, UnsupportedCode
+from kaas import provided, softgpu
+from kaas.errors import CorruptImage, DeviceUnavailable, KaasError, OutOfDeviceMemory, Unprovided, UnsupportedCode
 from kaas.executor.status import translate
 from kaas.library import Image, Library
 
@@ -242,17 +242,26 @@ class Device:
 
         Raises:
             CorruptImage, UnsupportedCode: about all of them, if there is none.
+            Unprovided: those that there are were to be provided.
         """
         refusals: list[KaasError] = []
         for image in library.images:
-            code = image.data + b"\0" if image.kind == "ptx" else image.data
             try:
-                handle = call(driver.cuLibraryLoadData, code, [], [], 0, [], [], 0, device=self._info.name)
-            except (CorruptImage, UnsupportedCode) as error:
+                provided_here = provided.code(image)
+            except Unprovided as error:
                 refusals.append(error)
-            else:
-                return LoadedLibrary(handle, self._handle, image)
+                continue
+            for code in provided_here:
+                try:
+                    return self._load(code)
+                except (CorruptImage, UnsupportedCode) as error:
+                    refusals.append(error)
         raise _refusal(refusals, library)
+
+    def _load(self, image: Image) -> LoadedLibrary:
+        code = image.data + b"\0" if image.kind == "ptx" else image.data
+        handle = call(driver.cuLibraryLoadData, code, [], [], 0, [], [], 0, device=self._info.name)
+        return LoadedLibrary(handle, self._handle, image)
 
     # --- streams and graphs
 
@@ -351,7 +360,11 @@ class HostMemory:
 
 
 def _refusal(refusals: Sequence[KaasError], library: Library) -> KaasError:
-    """One error for all images: corrupt only if every one is."""
+    """One error for all images: corrupt, or not provided, only if every one is."""
+    first = refusals[0]
+    if isinstance(first, Unprovided) and all(isinstance(error, Unprovided) for error in refusals):
+        first.library = library.hash
+        return first
     words = "; ".join(error.message for error in refusals)
     if all(isinstance(error, CorruptImage) for error in refusals):
         return CorruptImage(words, library=library.hash)
@@ -360,7 +373,7 @@ def _refusal(refusals: Sequence[KaasError], library: Library) -> KaasError:
 
 
 class LoadedLibrary:
-    """A code image in the driver's hands. image: which one of its library's."""
+    """A code image in the driver's hands. image: which one of its library's, or of what is provided for it."""
 
     def __init__(self, handle: Any, device: Any, image: Image) -> None:
         self.image = image

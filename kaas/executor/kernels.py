@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from kaas.errors import InvalidCode
 from kaas.executor.device import Device, Function, LoadedLibrary
 from kaas.executor.globals import Globals
-from kaas.library import Library
+from kaas.library import Image, Library
 from kaas.symbols import unknown
 
 
@@ -24,7 +24,7 @@ class Kernels:
     def get(self, library: Library, symbol: str) -> Function:
         """
         Raises:
-            CorruptImage, UnsupportedCode: the library does not load here.
+            CorruptImage, UnsupportedCode, Unprovided: the library does not load here.
             UnknownSymbol: it does, and holds no such kernel.
         """
         key = (library.hash, symbol)
@@ -43,6 +43,10 @@ class Kernels:
     def globals_of(self, libraries: Iterable[Library]) -> tuple[Globals, ...]:
         """Of those of these libraries that have any. They must be loaded."""
         return tuple(self._globals[library.hash] for library in libraries if self._globals[library.hash])
+
+    def image(self, library: Library) -> Image:
+        """The code that was loaded of this library, which must be."""
+        return self._libraries[library.hash].image
 
     def __len__(self) -> int:
         """Libraries that are loaded."""

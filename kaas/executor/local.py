@@ -85,7 +85,8 @@ def check(task: KTask, device: Device | int | None = None) -> Plan:
     """Checks a kTask against its code and a device (as in run_local) and runs nothing.
 
     Raises:
-        CorruptImage, UnsupportedCode, UnknownSymbol, ArgumentMismatch, LaunchLimit, RequestTooLarge, DeviceUnavailable
+        CorruptImage, UnsupportedCode, Unprovided, UnknownSymbol, ArgumentMismatch, LaunchLimit, RequestTooLarge,
+        DeviceUnavailable
     """
     return executor_for(device).prepare(task)
 

@@ -19,7 +19,7 @@ from kaas.executor.globals import Globals
 from kaas.executor.kernels import Kernels
 from kaas.graph import KTask
 from kaas.kernel import Kernel
-from kaas.library import Library
+from kaas.library import Image
 
 Table = tuple[tuple[int, int], ...]
 """What a table of pointers holds: (index of a buffer, offset in bytes) of each."""
@@ -103,7 +103,7 @@ def make_plan(task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int
     """Checks a kTask against its code and the device, and prepares it. Nothing runs, no memory is taken.
 
     Raises:
-        CorruptImage, UnsupportedCode, UnknownSymbol, ArgumentMismatch: the code.
+        CorruptImage, UnsupportedCode, Unprovided, UnknownSymbol, ArgumentMismatch: the code.
         LaunchLimit: a grid, a block or shared memory beyond the device's or the kernel's.
         RequestTooLarge: more memory than the device has, however the inputs come.
     """
@@ -138,15 +138,15 @@ def make_plan(task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int
         zeroed=tuple(number for buffer, number in index.items() if buffer.init == "zero"),
         input_names=frozenset(buffer.name for buffer in task.inputs),
         globals=kernels.globals_of(task.libraries),
-        prints=any(map(_prints, task.libraries)),
+        prints=any(_prints(kernels.image(library)) for library in task.libraries),
     )
     _check_size(plan, capacity_bytes, device)
     return plan
 
 
-def _prints(library: Library) -> bool:
+def _prints(image: Image) -> bool:
     """Only PTX is sure not to."""
-    return any(image.kind != "ptx" or b"vprintf" in image.data for image in library.images)
+    return image.kind != "ptx" or b"vprintf" in image.data
 
 
 def _tenants(task: KTask, buffers: Mapping[Buffer, int], tables: Iterable[Table]) -> Iterator[Tenant]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from cuda import pathfinder
 
+from kaas.caches import cache_root
 from kaas.errors import CompileFailed, InvalidTarget, MissingPackage
-from kaas.softgpu.caches import cache_root
 
 _INSTALL = "nvidia-cuda-nvrtc"
 _ERROR = re.compile(r"(.*)\((\d+)\): (?:catastrophic )?error: ")

@@ -18,8 +18,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from kaas.caches import cache_root
 from kaas.errors import DeviceUnavailable
-from kaas.softgpu.caches import cache_root
 
 HERE = Path(__file__).resolve().parent
 FOLDERS = (HERE / "driver", HERE / "runtime")

@@ -9,13 +9,26 @@ from kaas.softgpu import refused
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import Shape
 from kaas.softgpu.codegen import arithmetic as a
-from kaas.softgpu.codegen import atomics, loads, matrices, predicates, spaces, stores, system_calls, video, warp
+from kaas.softgpu.codegen import (
+    atomics,
+    copies,
+    loads,
+    matrices,
+    predicates,
+    spaces,
+    stores,
+    system_calls,
+    tensor,
+    video,
+    warp,
+)
 from kaas.softgpu.codegen import bit_fields as b
 from kaas.softgpu.codegen import conversions as c
 from kaas.softgpu.codegen import elementwise as each
 from kaas.softgpu.codegen import reals as r
 from kaas.softgpu.codegen.emitter import Emitter
-from kaas.softgpu.codegen.family import Family, Operation
+from kaas.softgpu.codegen.family import Family, Objection, Operation
+from kaas.softgpu.codegen.forms import FORMS
 from kaas.softgpu.codegen.legality import objection
 from kaas.softgpu.ptx.model import Instruction, Unsupported
 from kaas.softgpu.ptx.types import SCALARS
@@ -64,6 +77,7 @@ def _family(
     guard_branches: bool = False,
     kinds: each.Kinds | None = None,
     result: Callable[[Operation], str] | None = None,
+    objection: Objection | None = None,
 ) -> Family:
     count = (operands, operands) if isinstance(operands, int) else operands
     words = frozenset(modifiers.split()) | frozenset(required.split())
@@ -79,6 +93,21 @@ def _family(
         guard_branches,
         kinds,
         result,
+        objection,
+    )
+
+
+def _wait(summary: str, word: str, operands: int = 0) -> Family:
+    """Copies have happened when they are to be waited for."""
+    return _family(
+        summary,
+        warp.nothing,
+        "",
+        "async",
+        operands,
+        required=word,
+        has_result=False,
+        objection=copies.objection_to_waiting,
     )
 
 
@@ -257,6 +286,7 @@ FAMILIES: dict[str, Family] = {
         kinds=lambda _op, count: ["i32"] * count,
         result=_i32,
     ),
+    "cvt.tf32": _lanes("rounds to what tensor cores look at", r.to_tf32, "f32", "tf32", 2, required="rna", result=_i32),
     "cvta": _family(
         "between generic and other addresses",
         c.cvta,
@@ -276,8 +306,31 @@ FAMILIES: dict[str, Family] = {
         shape=atomics.varying_shape,
         guard_branches=True,
     ),
+    "mma": _family(
+        "multiplies small matrices spread over a warp, and adds",
+        tensor.multiply,
+        "f16 bf16 f32 f64",
+        "sync aligned row col m16n8k16 m16n8k8 m16n8k4 m8n8k4 tf32",
+        4,
+        shape=atomics.varying_shape,
+        guard_branches=True,
+        objection=tensor.objection,
+    ),
     "ldu": _family("loads", loads.load, _EVERY, "global v2 v4", 2, shape=loads.load_shape),
     "st": _family("stores", stores.store, _EVERY, f"{_SPACES} {_ORDER} v2 v4", (2, 3), has_result=False),
+    "cp.async": _family(
+        "copies from global to shared memory",
+        copies.copy,
+        "",
+        "async shared shared::cta",
+        (3, 4),
+        required="global",
+        has_result=False,
+        objection=copies.objection,
+    ),
+    "cp.async.commit_group": _wait("ends a group of copies", "commit_group"),
+    "cp.async.wait_group": _wait("waits for all but the last groups of copies", "wait_group", 1),
+    "cp.async.wait_all": _wait("waits for all copies", "wait_all"),
     "atom": _family(
         "atomic, with the old value",
         atomics.atomic,
@@ -428,14 +481,12 @@ def decode(opcode: str) -> Operation | str:
     if unknown:
         return f"no code for {unknown}"
     base, *parts = opcode.split(".")
-    name = base
-    if base in ("bar", "barrier") and "red" in parts:
-        name = "bar.red"
-    elif base == "cvt" and "pack" in parts:
-        name = "cvt.pack"
+    name = family_of(base, parts)
     family = FAMILIES.get(name)
     if family is None:
         return f"no code for {base}"
+    if base == "mma" and opcode not in FORMS:
+        return "no code for this form of mma"
     types = tuple(SCALARS[part] for part in parts if part in SCALARS)
     words = [part for part in parts if part not in SCALARS and not part.startswith(_LONG_HINTS)]
     modifiers = tuple(word for word in words if word not in _HINTS)
@@ -455,6 +506,18 @@ def decode(opcode: str) -> Operation | str:
         return f"no code for this form of {base}"
     found = objection(name, modifiers, tuple(scalar.name for scalar in types))
     return found or Operation(opcode, base, modifiers, types, family)
+
+
+def family_of(base: str, parts: list[str]) -> str:
+    """The name in the table of the opcode with these parts."""
+    if base in ("bar", "barrier") and "red" in parts:
+        return "bar.red"
+    if base == "cvt" and ("pack" in parts or "tf32" in parts):
+        return "cvt.pack" if "pack" in parts else "cvt.tf32"
+    if base == "cp":
+        long = ".".join((base, *parts[:2]))
+        return long if long in FAMILIES else ".".join((base, *parts[:1]))
+    return base
 
 
 def operation(inst: Instruction) -> Operation:

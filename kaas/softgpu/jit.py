@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from kaas.caches import cache_root
 from kaas.softgpu import image, machine_code, target
 from kaas.softgpu.c_interface import (
     INVALID_HANDLE,
@@ -25,7 +26,6 @@ from kaas.softgpu.c_interface import (
     CompileError,
     CompilerTable,
 )
-from kaas.softgpu.caches import cache_root
 from kaas.softgpu.codegen import checks
 from kaas.softgpu.codegen import kernel as codegen
 from kaas.softgpu.disk_cache import DiskCache

@@ -12,13 +12,14 @@ _VIDEO = "scalar video instructions"
 _LATER = "newer GPUs than sm_80"
 
 REFUSED: dict[str, str] = {
-    "mma": _TENSOR,
+    "mma.sp": _TENSOR,
     "wmma": _TENSOR,
     "wgmma": _TENSOR,
     "tcgen05": _TENSOR,
     "stmatrix": _TENSOR,
     "movmatrix": _TENSOR,
-    "cp.async": _ASYNC,
+    "cp.async.bulk": _ASYNC,
+    "cp.async.mbarrier": _BARRIER,
     "cp.reduce.async": _ASYNC,
     "st.async": _ASYNC,
     "st.bulk": _ASYNC,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from ray.exceptions import TaskCancelledError
 
 import kaas
 from kaas import errors
+from kaas.kernels import library
 from kaas.pool.status import Status
 from tests.api.conftest import (
     DEVICE_BYTES,
@@ -120,6 +123,28 @@ def test_many_at_once_each_with_its_own_result() -> None:
     refs = [kaas.invoke(scale_task(), {"x": numbers(seed=i)}, scalars={"factor": i}) for i in range(100)]
     for i, result in enumerate(ray.get(refs)):
         np.testing.assert_allclose(result, numbers(seed=i) * np.float32(i))
+
+
+def test_code_that_is_only_named() -> None:
+    """Nothing of it travels: kaas, which is where the executor is, provides its own kernels."""
+    named = kaas.Library.provided("kaas", "nearest_neighbours", version("kaas"))
+    x, y = kaas.Buffer("x", N, "float32"), kaas.Buffer("y", N, "float32")
+    kernel = named.kernel("vadd", grid=4, block=256, args=[kaas.InOut(y), kaas.In(x), kaas.u32(N)])
+    task = kaas.KTask([kernel], [y])
+    assert len(pickle.dumps(task)) < 1000 < library("nearest_neighbours").nbytes
+    result = ray.get(kaas.invoke(task, {"x": numbers(), "y": numbers(seed=1)}))
+    np.testing.assert_array_equal(result, numbers() + numbers(seed=1))
+
+
+def test_code_that_nobody_provides() -> None:
+    named = kaas.Library.provided("nobody", "vadd", "1")
+    x = kaas.Buffer("x", N, "float32")
+    task = kaas.KTask([kaas.Kernel(named, "vadd", 1, 256, [kaas.Out(x)])], [x])
+    with pytest.raises(errors.MissingProvider, match="'nobody'") as caught:
+        ray.get(kaas.invoke(task, {}))
+    error: Any = caught.value
+    assert (error.provider, error.name, error.version) == ("nobody", "vadd", "1")
+    assert (error.kernel, error.task, "kaas" in error.installed) == ("vadd", task.label, True)
 
 
 # --- references

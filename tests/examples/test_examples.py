@@ -13,7 +13,7 @@ import pytest
 import ray
 
 import kaas
-from examples import chained_matmul, jacobi, nearest_neighbours, pipeline
+from examples import cgemm, chained_gemm, chained_matmul, jacobi, nearest_neighbours, pipeline
 from kaas.executor.local import check, run_local
 from kaas.executor.plan import Plan
 from tests.makers.present import present
@@ -45,13 +45,17 @@ def test_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("pool")
 def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    program, with_tvm = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program, with_tvm, with_blas = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert "kaas.init()" in program
     assert "tvm_backend" in with_tvm, "which tests/compilers/test_documents.py runs"
     names: dict[str, Any] = {}
     exec(program.replace("kaas.init()", 'kaas.init(name="examples")'), names)
     assert (ray.get(names["result"]) == 2).all()
     assert "2." in capsys.readouterr().out
+    exec(with_blas.replace("kaas.init()", 'kaas.init(name="examples")'), names)
+    expected = 0.1 * 256 * (0.1 * 128 + 0.1)  # GELU changes nothing so far above 0
+    printed = np.array(re.findall(r"[\d.]+\d", capsys.readouterr().out), np.float64)
+    np.testing.assert_allclose(printed, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -59,7 +63,14 @@ def test_example_is_short(name: str) -> None:
     assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 100
 
 
-TASKS = [nearest_neighbours.build(32, 8, 2), jacobi.build(64), chained_matmul.build(64), pipeline.build(9, 9)]
+TASKS = [
+    nearest_neighbours.build(32, 8, 2),
+    jacobi.build(64),
+    chained_matmul.build(64),
+    pipeline.build(9, 9),
+    cgemm.build(100, 100, 250),
+    chained_gemm.build(64, 96, 256),
+]
 
 
 @pytest.mark.usefixtures("softgpu")

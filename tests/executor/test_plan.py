@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from kaas.errors import (
     DeviceUnavailable,
     LaunchLimit,
     MissingInput,
+    MissingProvider,
     MissingScalar,
     RequestTooLarge,
     UnexpectedInput,
@@ -24,6 +26,7 @@ from kaas.executor.device import open_device
 from kaas.executor.executor import Executor, Request, Source
 from kaas.executor.status import translate
 from tests.executor.conftest import KERNELS, MakeExecutor
+from tests.providers import install
 
 A, B, C = (kaas.Buffer(name, 64, "int32") for name in "abc")
 HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -108,6 +111,32 @@ def test_a_cubin_for_nobody_falls_through_to_the_ptx(executor: Executor, library
     with pytest.raises((CorruptImage, UnsupportedCode)):
         executor.prepare(task(cubin, "fill", args))
     assert executor.prepare(task(cubin | library, "fill", args)).launches[0].block == (64, 1, 1)
+
+
+def test_provided_code_is_found_where_it_runs(
+    executor: Executor, library: kaas.Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    named = kaas.Library.provided("simple", "all", "1")
+    install(monkeypatch, tmp_path, "simple", lambda *_: kaas.Library.from_cubin(_empty_cubin()) | library)
+    request = Request(task(named, "fill", [kaas.Out(C), kaas.i32(7), kaas.i32(64)]), {}, {})
+    assert (executor.run(request).outputs["c"] == 7).all()
+    assert not executor.prepare(request.task).prints  # its PTX was taken, and tells
+    with pytest.raises(UnknownSymbol, match="did you mean 'scale'"):
+        executor.prepare(task(named, "scalee", [kaas.Out(C)]))
+
+
+def test_code_that_nobody_provides(executor: Executor, library: kaas.Library) -> None:
+    named = kaas.Library.provided("nobody", "n", "1")
+    args = [kaas.Out(C), kaas.i32(1), kaas.i32(64)]
+    wanted = task(named, "fill", args)
+    with pytest.raises(MissingProvider, match="'nobody'") as caught:
+        executor.prepare(wanted)
+    error = caught.value
+    assert (error.provider, error.name, error.version) == ("nobody", "n", "1")
+    assert (error.library, error.kernel, error.task) == (named.hash, "fill", wanted.label)
+    assert executor.prepare(task(named | library, "fill", args)).launches  # what is said to do in its place
+    with pytest.raises(UnsupportedCode, match="'nobody'"):
+        executor.prepare(task(named | kaas.Library.from_cubin(_empty_cubin()), "fill", args))
 
 
 def _empty_cubin() -> bytes:

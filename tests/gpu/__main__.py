@@ -2,7 +2,7 @@
 
 Needs Python, NumPy, pytest, cuda-bindings, cuda-core and msgspec; for compiled models safetensors. With Ray there too,
 the GPU tests of all other folders and the benchmarks that go through Ray run as well; with apache-tvm and onnx, models
-over TVM's virtual machine.
+over TVM's virtual machine; with nvcc, the headers of CUTLASS and CuPy, the BLAS library over cuBLAS.
 """
 
 from __future__ import annotations
@@ -12,30 +12,41 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from tests.providers import installed, write_metadata
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+Environment = dict[str, str]
 NEEDED = ("numpy", "pytest", "msgspec", "cuda")
 WITHOUT_RAY = ("gpu_stages", "launch", "cache", "clients", "overlap", "slots")
 WITH_RAY = ("overhead",)
-WITH_MORE = {"gpu_models": ("tvm", "onnx")}
+WITH_MORE = {"gpu_models": ("tvm", "onnx"), "gemm": ("cupy",)}
 """Benchmarks that need further packages."""
+OPTIONS = {"gemm": ("--device", "gpu")}
+DISTRIBUTIONS = (ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas")
+"""What stands beside KaaS, and need not be installed."""
 
 
-def run_tests(ray: bool) -> bool:
+def run_tests(ray: bool, environment: Environment) -> bool:
     """Whether all passed. Without Ray the conftest files above are kept out: they need packages beyond the list."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "tests" if ray else "tests/gpu"]
     if not ray:
         command += ["--confcutdir", "tests/gpu"]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
 
-def run_benchmark(name: str) -> bool:
+def built(environment: Environment) -> bool:
+    """Builds the kernels of the BLAS library, as far as they are not there; whether they are now."""
+    command = [sys.executable, "-m", "cutlass_blas", "build"]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
+
+
+def run_benchmark(name: str, environment: Environment) -> bool:
     """Whether it ran; what it measured is stored and printed, and judged by readers."""
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--json"]
-    folders = [str(ROOT / "compilers" / "tvm_backend"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *OPTIONS.get(name, ())]
     ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if ended.returncode:
         print(f"benchmark {name}: exit status {ended.returncode}\n{ended.stdout}")
@@ -47,6 +58,14 @@ def run_benchmark(name: str) -> bool:
     for bar, (measured, comparison, limit) in result["bars"].items():
         print(f"  {bar:<32} {measured:.3g} {comparison} {limit:g}")
     return True
+
+
+def with_distributions(folder: Path) -> Environment:
+    """The environment, with what stands beside KaaS on the path; `folder` tells, in its place, what it provides."""
+    if not installed("cutlass_blas"):
+        write_metadata(folder, "cutlass_blas", "cutlass_blas.provider:images")
+    folders = [*map(str, DISTRIBUTIONS), str(folder), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 def main() -> int:
@@ -61,15 +80,26 @@ def main() -> int:
     ray = importlib.util.find_spec("ray") is not None
     print(f"with Ray: {'yes' if ray else 'no: only what runs without it'}", flush=True)
     RESULTS.mkdir(exist_ok=True)
-    passed = run_tests(ray)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = with_distributions(Path(folder))
+        blas = built(environment)
+        passed = run_tests(ray, environment)
+        ran = [run_benchmark(name, environment) for name in chosen(ray, blas)]
+    return 0 if passed and all(ran) else 1
+
+
+def chosen(ray: bool, blas: bool) -> list[str]:
+    """The benchmarks that have what they need here."""
     names = list(WITHOUT_RAY + (WITH_RAY if ray else ()))
     for name, packages in WITH_MORE.items():
-        if lacking := [package for package in packages if importlib.util.find_spec(package) is None]:
+        lacking = [package for package in packages if importlib.util.find_spec(package) is None]
+        if name == "gemm" and not blas:
+            lacking.append("the kernels of the BLAS library")
+        if lacking:
             print(f"benchmark {name}: not run, {sys.executable} lacks {', '.join(lacking)}")
         else:
             names.append(name)
-    ran = [run_benchmark(name) for name in names]
-    return 0 if passed and all(ran) else 1
+    return names
 
 
 if __name__ == "__main__":

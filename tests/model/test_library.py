@@ -11,6 +11,7 @@ import pytest
 
 import kaas
 from kaas.errors import CorruptImage
+from kaas.images import described
 from kaas.library import Image
 from tests.model.strategies import PTX
 
@@ -98,6 +99,39 @@ def test_a_library_needs_images_of_known_kinds() -> None:
         kaas.Library(())
     with pytest.raises(CorruptImage, match="hsaco"):
         kaas.Library((Image("hsaco", b""),))
+
+
+def test_provided_code_is_a_name() -> None:
+    named = kaas.Library.provided("blas", "sgemm_nn", "1.0")
+    assert [(image.kind, image.data) for image in named.images] == [("provided", b"blas\0sgemm_nn\0001.0")]
+    assert named == kaas.Library.provided("blas", "sgemm_nn", "1.0")
+    assert (
+        len({named, *(kaas.Library.provided(*p) for p in (("bla", "ssgemm_nn", "1.0"), ("blas", "sgemm_nn", "1")))})
+        == 3
+    )
+    assert [described(image) for image in (named | kaas.Library.from_ptx(PTX)).images] == [
+        "sgemm_nn of blas 1.0, provided where it runs",
+        f"ptx of {len(PTX)} bytes",
+    ]
+    launch = named.kernel("sgemm", grid=1, block=32, args=[kaas.i32(1)])  # nobody here knows its kernels
+    assert (launch.library, launch.symbol) == (named, "sgemm")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("", "n", "1"),
+        ("p", "n\0m", "1"),
+        ("p", "n", "1 "),
+        ("p", "ñ", "1"),
+        ("p", "n", "1" * 201),
+        ("p", "n", None),
+        ("\ud800", "n", "1"),
+    ],
+)
+def test_names_of_provided_code_are_plain(names: tuple[str, str, str]) -> None:
+    with pytest.raises(CorruptImage, match="provided code is named by"):
+        kaas.Library.provided(*names)
 
 
 def test_missing_file_says_so(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from kaas.softgpu.instructions import family_of
+
 HERE = Path(__file__).parent
 
 # A statement begins after one of these, perhaps with a guard. Parts that a test fills in read as {}.
@@ -45,8 +47,7 @@ def families_in(text: str) -> Iterator[str]:
     if ";" not in text:
         return
     for base, rest in _OPCODE.findall(text):
-        pack, reduces = base == "cvt" and ".pack" in rest, base in ("bar", "barrier") and ".red" in rest
-        yield "cvt.pack" if pack else "bar.red" if reduces else base
+        yield family_of(base, rest.split(".")[1:])
 
 
 def _name(path: Path) -> str:

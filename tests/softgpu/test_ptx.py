@@ -113,8 +113,8 @@ def test_malformed_text_is_an_error_with_a_line(text: str) -> None:
 
 REFUSED = {
     "tex": ("tex.2d.v4.f32.f32 {%f, %f, %f, %f}, [%a, {%f, %f}];", "tex"),
-    "cp.async": ("cp.async.ca.shared.global [%r], [%a], 4;", "cp"),
-    "mma": ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f}, {%r}, {%r}, {%f};", "mma"),
+    "cp.async": ("cp.async.mbarrier.arrive.shared.b64 [%r];", "cp.async.mbarrier"),
+    "mma": ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r}, {%r}, {%r}, {%r};", "this form of mma"),
     "a type": ("add.b32 %r, %r, %r;", r"\.b32 of add"),
     "a modifier": ("ld.shared::cluster.u32 %r, [%r];", "shared::cluster of ld"),
     "a special register": ("mov.u32 %r, %cluster_ctaid.x;", "%cluster_ctaid.x"),
@@ -130,7 +130,7 @@ def test_what_has_no_code_is_refused_by_name_and_line(line: str, name: str) -> N
 
 
 def test_all_refusals_come_at_once() -> None:
-    body = ".reg .b32 %r;\ncp.async.commit_group;\nadd.s32 %r, %r, 1;\nmov.u32 %r, %cluster_ctaid.x;"
+    body = ".reg .b32 %r;\nmbarrier.init.shared.b64 [%r], 4;\nadd.s32 %r, %r, 1;\nmov.u32 %r, %cluster_ctaid.x;"
     with pytest.raises(Unsupported, match=r"line 7: .*line 9: ") as caught:
         examine(entry(body))
     assert "line 8" not in str(caught.value)

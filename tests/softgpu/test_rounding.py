@@ -147,3 +147,20 @@ def converted(to: str, source: str, mode: str) -> Any:
         return rounded(to, value, mode or "rn", negative)
 
     return convert
+
+
+@SCALARS
+def test_rounding_to_tf32(gpu: Any, uniform: bool) -> None:
+    """Ten bits of a fraction; halves go away from zero."""
+    column = np.concatenate(
+        [numbers("f32", 7, 256), np.array([1 + 2.0**-11, -1 - 2.0**-11, 1 + 2.0**-12, 3.4028235e38], np.float32)]
+    )
+    column = np.resize(column, 288)
+    (got,) = run_all(gpu, [("cvt.rna.tf32.f32 {d}, {a};", "b32")], ("f32",), [column], uniform)
+    exact, nan = column.astype(np.float64), np.isnan(column)
+    _, exponent = np.frexp(np.where(np.isfinite(exact), exact, 0))
+    unit = np.exp2(np.maximum(exponent, -125) - 11.0)
+    with np.errstate(over="ignore"):
+        expected = (np.copysign(np.floor(abs(exact) / unit + 0.5), exact) * unit).astype(np.float32)
+    np.testing.assert_array_equal(np.isnan(got.view(np.float32)), nan)
+    np.testing.assert_array_equal(got[~nan], expected[~nan].view(np.uint32))

@@ -6,9 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -82,25 +80,14 @@ class Store:
 
 
 def store() -> Store | None:
-    """The user's store: `kaas/models` below $XDG_CACHE_HOME or ~/.cache; None if it is turned off."""
+    """The user's store: `models` below `kaas.cache_root`; None if it is turned off, or nothing can be written there."""
     if os.environ.get(SWITCH) == "0":
         return None
-    return Store(home() / "models")
-
-
-def home() -> Path:
-    """The user's folder for what compilations leave."""
-    return next(_homes())
-
-
-def _homes() -> Iterator[Path]:
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    if chosen:
-        yield Path(chosen) / "kaas"
     try:
-        yield Path.home() / ".cache" / "kaas"
-    except RuntimeError:  # this user has no home folder
-        yield Path(tempfile.gettempdir()) / f"kaas-{os.getuid()}"
+        return Store(kaas.cache_root() / "models")
+    except errors.DeviceUnavailable as error:
+        _log.warning("cannot store compiled models: %s", error)
+        return None
 
 
 def key(prepared: Prepared, options: str) -> str:

@@ -21,7 +21,7 @@ from tvm import relax, tirx
 from tvm.s_tir import meta_schedule
 from tvm.s_tir.stmt import SBlock
 
-from tvm_backend import store
+import kaas
 from tvm_backend.errors import CompileError
 from tvm_backend.lowering import Schedule, by_dlight
 from tvm_backend.progress import Progress, Report
@@ -280,5 +280,5 @@ def check_runtime(model: str) -> None:
 
 def tuned(model: str, trials: int, target: Target, device: str, report: Report) -> Schedule:
     """A schedule for `lowering.lowered` that runs so many trials, or takes what earlier ones found."""
-    folder = store.home() / "tuning"
+    folder = kaas.cache_root() / "tuning"
     return Tuning(model, trials, target, device, folder, report).schedule

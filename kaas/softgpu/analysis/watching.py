@@ -12,7 +12,7 @@ from kaas.softgpu.analysis.blocks import Block, Jump, Step
 from kaas.softgpu.ptx.model import Instruction, Register
 
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "mmio"})
-_MEETING = frozenset({"bar", "barrier", "shfl", "vote", "match", "redux", "activemask", "elect"})
+_MEETING = frozenset({"bar", "barrier", "shfl", "vote", "match", "redux", "activemask", "elect", "ldmatrix", "mma"})
 _OTHER_SPACES = frozenset({"global", "shared", "const", "param"})
 _OWN_MEMORY = "(local memory)"  # all of it as if it were one register
 

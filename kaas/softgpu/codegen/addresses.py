@@ -44,9 +44,10 @@ class Access:
         return SIZES[self.element] // 8
 
 
-def place(e: Emitter, op: Operation, operand: Operand) -> Place:
-    """The addresses that an operand [base + offset] names in the opcode's space."""
+def place(e: Emitter, op: Operation, operand: Operand, space: str = "") -> Place:
+    """The addresses that an operand [base + offset] names in the opcode's space, or in another."""
     assert isinstance(operand, Address)
+    words = (space,) if space else op.modifiers
     base, offset = operand.base, operand.offset
     if isinstance(base, Symbol):
         for parameter in e.kernel.parameters:
@@ -59,9 +60,9 @@ def place(e: Emitter, op: Operation, operand: Operand) -> Place:
         value = e.register(base.name)
     else:
         value = e.read(base, "i64")
-    if "shared" in op.modifiers or any(m.startswith("shared::") for m in op.modifiers):
+    if any(word.split("::")[0] == "shared" for word in words):
         return Place(_in_shared(e, value, offset))
-    value = in_local(e, value) if "local" in op.modifiers else e.cast(value, "i64")
+    value = in_local(e, value) if "local" in words else e.cast(value, "i64")
     return Place(_shift(e, value, offset))
 
 

@@ -88,6 +88,11 @@ def _check_operands(kernel: Kernel, inst: Instruction, op: Operation) -> None:
         _check_operand(kernel, inst, operand)
         if (place > 0 or not op.family.has_result) and SINK in _inner(operand):
             raise PtxError(inst.line, f"_ has no value: {text}")
+    if op.family.objection is not None:
+        wrong = op.family.objection(op, inst.operands, kernel.registers)
+        if wrong:
+            raise PtxError(inst.line, f"{wrong}: {text}")
+        return
     _check_forms(inst, op)
     _check_widths(kernel, inst, op)
 

@@ -44,6 +44,7 @@ class Emitter:
     registers: dict[str, Value] = field(default_factory=dict)  # known in this block
     written: set[str] = field(default_factory=set)
     cache: dict[object, str] = field(default_factory=dict)  # what this block has computed already
+    functions: dict[str, str] = field(default_factory=dict)  # of the module, beside the kernel's: text by name
     tables: dict[tuple[int, ...], int] = field(default_factory=dict)  # constants in memory
     flushed: set[str] = field(default_factory=set)  # values without denormals
     casts: dict[str, tuple[str, str]] = field(default_factory=dict)  # a value of the same bits: what it is of

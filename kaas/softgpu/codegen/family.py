@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kaas.softgpu.analysis.shapes import Shape
+from kaas.softgpu.ptx.model import Operand
 from kaas.softgpu.ptx.types import Scalar
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Family:
     types: the types an opcode may name; modifiers: what else it may contain, `required`: one of these it must.
     operands: least and largest number of operands. guard_branches: a guard becomes a branch around the instruction.
     kinds, result: the element types of the sources and of the result where registers must have just their widths.
+    objection: what is wrong with the operands, given the types of registers; "" if nothing. None: the usual rules.
     """
 
     summary: str
@@ -34,6 +36,7 @@ class Family:
     guard_branches: bool = False
     kinds: Callable[[Operation, int], list[str]] | None = None
     result: Callable[[Operation], str] | None = None
+    objection: Objection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +61,6 @@ class Operation:
     def rounding(self) -> str:
         """rz, rm or rp; "" for the default, to nearest even."""
         return next((m for m in self.modifiers if m in ("rz", "rm", "rp")), "")
+
+
+Objection = Callable[[Operation, tuple[Operand, ...], Mapping[str, str]], str]

@@ -69,10 +69,11 @@ class _Function:
         body = "\n".join(e.lines)
         head = "\n".join(self._head())
         declares = "\n".join(sorted(e.declared))
+        functions = "\n".join(e.functions.values())
         variable = f"@{GLOBALS} = global ptr null\n" if e.uses_globals else ""
         text = (
             f"{variable}define void @{ENTRY}(ptr noalias readonly %params, ptr noalias %w) {{\n"
-            f'{head}\n{body}\n}}\n{declares}\n!0 = !{{}}\n!1 = !{{!"branch_weights", i32 1, i32 4096}}\n'
+            f'{head}\n{body}\n}}\n{functions}\n{declares}\n!0 = !{{}}\n!1 = !{{!"branch_weights", i32 1, i32 4096}}\n'
         )
         imports = {line.split("@")[1].split("(")[0] for line in e.declared if "@kaas_rt_" in line}
         return Code(text, tuple(sorted(imports)), e.uses_globals)

@@ -83,7 +83,7 @@ _OPERATION_GROUP = frozenset(_OPERATIONS.split())
 
 def objection(name: str, modifiers: tuple[str, ...], types: tuple[str, ...]) -> str:
     """Why this is no instruction; "" if it is one."""
-    if name == "cvt.pack":
+    if name in ("cvt.pack", "cp.async", "mma"):
         return _special_objection(name, frozenset(modifiers), types)
     if (len(types) > 1 and len(types) != _COUNTS.get(name, 1)) or (types and len(types) < _COUNTS.get(name, 1)):
         return f"{name} with {len(types)} types"

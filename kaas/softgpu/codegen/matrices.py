@@ -7,6 +7,7 @@ from kaas.softgpu.analysis.shapes import VARYING, WARP
 from kaas.softgpu.codegen.addresses import address_vector, place
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.memcheck import Verb, check
+from kaas.softgpu.codegen.tensor import need_whole_warp
 from kaas.softgpu.codegen.values import Value, integer
 from kaas.softgpu.ptx.model import Register, Vector
 
@@ -18,6 +19,7 @@ def load_matrices(e: Emitter, step: Step) -> None:
     target = step.inst.operands[0]
     assert isinstance(target, Vector)
     count = len(target.items)
+    need_whole_warp(e, step)
     where = place(e, step.op, step.inst.operands[1])
     mask, _ = e.active(step)
     named = e.new(f"and i32 {mask}, {integer('i32', (1 << ROWS * count) - 1)}")

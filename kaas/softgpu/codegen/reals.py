@@ -10,6 +10,7 @@ from collections.abc import Callable
 from kaas.softgpu.codegen.denormals import flush, flush_all
 from kaas.softgpu.codegen.emitter import Emitter
 from kaas.softgpu.codegen.family import Operation
+from kaas.softgpu.codegen.forms import TF32_BITS
 from kaas.softgpu.codegen.values import Width
 from kaas.softgpu.ptx.types import SCALARS, Scalar
 
@@ -54,6 +55,16 @@ def _round_to_bfloat(e: Emitter, w: Width, a: str) -> str:
     nan = e.new(f"fcmp uno {w.of('float')} {a}, {a}")
     chosen = e.new(f"select {w.of('i1')} {nan}, {kind} {w.const('i32', 0x7FFF)}, {kind} {rounded}")
     return e.new(f"trunc {kind} {chosen} to {w.of('i16')}")
+
+
+def to_tf32(e: Emitter, _op: Operation, w: Width, a: str) -> str:
+    """cvt.rna.tf32.f32 d, a: halves go away from zero, 13 bits of the fraction become zero."""
+    kind = w.of("i32")
+    bits = e.new(f"bitcast {w.of('float')} {a} to {kind}")
+    more = e.new(f"add {kind} {bits}, {w.const('i32', 1 << 12)}")
+    rounded = e.new(f"and {kind} {more}, {w.const('i32', TF32_BITS)}")
+    nan = e.new(f"fcmp uno {w.of('float')} {a}, {a}")
+    return e.new(f"select {w.of('i1')} {nan}, {kind} {w.const('i32', 0x7FFFFFFF)}, {kind} {rounded}")
 
 
 def in_float(e: Emitter, op: Operation, w: Width, body: Callable[..., str], args: tuple[str, ...]) -> str:

@@ -95,3 +95,18 @@ void kaas_rt_check(kaas_warp *warp, const uint64_t *addresses, uint32_t lanes, u
     if (a.address % bytes) refuse(&a, MISALIGNED_ADDRESS);
   }
 }
+
+/* Each of the lanes is about to copy from global to shared memory: counts as in rt_copies.c. */
+void kaas_rt_check_copy(kaas_warp *warp, const uint64_t *to, const uint64_t *from, const uint32_t *counts,
+                        uint32_t lanes, uint32_t bytes, uint32_t line) {
+  for (; lanes; lanes &= lanes - 1) {
+    uint32_t lane = (uint32_t)__builtin_ctz(lanes), count = counts && counts[lane] < bytes ? counts[lane] : bytes;
+    access source = {warp, from[lane], lane, count, line, GLOBAL, KAAS_READ};
+    access target = {warp, to[lane], lane, bytes, line, SHARED, KAAS_WRITE};
+    if (count && !is_good(&source)) refuse(&source, ILLEGAL_ADDRESS);
+    source.bytes = bytes;
+    if (count && source.address % bytes) refuse(&source, MISALIGNED_ADDRESS);
+    if (!is_good(&target)) refuse(&target, ILLEGAL_ADDRESS);
+    if (target.address % bytes) refuse(&target, MISALIGNED_ADDRESS);
+  }
+}

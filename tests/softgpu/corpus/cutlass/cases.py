@@ -1,4 +1,4 @@
-"""CUTLASS's matrix products without tensor cores: D = alpha A B + beta C, launched with parameters made beforehand."""
+"""CUTLASS's matrix products: D = alpha A B + beta C, launched with parameters made beforehand."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import numpy as np
 from tests.softgpu.corpus.case import HERE, Arrays, Case, Cases, Close, Launch, Struct
 
 LAUNCHES = json.loads((HERE / "cutlass" / "launches.json").read_text())
-DTYPES: dict[str, Any] = {"sgemm": np.float32, "cgemm": np.complex64, "dgemm": np.float64, "sgemm_tt": np.float32}
+DTYPES: dict[str, Any] = {"cgemm": np.complex64, "dgemm": np.float64}
+FACTORS: dict[str, Any] = {"hgemm": np.float16}
 
 
 def product(name: str, launch: dict[str, Any]) -> Case:
     m, n, k = launch["size"]
-    dtype, random = np.dtype(DTYPES[name]), np.random.RandomState(m)
+    dtype, random = np.dtype(DTYPES.get(name, np.float32)), np.random.RandomState(m)
 
     def matrix(rows: int, columns: int) -> Any:
         x = random.standard_normal((rows, columns)) + 1j * random.standard_normal((rows, columns))
         return (x if dtype.kind == "c" else x.real).astype(dtype)
 
-    a, b, c = matrix(m, k), matrix(k, n), matrix(m, n)
+    kind = FACTORS.get(name, dtype)
+    a, b, c = matrix(m, k).astype(kind), matrix(k, n).astype(kind), matrix(m, n)
     imaginary = 0.5j if dtype.kind == "c" else 0
     alpha, beta = LAUNCHES["alpha"] + imaginary, LAUNCHES["beta"] + imaginary
     expected = (alpha * (a.astype(np.complex128) @ b) + beta * c).astype(np.complex128)

@@ -1,5 +1,7 @@
-// Matrix products of CUTLASS without tensor cores, row-major, any size. KIND: 0 float, 1 complex, 2 double, 3 float, A and B transposed.
+// Matrix products of CUTLASS, row-major. Without tensor cores and of any size, KIND: 0 float, 1 complex, 2 double, 3 float with
+// A and B transposed, 4 float with asynchronous copies. With tensor cores, of sizes that 8 divides: 5 half, with results of float.
 #include <cstring>
+#include <type_traits>
 #include <cutlass/complex.h>
 #include <cutlass/cutlass.h>
 #include <cutlass/gemm/device/gemm.h>
@@ -7,6 +9,7 @@
 using Row = cutlass::layout::RowMajor;
 using Column = cutlass::layout::ColumnMajor;
 using Simt = cutlass::arch::OpClassSimt;
+using Tensor = cutlass::arch::OpClassTensorOp;
 using Sm80 = cutlass::arch::Sm80;
 template <int M, int N, int K>
 using Tile = cutlass::gemm::GemmShape<M, N, K>;
@@ -23,15 +26,20 @@ using Element = double;
 using Input = Row;
 #else
 using Element = float;
-using Input = Column;
+using Input = std::conditional_t<KIND == 3, Column, Row>;
 #endif
-using Epilogue = cutlass::epilogue::thread::LinearCombination<Element, 1, Element, Element>;
+using Factor = std::conditional_t<KIND == 5, cutlass::half_t, Element>;
+constexpr int Stages = KIND < 4 ? 2 : 3, Aligned = KIND == 5 ? 4 : 1;
+using Epilogue = cutlass::epilogue::thread::LinearCombination<Element, Aligned, Element, Element>;
 #if KIND == 0
 // the tile that CUTLASS chooses itself
 using Gemm = cutlass::gemm::device::Gemm<Element, Row, Element, Row, Element, Row, Element, Simt, Sm80>;
+#elif KIND == 5
+using Gemm = cutlass::gemm::device::Gemm<Factor, Row, Factor, Row, Element, Row, Element, Tensor, Sm80, Tile<64, 64, 32>,
+                                         Tile<32, 32, 32>, Tile<16, 8, 16>, Epilogue, Swizzle, Stages, 8, 8>;
 #else
 using Gemm = cutlass::gemm::device::Gemm<Element, Input, Element, Input, Element, Row, Element, Simt, Sm80, Tile<64, 64, 8>,
-                                         Tile<32, 32, 8>, Tile<1, 1, 1>, Epilogue, Swizzle, 2>;
+                                         Tile<32, 32, 8>, Tile<1, 1, 1>, Epilogue, Swizzle, Stages>;
 #endif
 using Kernel = Gemm::GemmKernel;
 
@@ -49,8 +57,10 @@ extern "C" void launch(int m, int n, int k, int lda, int ldb, Element *alpha, El
     cutlass::gemm::GemmCoord size(m, n, k);
     auto tiles = swizzle.get_tiled_shape(size, {Gemm::ThreadblockShape::kM, Gemm::ThreadblockShape::kN, Gemm::ThreadblockShape::kK}, 1);
     // the addresses are marks, which tell where in the parameters pointers stand
-    auto mark = [](int i) { return reinterpret_cast<Element *>(0x1111111100000000ull + i); };
-    Kernel::Params made(size, tiles, {mark(1), lda}, {mark(2), ldb}, {mark(3), n}, {mark(4), n}, {*alpha, *beta}, nullptr);
+    auto mark = [](int i) { return 0x1111111100000000ull + i; };
+    auto factor = [&](int i) { return reinterpret_cast<Factor *>(mark(i)); };
+    auto sum = [&](int i) { return reinterpret_cast<Element *>(mark(i)); };
+    Kernel::Params made(size, tiles, {factor(1), lda}, {factor(2), ldb}, {sum(3), n}, {sum(4), n}, {*alpha, *beta}, nullptr);
     std::memcpy(params, &made, sizeof made);
     dim3 g = swizzle.get_grid_shape(tiles);
     grid[0] = g.x, grid[1] = g.y, grid[2] = g.z;

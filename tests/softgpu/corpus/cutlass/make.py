@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-KINDS = {"sgemm": ctypes.c_float, "cgemm": ctypes.c_float * 2, "dgemm": ctypes.c_double, "sgemm_tt": ctypes.c_float}
+KINDS = {
+    "sgemm": ctypes.c_float, "cgemm": ctypes.c_float * 2, "dgemm": ctypes.c_double, "sgemm_tt": ctypes.c_float,
+    "sgemm_async": ctypes.c_float, "hgemm": ctypes.c_float,
+}  # fmt: skip
 SIZES = [(1, 1, 1), (33, 70, 19), (130, 129, 40)]
+EIGHTS = [(8, 8, 8), (40, 72, 24), (136, 128, 200)]
 ALPHA, BETA = 1.5, -0.25
 MARK = 0x11111111
 
@@ -31,7 +35,7 @@ def launches(name: str, library: ctypes.CDLL) -> list[dict[str, Any]]:
     real: Any = KINDS[name]
     alpha, beta = (real(v, 0.5) if name == "cgemm" else real(v) for v in (ALPHA, BETA))
     made = []
-    for m, n, k in SIZES:
+    for m, n, k in EIGHTS if name == "hgemm" else SIZES:
         sizes, grid, params = (ctypes.c_int * 3)(), (ctypes.c_int * 3)(), ctypes.create_string_buffer(1024)
         strides = (m, k) if name.endswith("tt") else (k, n)
         library.launch(m, n, k, *strides, ctypes.byref(alpha), ctypes.byref(beta), sizes, grid, params)

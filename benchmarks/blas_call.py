@@ -1,0 +1,126 @@
+"""What it costs to write down a matrix product: `cutlass_blas.gemm` for a shape never seen, over one ctypes call.
+
+    python -m benchmarks.blas_call [--json] [--rounds 200]
+
+The ctypes call is that of the library's host adapter, which fills in a kernel's parameters: its arguments go over as
+ctypes takes them, 14 sizes and strides as Python numbers into a struct, the struct's address into the call.
+`call_alone_us` is the same call with the struct already filled. A known shape is one that was asked for before, with
+other buffers. All are taken in turns, several at a time, and medians compared; no device is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import struct
+from collections.abc import Callable, Iterator
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import cutlass_blas
+import kaas
+from benchmarks.report import parser, report
+from cutlass_blas import adapter
+
+AT_ONCE = 10
+"""Calls between two looks at the clock."""
+WARM_UP = 5
+SIDE = 512
+
+Matrices = tuple[kaas.Buffer, kaas.Buffer, kaas.Buffer]
+
+
+class Question(ctypes.Structure):
+    """What the adapter is asked, as `cutlass_blas.adapter` lays it out, and room for its answer."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("mode", "m", "n", "k", "count")),
+        *((f"stride_{matrix}", ctypes.c_int64) for matrix in "abcd"),
+        *((f"leading_{matrix}", ctypes.c_int64) for matrix in "abcd"),
+        ("flags", ctypes.c_int64),
+        ("alpha", ctypes.c_byte * 16),
+        ("beta", ctypes.c_byte * 16),
+        ("answer", ctypes.c_byte * 1056),
+    )
+
+
+def matrices(m: int, n: int, k: int, suffix: str = "") -> Matrices:
+    a, b, c = (kaas.Buffer(f"{name}{suffix}", shape, "float32") for name, shape in
+               (("a", (m, k)), ("b", (k, n)), ("c", (m, n))))  # fmt: skip
+    return a, b, c
+
+
+def fresh_shapes() -> Iterator[tuple[int, int, int]]:
+    """Shapes around 512, each once, with odd ones among them."""
+    for distance in itertools.count(1):
+        for m, n in itertools.product(range(distance + 1), repeat=2):
+            if distance in (m, n):
+                yield SIDE + m, SIDE + n, SIDE + distance
+
+
+def ctypes_call() -> tuple[Callable[[], object], Callable[[], object]]:
+    """The adapter's call for the kernel of such shapes: with its arguments as numbers, and alone."""
+    (kernel,) = cutlass_blas.gemm(*matrices(SIDE, SIDE, SIDE))
+    fill: Any = adapter._adapter(kernel.symbol).fill
+    one, zero = ((ctypes.c_byte * 16)(*struct.pack("<f", value)) for value in (1.0, 0.0))
+    n = SIDE
+
+    def numbers() -> object:
+        return fill(ctypes.byref(Question(0, n, n, n, 1, 0, 0, 0, 0, n, n, n, n, 0, one, zero)))
+
+    question = Question(0, n, n, n, 1, 0, 0, 0, 0, n, n, n, n, 0, one, zero)
+    address = ctypes.addressof(question)
+
+    def alone() -> object:
+        return fill(address) or question  # which lives as long as this function
+
+    if numbers() != 0 or fill(address) != 0:
+        raise SystemExit(f"the adapter refuses {kernel.symbol} for {n} × {n} × {n}")
+    return numbers, alone
+
+
+def seconds(call: Callable[[], object]) -> float:
+    began = perf_counter()
+    for _ in range(AT_ONCE):
+        call()
+    return (perf_counter() - began) / AT_ONCE
+
+
+def products(given: list[Matrices]) -> float:
+    """Seconds of one `gemm`."""
+    began = perf_counter()
+    for a, b, c in given:
+        cutlass_blas.gemm(a, b, c)
+    return (perf_counter() - began) / len(given)
+
+
+def measure(rounds: int) -> dict[str, float]:
+    """Median microseconds."""
+    numbers, alone = ctypes_call()
+    shapes = fresh_shapes()
+    times: dict[str, list[float]] = {"new_shape": [], "known_shape": [], "ctypes_call": [], "call_alone": []}
+    for turn in range(WARM_UP + rounds):
+        fresh = [matrices(*shape) for shape in itertools.islice(shapes, AT_ONCE)]
+        again = [matrices(SIDE, SIDE, SIDE, f"{turn}_{each}") for each in range(AT_ONCE)]
+        took = products(fresh), products(again), seconds(numbers), seconds(alone)
+        if turn >= WARM_UP:
+            for values, took_s in zip(times.values(), took, strict=True):
+                values.append(took_s)
+    return {name: 1e6 * median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    options = parser(__doc__.partition("\n")[0] if __doc__ else "")
+    options.add_argument("--rounds", type=int, default=200)
+    chosen = options.parse_args()
+    found = measure(chosen.rounds)
+    detail: dict[str, Any] = {f"{name}_us": round(value, 2) for name, value in found.items()}
+    detail["known_over_ctypes"] = round(found["known_shape"] / found["ctypes_call"], 2)
+    report(
+        "blas_call", {"params_over_ctypes": (found["new_shape"] / found["ctypes_call"], "<=", 20)}, detail, chosen.json
+    )
+
+
+if __name__ == "__main__":
+    main()

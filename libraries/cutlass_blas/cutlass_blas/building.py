@@ -1,0 +1,92 @@
+"""Builds the core ahead of its use, several files at a time, and only what is not there yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlass_blas import store
+from cutlass_blas.compiling import toolchain
+from cutlass_blas.instances import CORE, EXTRAS, Instance, parse
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A file that is to be built."""
+
+    file: str
+    build: Callable[[], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One file is built; `done` of `total` are."""
+
+    done: int
+    total: int
+    file: str
+    seconds: float
+
+
+def jobs(names: Iterable[str] = ()) -> tuple[Job, ...]:
+    """What makes these instances and other device code usable. With no names: the core and all other device code.
+
+    Raises:
+        UnknownSymbol: there is nothing of such a name.
+    """
+    wanted = tuple(names)
+    kernels = wanted or (*EXTRAS, *(instance.name for instance in CORE))
+    adapters = [(parse(name),) for name in wanted if name not in EXTRAS] if wanted else [CORE]
+    # the adapter of the core takes longest: first, lest the others wait for it
+    return (
+        *(Job(store.adapter_file(instances), _adapter(instances)) for instances in adapters),
+        *(Job(store.kernels_file(name), _kernels(name)) for name in kernels),
+    )
+
+
+def build(
+    wanted: Iterable[Job],
+    folder: Path | None = None,
+    at_once: int = 1,
+    report: Callable[[Progress], None] | None = None,
+) -> tuple[Path, ...]:
+    """Builds what is missing in a folder, or in the cache of this user; the paths of what was. What the cache has is
+    copied to the folder.
+
+    Raises:
+        MissingPackage: something is to be built, and there is no compiler.
+        CompileFailed: the first that did; those in hand are finished, no others begun.
+    """
+    missing = [job for job in wanted if store.find(job.file, folder) is None]
+    if not all(store.find(job.file) for job in missing):
+        toolchain()  # what is not here is told before anything is begun
+    target = folder or store.cached()
+    with ThreadPoolExecutor(at_once) as pool:
+        running = {pool.submit(_made, job, target): job for job in missing}
+        try:
+            for done, future in enumerate(as_completed(running), start=1):
+                seconds = future.result()
+                if report is not None:
+                    report(Progress(done, len(missing), running[future].file, seconds))
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return tuple(target / job.file for job in missing)
+
+
+def _made(job: Job, folder: Path) -> float:
+    start = time.monotonic()
+    here = store.find(job.file)
+    store.made(folder / job.file, lambda: store.contents(here) if here else job.build())
+    return time.monotonic() - start
+
+
+def _adapter(instances: tuple[Instance, ...]) -> Callable[[], bytes]:
+    return lambda: store.build_adapter(instances)
+
+
+def _kernels(name: str) -> Callable[[], bytes]:
+    return lambda: store.build_kernels(name)

@@ -1,0 +1,170 @@
+"""nvcc and the headers of CUTLASS: where they are found, and how they make kernels and adapters."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, NoReturn
+
+from cutlass_blas.sources import ADAPTER_FLAGS, CUTLASS_VERSION, DEVICE, FATBIN_FLAGS, PTX_FLAGS
+from kaas import errors
+
+OLDEST_NVCC: Final = (11, 8)
+"""CUDA's first that makes code for sm_90."""
+WHEELS: Final = "nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl"
+LIMIT_S: Final = 900.0
+_GLOBAL = re.compile(r"^\.global [^;={]* ([\w$]+)(?:\[\d+\])?;\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """What compiles.
+
+    Args:
+        headers: folder with CUTLASS's.
+    """
+
+    nvcc: Path
+    version: str
+    headers: Path
+
+    def fatbin(self, text: str, title: str) -> bytes:
+        """Machine code for sm_80 and sm_90, and PTX.
+
+        Raises:
+            CompileFailed: with all that nvcc said.
+        """
+        ptx = self._compiled(text, f"{title}.cu", PTX_FLAGS).decode()
+        return self._compiled(without_unused_globals(ptx), f"{title}.ptx", FATBIN_FLAGS)
+
+    def adapter(self, text: str, title: str) -> bytes:
+        """A library for the host, which needs no other.
+
+        Raises:
+            CompileFailed: with all that nvcc said.
+        """
+        return self._compiled(text, f"{title}.cu", ADAPTER_FLAGS)
+
+    def _compiled(self, text: str, file: str, flags: tuple[str, ...]) -> bytes:
+        title = Path(file).stem
+        with tempfile.TemporaryDirectory(prefix="kaas-blas-") as folder:
+            source, target = Path(folder, file), Path(folder, "compiled")
+            source.write_text(text)
+            # by -isystem, for we can do nothing about warnings in those
+            includes = ("-I", str(DEVICE), "-isystem", str(self.headers))
+            command = (str(self.nvcc), *flags, *includes, "-o", str(target), str(source))
+            try:
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            except subprocess.TimeoutExpired:
+                self._refuse(title, f"it had not ended after {LIMIT_S:.0f} s", "")
+            except OSError as error:
+                self._refuse(title, f"it cannot be run: {error}", "")
+            log = (done.stdout + done.stderr).strip()
+            if done.returncode != 0:
+                said = next((line for line in log.splitlines() if "error" in line), f"exit status {done.returncode}")
+                self._refuse(title, said, log)
+            if not target.is_file() or not target.stat().st_size:
+                self._refuse(title, "it wrote nothing", log)
+            return target.read_bytes()
+
+    def _refuse(self, title: str, why: str, log: str) -> NoReturn:
+        compiler = f"nvcc {self.version}"
+        raise errors.CompileFailed(f"{compiler} fails with {title}: {why}", compiler=compiler, source=title, log=log)
+
+
+def without_unused_globals(ptx: str) -> str:
+    """PTX without the variables that headers define and nothing uses: between the requests of two clients an executor
+    would put each of them back."""
+    return _GLOBAL.sub(lambda found: "" if len(re.findall(rf"{re.escape(found[1])}\b", ptx)) == 1 else found[0], ptx)
+
+
+def toolchain() -> Toolchain:
+    """
+    Raises:
+        MissingPackage: nvcc, a C++ compiler or the headers are not here or too old; it says what to install.
+    """
+    # what is missing may be installed meanwhile: only what was found is remembered
+    return _toolchain(os.environ.get("KAAS_NVCC"), os.environ.get("CUDA_HOME"), os.environ.get("PATH"))
+
+
+@cache
+def _toolchain(chosen: str | None, home: str | None, path: str | None) -> Toolchain:
+    nvcc = _nvcc(chosen, home, path)
+    version = _nvcc_version(nvcc)
+    if shutil.which("g++", path=path) is None and "NVCC_CCBIN" not in os.environ:
+        raise _missing("a C++ compiler, which nvcc calls (g++)", "g++", "apt-get install g++")
+    return Toolchain(nvcc, version, _headers())
+
+
+def _nvcc(chosen: str | None, home: str | None, path: str | None) -> Path:
+    if chosen:
+        if not os.access(chosen, os.X_OK):
+            raise _missing(
+                f"nvcc, which $KAAS_NVCC says is {chosen} and is not there,", "nvcc", f"pip install {WHEELS}"
+            )
+        return Path(chosen)
+    candidates = [Path(home, "bin", "nvcc")] if home else []
+    candidates += [Path(found)] if (found := shutil.which("nvcc", path=path)) else []
+    candidates += [Path(part, cuda, "bin", "nvcc") for part in _places("nvidia") for cuda in ("cu13", "cuda_nvcc")]
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return candidate
+    raise _missing("nvcc, looked for by $KAAS_NVCC, in $CUDA_HOME/bin, in $PATH and in its wheel,", "nvcc",
+                   f"pip install {WHEELS}")  # fmt: skip
+
+
+def _nvcc_version(nvcc: Path) -> str:
+    try:
+        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _missing(
+            f"nvcc: {nvcc} does not run ({error}), and one that does", "nvcc", f"pip install {WHEELS}"
+        ) from error
+    found = re.search(r"release (\d+)\.(\d+)(?:, V([\d.]+))?", said)
+    if found is None:
+        raise _missing(f"nvcc: {nvcc} does not tell its version, and one that does", "nvcc", f"pip install {WHEELS}")
+    if (int(found[1]), int(found[2])) < OLDEST_NVCC:
+        oldest = "{}.{}".format(*OLDEST_NVCC)
+        raise _missing(
+            f"nvcc {oldest} or newer; {nvcc} is {found[1]}.{found[2]}, and another", "nvcc", f"pip install {WHEELS}"
+        )
+    return found[3] or f"{found[1]}.{found[2]}"
+
+
+def _headers() -> Path:
+    package = "nvidia-cutlass=={}.{}.0.0".format(*CUTLASS_VERSION)
+    for place in _places("cutlass_library"):
+        folder = Path(place, "source", "include")
+        try:
+            text = (folder / "cutlass" / "version.h").read_text()
+        except FileNotFoundError:
+            continue
+        found = tuple(int(n) for n in re.findall(r"#define CUTLASS_M(?:AJOR|INOR)\s+(\d+)", text))
+        if found != CUTLASS_VERSION:
+            here = ".".join(map(str, found))
+            raise _missing(f"the headers of CUTLASS, of another version than these ({here}),", "nvidia-cutlass",
+                           f"pip install {package}")  # fmt: skip
+        return folder
+    raise _missing("the headers of CUTLASS,", "nvidia-cutlass", f"pip install {package}")
+
+
+def _places(package: str) -> list[str]:
+    """The folders of a package, which is not imported."""
+    spec = importlib.util.find_spec(package)
+    return list(spec.submodule_search_locations or ()) if spec else []
+
+
+def _missing(what: str, package: str, how: str) -> errors.MissingPackage:
+    install = how.removeprefix("pip install ")
+    return errors.MissingPackage(
+        f"a kernel of the BLAS library that is not built yet needs {what.rstrip(',')}; to install it: {how}",
+        package=package,
+        install=install,
+    )

@@ -1,0 +1,173 @@
+"""NumPy's matmul in kernels: any number of dimensions, broadcast, in as few matrices as their memory allows."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any, NamedTuple
+
+from cutlass_blas.errors import InvalidOperand, ShapeMismatch
+from cutlass_blas.gemms import gemm
+from cutlass_blas.gemvs import gemv
+from cutlass_blas.operands import Matrix
+from cutlass_blas.vectors import Vector
+from kaas import Buffer, Kernel
+
+Shape = tuple[int, ...]
+
+
+class Axis(NamedTuple):
+    """A dimension of the batch, and the elements from one entry to the next in each; 0 where one is broadcast."""
+
+    size: int
+    a: int
+    b: int
+    c: int
+
+
+class Product(NamedTuple):
+    """A broadcast product of contiguous arrays: for each entry of the axes, an (m, k) by a (k, n).
+
+    Fields:
+        shape: of the result, as NumPy has it.
+    """
+
+    m: int
+    n: int
+    k: int
+    axes: tuple[Axis, ...]
+    shape: Shape
+
+
+def matmul(
+    a: Buffer,
+    b: Buffer,
+    c: Buffer,
+    *,
+    alpha: Any = 1,
+    beta: Any = 0,
+    epilogue: Any = None,
+    compute: str | None = None,
+    arch: str | None = None,
+) -> tuple[Kernel, ...]:
+    """The kernels that make c = alpha (a @ b) + beta c, as numpy.matmul defines a @ b.
+
+    Args:
+        a, b: of one or more dimensions. The last two are matrices, those before them are broadcast; of one dimension, a
+            is a row, b is a column, and the result lacks that dimension.
+        c: of exactly the result's shape: () for two vectors.
+        alpha, beta, epilogue, compute, arch: as `gemm` takes them. Vectors go through `gemv`, unless there is an
+            epilogue or another way to compute.
+
+    Batch dimensions that lie in memory at equal distances are one batch; where b has none of its own, the entries of a
+    are the rows of one matrix. All others are reached through tables of pointers, in one launch.
+
+    Raises:
+        ShapeMismatch: the shapes do not go together, or make another than c's.
+        InvalidOperand: not a buffer, or one without dimensions.
+        BlasError: all else that `gemm` and `gemv` raise.
+    """
+    for name, buffer in (("a", a), ("b", b), ("c", c)):
+        if not isinstance(buffer, Buffer):
+            raise InvalidOperand(f"{name} is a kaas.Buffer, not {buffer!r}", operand=name)
+        if name != "c" and not buffer.shape:
+            words = f"{name} is {buffer.name!r}, a single element: matmul takes one dimension or more"
+            raise InvalidOperand(words, operand=name, buffer=buffer.name, shape=())
+    found = product_of(a.shape, b.shape)
+    if found.shape != c.shape:
+        words = f"{a.shape} @ {b.shape} is of shape {found.shape}, and c of {c.shape}"
+        raise ShapeMismatch(words, shapes={"a": a.shape, "b": b.shape, "c": c.shape})
+    plain = epilogue is None and compute is None and 0 not in found.shape
+    if plain and 1 in (found.m, found.n) and len(found.axes) <= 1:
+        return _by_vectors(found, a, b, c, alpha, beta)
+    return gemm(
+        _matrices(a, found.m, found.k, [axis.a for axis in found.axes], found.axes),
+        _matrices(b, found.k, found.n, [axis.b for axis in found.axes], found.axes),
+        _matrices(c, found.m, found.n, [axis.c for axis in found.axes], found.axes),
+        alpha=alpha,
+        beta=beta,
+        epilogue=epilogue,
+        compute=compute,
+        arch=arch,
+    )
+
+
+def product_of(a: Shape, b: Shape) -> Product:
+    """What two shapes make, with as few axes as possible.
+
+    Raises:
+        ShapeMismatch: inner sizes that differ, or dimensions that cannot be broadcast.
+    """
+    rows = (1, *a) if len(a) == 1 else a
+    columns = (*b, 1) if len(b) == 1 else b
+    (*outer_a, m, k), (*outer_b, inner, n) = rows, columns
+    shapes = {"a": a, "b": b}
+    if k != inner:
+        words = f"{a} @ {b}: the last dimension of a is {k}, and the {'one' if len(b) == 1 else 'second to last'} of b"
+        raise ShapeMismatch(f"{words} is {inner}", shapes=shapes)
+    dimensions = max(len(outer_a), len(outer_b))
+    sizes_a = (1,) * (dimensions - len(outer_a)) + tuple(outer_a)
+    sizes_b = (1,) * (dimensions - len(outer_b)) + tuple(outer_b)
+    for one, other in zip(sizes_a, sizes_b, strict=True):
+        if one != other and 1 not in (one, other):
+            raise ShapeMismatch(f"{a} @ {b}: {tuple(outer_a)} and {tuple(outer_b)} do not broadcast", shapes=shapes)
+    sizes = tuple(other if one == 1 else one for one, other in zip(sizes_a, sizes_b, strict=True))
+    shape = (*sizes, *((m,) if len(a) > 1 else ()), *((n,) if len(b) > 1 else ()))
+    if 0 in sizes:
+        return Product(m, n, k, (Axis(0, 0, 0, m * n),), shape)
+    strides = zip(sizes, _strides(sizes_a, m * k), _strides(sizes_b, k * n), _strides(sizes, m * n), strict=True)
+    return _folded(Product(m, n, k, _merged([Axis(*axis) for axis in strides if axis[0] != 1]), shape))
+
+
+def _strides(sizes: Shape, entry: int) -> list[int]:
+    """Of a contiguous array of entries; 0 where there is one only, which is that of all."""
+    strides = [entry * math.prod(sizes[position + 1 :]) for position in range(len(sizes))]
+    return [0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)]
+
+
+def _merged(axes: list[Axis]) -> tuple[Axis, ...]:
+    """With neighbours as one wherever all three operands go through both in equal steps."""
+    merged: list[Axis] = []
+    for axis in axes:
+        if merged and all(far == near * axis.size for far, near in zip(merged[-1][1:], axis[1:], strict=True)):
+            axis = axis._replace(size=axis.size * merged.pop().size)
+        merged.append(axis)
+    return tuple(merged)
+
+
+def _folded(found: Product) -> Product:
+    """With the last axis as rows of a and c, if b has nothing to do with it."""
+    if not found.axes or found.axes[-1].b != 0 or found.axes[-1].a != found.m * found.k:
+        return found
+    *axes, last = found.axes
+    return found._replace(m=found.m * last.size, axes=tuple(axes))
+
+
+def _matrices(buffer: Buffer, rows: int, columns: int, strides: list[int], axes: tuple[Axis, ...]) -> Any:
+    """An operand as `gemm` takes it: one matrix, a batch at equal distances, or a list."""
+    if not any(strides) and buffer.nbytes:
+        return Matrix(buffer, rows, columns)
+    if len(axes) <= 1:
+        count, stride = (axes[0].size, strides[0]) if axes else (None, None)
+        return Matrix(buffer, rows, columns, count=count, stride=stride)
+    entries = product(*(range(axis.size) for axis in axes))
+    offsets = (sum(index * stride for index, stride in zip(entry, strides, strict=True)) for entry in entries)
+    return [Matrix(buffer, rows, columns, offset=offset) for offset in offsets]
+
+
+def _by_vectors(found: Product, a: Buffer, b: Buffer, c: Buffer, alpha: Any, beta: Any) -> tuple[Kernel, ...]:
+    count, steps = (found.axes[0].size, found.axes[0]) if found.axes else (None, Axis(1, 0, 0, 0))
+    if found.n == 1:
+        matrix, rows, columns, step, trans = a, found.m, found.k, steps.a, "n"
+        x, x_step = b, steps.b
+    else:
+        matrix, rows, columns, step, trans = b, found.k, found.n, steps.b, "t"
+        x, x_step = a, steps.a
+
+    def batch(of_its_own: int) -> dict[str, Any]:
+        return {} if count is None or not of_its_own else {"count": count, "stride": of_its_own}
+
+    size = found.m if found.n == 1 else found.n
+    y = Vector(c, size) if count is None else Vector(c, size, count=count, stride=steps.c)
+    factor = Vector(x, found.k, **batch(x_step))
+    return gemv(Matrix(matrix, rows, columns, **batch(step)), factor, y, alpha=alpha, beta=beta, trans=trans)

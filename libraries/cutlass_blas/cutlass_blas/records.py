@@ -1,0 +1,187 @@
+"""What `tune` has measured, in a SQLite file that processes share: each reads it once, at its first product."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from cutlass_blas import sources
+from cutlass_blas.errors import BlasError
+from kaas import cache_root, errors
+
+log = logging.getLogger("cutlass_blas")
+
+ENVIRONMENT = "KAAS_BLAS_RECORDS"
+"""The variable that names another file."""
+WAIT_S = 20.0
+"""For another process that is writing."""
+
+_TABLE = "choices_1"
+"""Other columns, another number: files of two versions of this module are one."""
+_MADE = f"""CREATE TABLE IF NOT EXISTS {_TABLE} (
+    device TEXT, arch TEXT, kind TEXT, out TEXT, op_a TEXT, op_b TEXT, m INTEGER, n INTEGER, k INTEGER,
+    align INTEGER, align_c INTEGER, batch INTEGER, gelu INTEGER,
+    instance TEXT, version TEXT, slices INTEGER, seconds REAL,
+    PRIMARY KEY (device, arch, kind, out, op_a, op_b, m, n, k, align, align_c, batch, gelu))"""
+_KEY = "arch, kind, out, op_a, op_b, m, n, k, align, align_c, batch, gelu"
+
+
+class Key(NamedTuple):
+    """What a choice is made for: a row-major product D[m, n] = op(A) op(B), as `Instance` has it.
+
+    Fields:
+        align, align_c: elements that divide extents, leading dimensions, offsets and strides of A and B, and of C.
+        batch: entries of it, 1 without one.
+    """
+
+    arch: str
+    kind: str
+    out: str
+    op_a: str
+    op_b: str
+    m: int
+    n: int
+    k: int
+    align: int
+    align_c: int
+    batch: int
+    gelu: bool
+
+
+class Choice(NamedTuple):
+    """An instance by its name, and the slices of its split-K: 1 is none."""
+
+    instance: str
+    slices: int
+
+
+class RecordsUnavailable(BlasError, OSError):
+    """The file of what was measured can be neither opened nor made; `reason` is SQLite's or the system's."""
+
+    path: str
+    reason: str
+
+
+class _State:
+    """What this process has read, and from where."""
+
+    path: Path | None = None
+    known: dict[tuple[str | int, ...], Choice] | None = None
+
+
+_state = _State()
+_lock = threading.Lock()
+
+
+def path() -> Path:
+    """Where the records are: as `use` said, or the environment, or in KaaS's folder for what is kept."""
+    if _state.path is not None:
+        return _state.path
+    named = os.environ.get(ENVIRONMENT)
+    return Path(named) if named else cache_root() / "blas.sqlite3"
+
+
+def use(path: str | os.PathLike[str] | None) -> None:
+    """Has this process read and write another file; None: the usual one, read anew."""
+    with _lock:
+        _state.path = None if path is None else Path(path)
+        _state.known = None
+
+
+def best(key: tuple[str | int, ...]) -> Choice | None:
+    """The choice that was fastest, if this was ever measured; key is a Key, or a tuple equal to one.
+
+    A file that cannot be read counts as empty, and the log says so: products go on by the table.
+    """
+    known = _state.known
+    if known is None:
+        known = _read()
+    return known.get(key)
+
+
+def store(key: Key, choice: Choice, device: str, seconds: float) -> None:
+    """Keeps a choice, instead of any other for the same key on the same device. A damaged file is put aside.
+
+    Raises:
+        RecordsUnavailable
+    """
+    where = path()
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(where, key, choice, device, seconds)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            _put_aside(where, error)
+            _write(where, key, choice, device, seconds)
+    except (sqlite3.Error, OSError) as error:
+        message = f"what was measured cannot be kept in {where}: {error}"
+        raise RecordsUnavailable(message, path=str(where), reason=str(error)) from error
+    with _lock:
+        if _state.known is not None:
+            _state.known[tuple(key)] = choice
+
+
+def _write(where: Path, key: Key, choice: Choice, device: str, seconds: float) -> None:
+    version = sources.version(choice.instance)
+    values = (device, *key, choice.instance, version, choice.slices, seconds)
+    with _connected(where) as connection:
+        with suppress(sqlite3.OperationalError):  # another process is doing it; without it readers wait, no more
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(_MADE)
+        marks = ", ".join("?" * len(values))
+        columns = f"device, {_KEY}, instance, version, slices, seconds"
+        connection.execute(f"INSERT OR REPLACE INTO {_TABLE} ({columns}) VALUES ({marks})", values)
+
+
+def _read() -> dict[tuple[str | int, ...], Choice]:
+    with _lock:
+        if _state.known is None:
+            _state.known = _rows(path())
+        return _state.known
+
+
+def _rows(where: Path) -> dict[tuple[str | int, ...], Choice]:
+    if not where.exists():
+        return {}
+    # what was measured last is what holds, where several devices of an architecture were
+    query = f"SELECT {_KEY}, slices, instance, version FROM {_TABLE} ORDER BY rowid"
+    try:
+        with _connected(where) as connection:
+            made = connection.execute("SELECT name FROM sqlite_master WHERE name = ?", (_TABLE,)).fetchone()
+            rows = connection.execute(query).fetchall() if made else []
+    except sqlite3.Error as error:
+        log.warning("what tune() has measured cannot be read from %s: %s", where, error)
+        return {}
+    return {tuple(key): Choice(name, slices) for *key, slices, name, version in rows if _is_ours(name, version)}
+
+
+def _is_ours(name: str, version: str) -> bool:
+    """Whether it is the kernel that was measured: there may be none of this name any more, or another one."""
+    try:
+        return sources.version(name) == version
+    except errors.UnknownSymbol:
+        return False
+
+
+@contextmanager
+def _connected(where: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(where, timeout=WAIT_S, isolation_level=None)) as connection:
+        yield connection
+
+
+def _put_aside(where: Path, error: Exception) -> None:
+    """A damaged file stays to be looked at; the records begin anew."""
+    aside = where.with_name(where.name + ".damaged")
+    log.warning("%s is damaged (%s): it is now %s, and the records begin anew", where, error, aside)
+    with suppress(FileNotFoundError):  # another process was first
+        where.replace(aside)
+    for suffix in ("-wal", "-shm"):  # of the damaged one
+        where.with_name(where.name + suffix).unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""What one kernel cannot end: sums kept in a workspace, and the kernel that makes C of them (device/finish.cuh)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from functools import cache
+from struct import Struct as Packer
+from typing import Final, NamedTuple
+
+import kaas
+from cutlass_blas.batches import Piece, pointer, target
+from cutlass_blas.operands import DTYPE_BYTES, SUM_DTYPES, Operand
+from kaas import Buffer, In, InOut, Kernel, Library, Out, Pointers, Scalar
+
+_PARAMS: Final = Packer("<40x6q2i16s16s")
+"""As device/finish.cuh has them: 5 pointers; m, n, slices, count, leading, stride; table, activation; alpha; beta."""
+_SUMS, _C, _BIAS, _A, _B = 0, 8, 16, 24, 32
+_ALPHA, _BETA = 96, 112
+RELU, GELU = 1, 2
+"""Activations, as device/finish.cuh numbers them."""
+_THREADS: Final = 256
+_BLOCKS: Final = 4_096
+"""In each dimension at most; threads go on where the grid ends."""
+
+
+class Finish(NamedTuple):
+    """The last kernel of a product, but for its buffers.
+
+    Fields:
+        empty: there is no element to write.
+    """
+
+    symbol: str
+    params: bytes
+    grid: tuple[int, int, int]
+    empty: bool
+
+
+@cache
+def _library() -> Library:
+    from cutlass_blas.provider import library
+
+    return library("finish")
+
+
+def workspace(c: Buffer, kind: str, count: int, slices: int, m: int, n: int) -> Buffer:
+    """Where the sums lie until they are finished: [count][slices][m][n]. Products of one shape into c share it."""
+    dtype = SUM_DTYPES[kind]
+    return Buffer(f"{c.name} sums {count}x{slices}x{m}x{n} {dtype}", (count, slices, m, n), dtype)
+
+
+def finish(
+    c: Operand,
+    sizes: tuple[int, int, int],
+    slices: int,
+    activation: int,
+    alpha: bytes,
+    beta: bytes,
+) -> Finish:
+    """
+    Args:
+        sizes: m, n and count.
+        slices: that are added up; 0 if there is no product: C is only scaled then.
+    """
+    m, n, count = sizes
+    stride = c.stride if c.count is not None else 0
+    params = _PARAMS.pack(m, n, slices, count, c.ld, stride, c.table, activation, alpha, beta)
+    blocks = max(1, min(_BLOCKS, -(-m * n // _THREADS)))
+    return Finish(f"finish_{c.dtype}", params, (blocks, max(1, min(_BLOCKS, count)), 1), m * n * count == 0)
+
+
+def finishing(
+    last: Finish,
+    c: Operand,
+    count: int,
+    fresh: Set[str],
+    sums: Buffer | None,
+    bias: Buffer | None,
+    unread: tuple[Operand, ...],
+    scalars: Mapping[str, Scalar],
+) -> Kernel:
+    """The kernel.
+
+    Args:
+        fresh: names of buffers that it writes without reading them.
+        sums: the workspace; None if there is no product.
+        unread: operands that stay inputs of the kTask though nothing is read of them.
+        scalars: by "alpha" and "beta".
+    """
+    everything = Piece(0, max(count, 1), 0, 0)
+    element_bytes = 0 if last.empty else DTYPE_BYTES[c.dtype]  # an empty matrix may lie at the very end of its buffer
+    fields: dict[int, In | Out | InOut | Pointers] = {_C: target(c, everything, 0, element_bytes, c.table, fresh)}
+    if sums is not None:
+        fields[_SUMS] = In(sums)
+    if bias is not None:
+        fields[_BIAS] = In(bias)
+    for at, operand in zip((_A, _B), unread, strict=False):
+        fields[at] = pointer(In, operand, everything, 0, 0, operand.table)
+    patched = {_ALPHA if name == "alpha" else _BETA: scalar for name, scalar in scalars.items()}
+    return Kernel(_library(), last.symbol, last.grid, _THREADS, (kaas.Struct(last.params, fields, patched),))

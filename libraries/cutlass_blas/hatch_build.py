@@ -1,0 +1,33 @@
+"""Puts built kernels into a wheel, so that who installs it needs no nvcc."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class KernelsHook(BuildHookInterface[Any]):
+    """With $KAAS_BLAS_PACK, "core" or names of kernels: those go in, and are built if need be. Without it the wheel is
+    for any machine and builds kernels when they are used, as the editable one of development does."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        wanted = os.environ.get("KAAS_BLAS_PACK", "").split()
+        if self.target_name != "wheel" or version == "editable" or not wanted:
+            return
+        sys.path.insert(0, self.root)
+        from cutlass_blas import building, store
+
+        jobs = building.jobs(() if wanted == ["core"] else wanted)
+        building.build(jobs, at_once=len(os.sched_getaffinity(0)))
+        inside = store.PACKED.relative_to(Path(self.root).resolve())
+        for job in jobs:
+            build_data["force_include"][str(store.cached() / job.file)] = str(inside / job.file)
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        # the adapter is code for the host that Python never imports: any Python 3 will do, but not any machine
+        build_data["tag"] = f"py3-none-{platform}"
+        build_data["pure_python"] = False
