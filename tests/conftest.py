@@ -76,12 +76,14 @@ def own_ray() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules with a Ray of their own run last; the marker `ray` is on every test that has one."""
-    using = {item: {"shared_ray", "own_ray"} & set(getattr(item, "fixturenames", ())) for item in items}
-    unmarked = [item.nodeid for item in items if using[item] and not item.get_closest_marker("ray")]
-    if unmarked:
-        raise pytest.UsageError(f"these start Ray without its marker: {', '.join(unmarked)}")
-    items.sort(key=lambda item: "own_ray" in using[item])
+    """Modules with a Ray of their own run last."""
+    items.sort(key=lambda item: "own_ray" in getattr(item, "fixturenames", ()))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The marker `ray` is on every test that has one: `make test` goes by it."""
+    if {"shared_ray", "own_ray"} & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("ray"):
+        pytest.fail("it starts Ray, and has not its marker: pytest.mark.ray", pytrace=False)
 
 
 @pytest.hookimpl(optionalhook=True)

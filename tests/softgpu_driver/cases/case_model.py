@@ -133,6 +133,7 @@ def test_who_comes_late_gets_the_time_that_others_left_free() -> None:
     """`late` really copies behind all copies of `early`, with which it meets; in the model it is there before them."""
     early, late, met = Lane(), Lane(), ok(driver.cuMemAlloc(4))
     ok(driver.cuMemsetD32(met, 0, 1))
+    synchronize()  # their streams do not wait for the default one
     run = Run(early, late)
     for step in (early.copy_in, lambda: early.run("empty"), early.copy_in):  # the engine is free from 2.5 to 7.5 ms
         step()
