@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import cutlass_blas
 import kaas
+from cutlass_blas import gemms
 from tests.libraries.harness import (
     SCALARS,
     Array,
@@ -113,6 +114,25 @@ def test_pointer_arrays_may_name_one_matrix_often() -> None:
         given = {"a": a, "b": b, "c": np.zeros((3, 5, 7), np.float32)}
         found = run(kernels, given, [out])["c"]
         np.testing.assert_allclose(found, a[[2, 0, 1]] @ b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"alpha": 0, "beta": 2}, {"split_k": 2}, {"beta": 1, "epilogue": "bias"}])
+@pytest.mark.parametrize("listed", [[True, False], [False, True]])
+def test_a_list_of_one_is_that_one(listed: list[bool], options: dict[str, Any]) -> None:
+    """Whichever came first of its shape, what is remembered of it serves both."""
+    rng = np.random.default_rng(8)
+    a, b, c = (random_values(rng, shape, "float32") for shape in ((3, 1100), (1100, 5), (3, 5)))
+    bias = kaas.Buffer("bias", 5, "float32")
+    extra = {"bias": np.ones(5, np.float32)} if "epilogue" in options else None
+    options = options | {"epilogue": cutlass_blas.Epilogue(bias)} if extra else options
+    gemms.forget()
+    for as_list in listed:
+        placed = [place("a", a), place("b", b), place("c", c)]
+        given: Any = [[one] for one in placed] if as_list else placed
+        found = multiply(*given, extra=extra, **options)
+        alpha, beta = options.get("alpha", 1), options.get("beta", 0)
+        wanted = alpha * (a.astype(float) @ b) + beta * c + (1 if extra else 0)
+        np.testing.assert_allclose(found[0] if as_list else found, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_a_batch_of_none() -> None:

@@ -195,10 +195,9 @@ class _Product(NamedTuple):
 
 
 def _matrix(given: Any, column_major: bool) -> Operand:
-    found = operand("a", given, column_major)
-    if found.table:
+    if isinstance(given, list | tuple):
         raise InvalidOperand("a is a kaas.Buffer or a Matrix, not a list of them", operand="a")
-    return found
+    return operand("a", given, column_major)
 
 
 def _kind(a: str, x: str, y: str) -> Kind:

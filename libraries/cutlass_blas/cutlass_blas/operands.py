@@ -206,6 +206,8 @@ def _table(name: str, given: Sequence[Any], column: bool) -> Operand:
                 f"{first.columns} with {first.ld}, {entry.name} {entry.rows}x{entry.columns} with {entry.ld}",
                 **where,
             )
+    if len(entries) == 1:  # needs no table
+        return first._replace(name=name, count=1)
     buffers = tuple(entry.buffers[0] for entry in entries)
     offsets = tuple(entry.offsets[0] for entry in entries)
     return Operand(

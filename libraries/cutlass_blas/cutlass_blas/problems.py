@@ -192,7 +192,7 @@ def _sizes(a: Operand, b: Operand, c: Operand, op_a: str, op_b: str) -> tuple[in
             raise _mismatch(a, b, c, f"{factor.name} is a batch of {factor.count}, c one of {c.count}")
     if c.count >= LIMIT:
         raise ProblemTooLarge(f"a batch of {c.count}", sizes={"count": c.count}, limit=LIMIT - 1)
-    return m, n, k, c.count, c.count > 1 and (a.table or b.table or c.table)
+    return m, n, k, c.count, a.table or b.table or c.table
 
 
 def _check_written(a: Operand, b: Operand, c: Operand) -> None:
