@@ -240,6 +240,8 @@ REFUSALS: list[tuple[type[BlasError], str, Made]] = [
     (InvalidOperand, "does not lie within its 5 elements", lambda: Vector(X, 2, count=3)),
     (InvalidOperand, "count is not negative", lambda: Vector(X, 2, count=-1)),
     (InvalidOperand, "size is an integer", lambda: Vector(X, 2.5)),  # type: ignore[arg-type]
+    (InvalidOperand, r"inc is an integer below 2\*\*62", lambda: Vector(X, 1, inc=-(1 << 62))),
+    (InvalidOperand, "stride is an integer", lambda: Vector(X, 1, count=1, stride=1 << 63)),
 ]
 
 

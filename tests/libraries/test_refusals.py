@@ -145,6 +145,24 @@ WRONG: dict[str, Wrong] = {
         {"buffer": "flat"},
         "-24",
     ),
+    "an ld that no 64 bits count": (
+        lambda: gemm(Matrix(FLAT, 1, 6, ld=1 << 63), B, buffer("c", 1, 5)),
+        errors.InvalidOperand,
+        {"buffer": "flat"},
+        "9223372036854775808",
+    ),
+    "a stride that no 64 bits count": (
+        lambda: gemm(A, B, Matrix(FLAT, 4, 5, count=1, stride=1 << 70)),
+        errors.InvalidOperand,
+        {"buffer": "flat"},
+        "1180591620717411303424",
+    ),
+    "strides of many empty rows": (
+        lambda: gemm(Matrix(FLAT, 1 << 30, 0, 1 << 61, count=1), B, C3),
+        errors.InvalidOperand,
+        {"buffer": "flat"},
+        "beyond",
+    ),
     # --- dtypes
     "integers": (
         lambda: gemm(*(buffer(name, 4, 4, dtype="int32") for name in "abc")),

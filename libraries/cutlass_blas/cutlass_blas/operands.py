@@ -33,6 +33,8 @@ SUM_DTYPES: Final = {
 """Kind of product -> dtype in which it adds up, and of the workspace."""
 LETTERS: Final = {"n": "n", "t": "t", "c": "c", "N": "n", "T": "t", "C": "c"}
 """As given -> as instances have it. Fortran's programmers write them large."""
+LIMIT: Final = 1 << 62
+"""Distances and sizes stay below: kernels count in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -79,7 +81,7 @@ class Matrix:
             optional = name in ("ld", "count", "stride")
             number = None if value is None and optional else natural(value)
             if number is None and not (value is None and optional):
-                what = f"a Matrix in buffer {buffer.name!r}: {name} is a non-negative integer, not {value!r}"
+                what = f"a Matrix in buffer {buffer.name!r}: {name} is an integer from 0 to 2**62, not {value!r}"
                 raise InvalidOperand(what, buffer=buffer.name, shape=buffer.shape)
             object.__setattr__(self, name, number)
         if stride is not None and count is None:
@@ -175,7 +177,7 @@ def _view(name: str, matrix: Matrix, column: bool) -> Operand:
     stride = (ld * outer if matrix.stride is None else matrix.stride) if count is not None else 0
     elements = math.prod(buffer.shape)
     last = offset + (0 if count is None else (count - 1) * stride) + (outer - 1) * ld + inner
-    if offset > elements or (rows and columns and count != 0 and last > elements):
+    if offset > elements or stride >= LIMIT or (rows and columns and count != 0 and last > elements):
         raise InvalidOperand(
             f"{name}: a Matrix of {rows}x{columns} at {offset} with a leading dimension of {ld}"
             + ("" if count is None else f", {count} of them {stride} apart,")
@@ -230,9 +232,9 @@ def letter(option: str, value: Any, is_complex: bool) -> str:
 
 
 def natural(value: Any) -> int | None:
-    """A non-negative integer of whatever library; None for what is none."""
+    """A non-negative integer of whatever library, below LIMIT; None for what is none."""
     try:
         number = index(value)
     except TypeError:
         return None
-    return number if number >= 0 and not isinstance(value, bool) else None
+    return number if 0 <= number < LIMIT and not isinstance(value, bool) else None

@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 from cutlass_blas.errors import InvalidOperand
+from cutlass_blas.operands import LIMIT
 from kaas import Buffer
 
 
@@ -65,7 +66,7 @@ class Vector:
         along = (self.size - 1) * self.inc
         last = self.offset + (self.entries - 1) * self.stride
         if not self.size or not self.entries:
-            inside = self.offset <= elements
+            inside = self.offset <= elements and self.stride < LIMIT
         else:
             inside = self.offset + min(0, along) >= 0 and last + max(0, along) < elements
         if not inside:
@@ -125,11 +126,12 @@ def _elements(buffer: Buffer) -> int:
 
 def _integer(buffer: Buffer, name: str, value: Any) -> int:
     try:
-        if isinstance(value, bool):
-            raise TypeError
-        return index(value)
+        number = index(value)
     except TypeError as error:
         raise _wrong(buffer, f"{name} is an integer, not {value!r}") from error
+    if isinstance(value, bool) or abs(number) >= LIMIT:
+        raise _wrong(buffer, f"{name} is an integer below 2**62, not {value!r}")
+    return number
 
 
 def _wrong(buffer: Buffer, why: str) -> InvalidOperand:
