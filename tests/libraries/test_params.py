@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 from math import ceil
@@ -100,6 +101,15 @@ def test_split_k(instance: Instance, k: int, slices: int) -> None:
 @pytest.mark.parametrize("mode", [2, 3], ids=["strided", "pointers"])
 def test_batches(instance: Instance, mode: int) -> None:
     assert launched(instance, 64, 64, 64, mode=mode, count=7).grid == grid_of(instance, 64, 64, 7)
+
+
+@pytest.mark.parametrize("mode", range(4), ids=["one", "split", "strided", "pointers"])
+def test_equal_launches_have_equal_bytes(mode: int) -> None:
+    """Whatever lay on the stack, which is another one in another thread: kTasks are known by a hash of these bytes."""
+    here = [launched(instance, 64, 128, 64, mode=mode, count=2) for instance in CORE]
+    with ThreadPoolExecutor(1) as pool:
+        there = [pool.submit(launched, instance, 64, 128, 64, mode=mode, count=2).result() for instance in CORE]
+    assert here == there
 
 
 @cache

@@ -81,6 +81,10 @@ int fill(Exchange &x) {
   // the number of processors and the occupancy count for stream-K only
   std::memset(x.params, 0, sizeof(typename Kernel::Params));
   auto const params = new (x.params) typename Kernel::Params(arguments, 1, 1);
+  // behind the flags a copy may have left what was on the stack: equal products have equal bytes
+  auto const end = reinterpret_cast<char *>(&params->output_op + 1);
+  auto const behind = reinterpret_cast<char *>(&params->output_op.flags + 1);
+  std::memset(behind, 0, end - behind);
   // a grid is at least one block; where there is nothing to do it returns at once
   dim3 const grid = params->get_grid_dims();
   x.grid[0] = grid.x ? grid.x : 1;
