@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 import kaas
+from cutlass_blas import Epilogue
 from cutlass_blas.errors import (
     BlasError,
     InvalidDtype,
@@ -157,3 +158,14 @@ def test_vectors_go_through_gemv(a: Shape, b: Shape) -> None:
 def test_an_epilogue_wants_a_matrix_product() -> None:
     a, b = -integers((3, 4), "float32"), integers((4,), "float32")
     np.testing.assert_array_equal(ran(a, b, epilogue="relu"), np.maximum(a @ b, 0))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((3, 4), (4,)), ((2, 3, 4), (4,)), ((4,), (4, 3)), ((4,), (2, 4, 3)), ((0, 3, 4), (4,))]
+)
+def test_a_bias_goes_along_the_last_dimension_of_the_result(a: Shape, b: Shape) -> None:
+    first, second, shift = integers(a, "float32"), integers(b, "float32"), integers((3,), "float32")
+    epilogue = Epilogue(kaas.Buffer("bias", 3, "float32"), "relu")
+    task = kaas.KTask(matmul(*buffers(a, b, (first @ second).shape), epilogue=epilogue), ["c"])
+    made = kaas.run_local(task, {"a": first, "b": second, "bias": shift})["c"]
+    np.testing.assert_array_equal(made, np.maximum(first @ second + shift, 0))

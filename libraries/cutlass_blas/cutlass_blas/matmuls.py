@@ -56,8 +56,8 @@ def matmul(
         a, b: of one or more dimensions. The last two are matrices, those before them are broadcast; of one dimension, a
             is a row, b is a column, and the result lacks that dimension.
         c: of exactly the result's shape: () for two vectors.
-        alpha, beta, epilogue, compute, arch: as `gemm` takes them. Vectors go through `gemv`, unless there is an
-            epilogue or another way to compute.
+        alpha, beta, epilogue, compute, arch: as `gemm` takes them; a bias goes along c's last dimension. Vectors go
+            through `gemv`, unless there is an epilogue or another way to compute.
 
     Batch dimensions that lie in memory at equal distances are one batch; where b has none of its own, the entries of a
     are the rows of one matrix. All others are reached through tables of pointers, in one launch.
@@ -80,15 +80,16 @@ def matmul(
     plain = epilogue is None and compute is None and 0 not in found.shape
     if plain and 1 in (found.m, found.n) and len(found.axes) <= 1:
         return _by_vectors(found, a, b, c, alpha, beta)
+    options = {"alpha": alpha, "beta": beta, "epilogue": epilogue, "compute": compute, "arch": arch}
+    if len(b.shape) == 1 < len(a.shape) and epilogue is not None:  # a bias goes along c, which is a row then
+        *outer, m, k = a.shape
+        count = math.prod(outer) if outer else None
+        return gemm(Matrix(b, 1, k), Matrix(a, m, k, count=count), Matrix(c, 1, m, count=count), trans_b="t", **options)
     return gemm(
         _matrices(a, found.m, found.k, [axis.a for axis in found.axes], found.axes),
         _matrices(b, found.k, found.n, [axis.b for axis in found.axes], found.axes),
         _matrices(c, found.m, found.n, [axis.c for axis in found.axes], found.axes),
-        alpha=alpha,
-        beta=beta,
-        epilogue=epilogue,
-        compute=compute,
-        arch=arch,
+        **options,
     )
 
 
