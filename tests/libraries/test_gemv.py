@@ -191,6 +191,7 @@ def test_y_is_an_input_only_where_it_is_read() -> None:
     a, x, y = small()
     assert kaas.KTask(gemv(a, x, y), [y]).inputs == (a, x)
     assert kaas.KTask(gemv(a, x, y, beta=1), [y]).inputs == (a, x, y)
+    assert kaas.KTask(gemv(a, x, y, beta=1e-60), [y]).inputs == (a, x)  # 0 in float32
     longer = kaas.Buffer("y", 9, "float32")
     assert kaas.KTask(gemv(a, x, Vector(longer, 4, 2)), [longer]).inputs == (a, x, longer)  # the rest of it stays
 
@@ -200,6 +201,17 @@ def test_nothing_to_add_up_leaves_beta_y() -> None:
     nothing = {"a": np.empty((3, 0)), "x": np.empty(0)}
     np.testing.assert_array_equal(ran(gemv(*buffers, beta=3), **nothing, y=np.ones(3)), [3, 3, 3])
     np.testing.assert_array_equal(ran(gemv(*buffers), **nothing), [0, 0, 0])
+
+
+@pytest.mark.parametrize("trans", ["n", "t"])
+@pytest.mark.parametrize("alpha", [np.inf, np.nan])
+def test_nothing_to_add_up_is_no_product_whatever_alpha_is(alpha: float, trans: str) -> None:
+    shape = (3, 0) if trans == "n" else (0, 3)
+    buffers = kaas.Buffer("a", shape, "float32"), kaas.Buffer("x", 0, "float32"), kaas.Buffer("y", 3, "float32")
+    inputs = {"a": np.empty(shape, np.float32), "x": np.empty(0, np.float32), "y": np.ones(3, np.float32)}
+    np.testing.assert_array_equal(ran(gemv(*buffers, alpha=alpha, beta=3, trans=trans), **inputs), [3, 3, 3])
+    chosen = gemv(*buffers, alpha=kaas.Scalar("alpha", "f32"), trans=trans)
+    np.testing.assert_array_equal(ran(chosen, {"alpha": alpha}, **inputs), [0, 0, 0])
 
 
 def test_infinities_of_complex_numbers_stay_what_they_are() -> None:

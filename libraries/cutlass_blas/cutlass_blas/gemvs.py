@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from cutlass_blas.errors import InvalidDtype, InvalidOperand, InvalidOption, OverlappingOperands, ShapeMismatch
 from cutlass_blas.operands import Matrix, Operand, letter, operand
 from cutlass_blas.provider import library
-from cutlass_blas.scalars import coefficient
+from cutlass_blas.scalars import coefficient, is_zero
 from cutlass_blas.vectors import Vector, vector
 from kaas import Buffer, In, InOut, Kernel, Literal, Null, Out, Scalar, Struct
 
@@ -135,7 +135,7 @@ def gemv(
     _check_overlap(matrix, x, y)
     across = (op != "n") != column_major  # of what lies in memory: a column-major matrix lies there transposed
     scale, keep = (_factor(name, value, kind) for name, value in (("alpha", alpha), ("beta", beta)))
-    overwrites = y.covers and not isinstance(keep, Scalar) and beta == 0
+    overwrites = y.covers and isinstance(keep, Literal) and is_zero(keep.data, kind.factor)
     product = _Product(matrix, x, y, kind, across, op == "c", scale, keep, Out if overwrites else InOut)
     return product.launches()
 

@@ -175,6 +175,7 @@ __device__ void rows(const T *__restrict__ a, const T *__restrict__ x, Out *y, A
   __shared__ Acc<T> parts[kThreads / kWarp];
   int lane = threadIdx.x, lanes = blockDim.x;
   Index row = Index(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (sizes.columns == 0) alpha = {};  // no product, whatever it is: 0 times an infinity would be a NaN
   Index begin = blockIdx.y * sizes.chunk;
   Index end = is_zero(alpha) ? begin : min(begin + sizes.chunk, sizes.columns);
   for (Index batch = blockIdx.z; batch < sizes.count; batch += gridDim.z) {
@@ -209,6 +210,7 @@ __device__ void columns(const T *__restrict__ a, const T *__restrict__ x, Out *y
   __shared__ Acc<T> parts[kThreads * kCount];
   int lane = threadIdx.x, lanes = blockDim.x, groups = blockDim.y, width = lanes * kCount;
   Index first = Index(blockIdx.x) * width;
+  if (sizes.rows == 0) alpha = {};
   Index begin = blockIdx.y * sizes.chunk;
   Index end = is_zero(alpha) ? begin : min(begin + sizes.chunk, sizes.rows);
   bool conjugate = sizes.conjugate != 0;
