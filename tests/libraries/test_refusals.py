@@ -71,6 +71,12 @@ WRONG: dict[str, Wrong] = {
         {"sizes": {"m": 1 << 31, "n": 1, "k": 1}},
         "2147483648",
     ),
+    "a sum beyond 30 bits": (
+        lambda: gemm(buffer("a", 1, 1 << 30), buffer("b", 1 << 30, 1), buffer("c", 1, 1)),
+        errors.ProblemTooLarge,
+        {"sizes": {"m": 1, "n": 1, "k": 1 << 30}, "limit": (1 << 30) - 1},
+        "1073741823",
+    ),
     # --- what is no matrix
     "an array": (lambda: gemm([[1.0]], B, C), errors.InvalidOperand, {"operand": "a[0][0]"}, "a"),  # type: ignore[list-item]
     "nothing": (lambda: gemm(A, None, C), errors.InvalidOperand, {"operand": "b"}, "None"),  # type: ignore[arg-type]

@@ -19,7 +19,9 @@ from cutlass_blas.scalars import SCALAR_KINDS, coefficient, is_zero
 from kaas import Buffer, Scalar
 
 LIMIT: Final = (1 << 31) - (1 << 12)
-"""m, n and k stay below: CUTLASS counts in 32 bits, and rounds up to tiles."""
+"""m and n stay below: CUTLASS counts in 32 bits, and rounds up to tiles."""
+LIMIT_K: Final = 1 << 30
+"""k stays below: CUTLASS adds a slice to it in 32 bits, and one slice is all of it."""
 
 
 class Shape(NamedTuple):
@@ -176,11 +178,11 @@ def _sizes(a: Operand, b: Operand, c: Operand, op_a: str, op_b: str) -> tuple[in
         )
     if c.rows != m or c.columns != n:
         raise _mismatch(a, b, c, f"{_said(a, op_a)} times {_said(b, op_b)} is {m}x{n}, but c is {c.rows}x{c.columns}")
-    if m >= LIMIT or n >= LIMIT or k >= LIMIT:
+    if m >= LIMIT or n >= LIMIT or k >= LIMIT_K:
         raise ProblemTooLarge(
-            f"m = {m}, n = {n}, k = {k}: a kernel counts to {LIMIT - 1}; cut the matrices",
+            f"m = {m}, n = {n}, k = {k}: a kernel counts m and n to {LIMIT - 1}, k to {LIMIT_K - 1}; cut the matrices",
             sizes={"m": m, "n": n, "k": k},
-            limit=LIMIT - 1,
+            limit=(LIMIT_K if k >= LIMIT_K else LIMIT) - 1,
         )
     if c.count is None:
         for factor in (a, b):
