@@ -240,6 +240,7 @@ REFUSALS: list[tuple[type[BlasError], str, Made]] = [
     (InvalidDtype, "int32", lambda: gemv(*small("int32"))),
     (InvalidOption, "trans", lambda: gemv(A, X, Y, trans="h")),
     (InvalidOption, "layout", lambda: gemv(A, X, Y, layout="C")),
+    (InvalidOption, "layout", lambda: gemv(A, X, Y, layout=np.array(["row", "column"]))),  # type: ignore[arg-type]
     (InvalidScalar, "alpha", lambda: gemv(A, X, Y, alpha=1j)),
     (InvalidScalar, "beta", lambda: gemv(A, X, Y, beta=kaas.Scalar("beta", "f64"))),
     (OverlappingOperands, "x is read from", lambda: gemv(kaas.Buffer("a", (4, 4), "float32"), Y, Y)),
@@ -252,6 +253,9 @@ REFUSALS: list[tuple[type[BlasError], str, Made]] = [
     (InvalidOperand, "does not lie within its 5 elements", lambda: Vector(X, 2, count=3)),
     (InvalidOperand, "count is not negative", lambda: Vector(X, 2, count=-1)),
     (InvalidOperand, "size is an integer", lambda: Vector(X, 2.5)),  # type: ignore[arg-type]
+    (InvalidOperand, "size is an integer, not None", lambda: Vector(X, None)),  # type: ignore[arg-type]
+    (InvalidOperand, "inc is an integer, not None", lambda: Vector(X, 5, None)),  # type: ignore[arg-type]
+    (InvalidOperand, "offset is an integer, not None", lambda: Vector(X, 5, 1, None)),  # type: ignore[arg-type]
     (InvalidOperand, r"inc is an integer below 2\*\*62", lambda: Vector(X, 1, inc=-(1 << 62))),
     (InvalidOperand, "stride is an integer", lambda: Vector(X, 1, count=1, stride=1 << 63)),
 ]

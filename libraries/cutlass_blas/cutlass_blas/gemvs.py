@@ -124,7 +124,7 @@ def gemv(
     Raises:
         InvalidOperand, ShapeMismatch, InvalidDtype, InvalidOption, InvalidScalar, OverlappingOperands
     """
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         words = f"layout is one of {', '.join(LAYOUTS)}, not {layout!r}"
         raise InvalidOption(words, option="layout", value=repr(layout), known=LAYOUTS)
     column_major = layout == "column"

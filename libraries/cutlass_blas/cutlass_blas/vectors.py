@@ -46,8 +46,9 @@ class Vector:
     ) -> None:
         if not isinstance(buffer, Buffer):
             raise InvalidOperand(f"a Vector takes a kaas.Buffer, not {buffer!r}")
-        given = {"size": size, "inc": inc, "offset": offset, "count": count, "stride": stride}
-        numbers = {name: _integer(buffer, name, value) for name, value in given.items() if value is not None}
+        optional = {name: value for name, value in (("count", count), ("stride", stride)) if value is not None}
+        given = {"size": size, "inc": inc, "offset": offset} | optional
+        numbers = {name: _integer(buffer, name, value) for name, value in given.items()}
         for name in ("size", "offset", "count", "stride"):
             if numbers.get(name, 0) < 0:
                 raise _wrong(buffer, f"{name} is not negative: {numbers[name]}")
