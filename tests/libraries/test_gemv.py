@@ -204,6 +204,16 @@ def test_nothing_to_add_up_leaves_beta_y() -> None:
 
 
 @pytest.mark.parametrize("trans", ["n", "t"])
+@pytest.mark.parametrize("count", [None, 0, 2])
+def test_no_outputs_of_long_sums(count: int | None, trans: str) -> None:
+    batch = () if count is None else (count,)
+    shape, inner = (*batch, 0, 40_000) if trans == "n" else (*batch, 40_000, 0), (*batch, 40_000)
+    a, x, y = (kaas.Buffer(*each, "float32") for each in (("a", shape), ("x", inner), ("y", (*batch, 0))))
+    got = ran(gemv(a, x, y, trans=trans), a=np.empty(shape, np.float32), x=np.ones(inner, np.float32))
+    assert got.shape == (*batch, 0)
+
+
+@pytest.mark.parametrize("trans", ["n", "t"])
 @pytest.mark.parametrize("alpha", [np.inf, np.nan])
 def test_nothing_to_add_up_is_no_product_whatever_alpha_is(alpha: float, trans: str) -> None:
     shape = (3, 0) if trans == "n" else (0, 3)

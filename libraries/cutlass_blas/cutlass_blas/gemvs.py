@@ -159,7 +159,8 @@ class _Product(NamedTuple):
     access: type[Out] | type[InOut]
 
     def launches(self) -> tuple[Kernel, ...]:
-        outputs, inner, count = self.y.size, self.x.size, self.y.entries
+        outputs, count = self.y.size, self.y.entries
+        inner = self.x.size if outputs and count else 0  # where nothing is written there are no sums to share out
         geometry = (over_columns if self.across else over_rows)(outputs, inner, count, self.kind.vector)
         grid = (geometry.blocks, geometry.splits, _batches(count))
         block = (geometry.lanes, THREADS // geometry.lanes)
