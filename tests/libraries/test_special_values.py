@@ -98,6 +98,21 @@ def test_infinities_meet_zeros_as_in_scipy(beta: float) -> None:
     assert (np.isinf(found) == infinite).all()
 
 
+@pytest.mark.parametrize("split_k", [1, 2])
+@pytest.mark.parametrize("beta", [1, 0.5])
+def test_infinities_of_complex_numbers_stay_what_they_are(beta: float, split_k: int) -> None:
+    """As gemv has it: a real beta scales both parts, and 0 times infinity does not come into it."""
+    a, b, c = operands("complex64")
+    c[2, 3], c[4, 5] = complex(INF, 1), complex(0, -INF)
+    found = multiply(place("a", a), place("b", b), place("c", c), beta=beta, split_k=split_k)
+    expected = a @ b + np.float32(beta) * c.view(np.float32).reshape(M, N, 2)[..., 0]
+    assert (found[2, 3].real, found[4, 5].imag) == (INF, -INF)
+    assert np.isfinite((found[2, 3].imag, found[4, 5].real)).all()
+    assert not np.isnan(found).any()
+    whole = np.isfinite(c)
+    np.testing.assert_allclose(found.real[whole], expected.real[whole], rtol=1e-4, atol=1e-4)
+
+
 def test_relu_keeps_nan() -> None:
     """As torch.relu does; a maximum in CUDA would give 0."""
     a, b, c = operands("float32")

@@ -27,6 +27,17 @@ CUTLASS_HOST_DEVICE T relu(T value) {
 CUTLASS_HOST_DEVICE float gelu(float x) { return 0.5f * x * (1.0f + ::erff(x * 0.70710678118654752440f)); }
 CUTLASS_HOST_DEVICE double gelu(double x) { return 0.5 * x * (1.0 + ::erf(x * 0.70710678118654752440)); }
 
+template <class T>
+CUTLASS_HOST_DEVICE T scaled(T scale, T value) {
+  return scale * value;
+}
+template <class T>
+CUTLASS_HOST_DEVICE cutlass::complex<T> scaled(cutlass::complex<T> scale, cutlass::complex<T> value) {
+  // a real number, or 0 times an infinity would be a NaN
+  if (scale.imag() == T(0)) return {scale.real() * value.real(), scale.real() * value.imag()};
+  return scale * value;
+}
+
 // CUTLASS's concept of an output operator. C is read only if beta is not zero, the product counts only if alpha is not
 // zero: a NaN in what BLAS says is not referenced must not come through. GELU is a variant at compile time: unrolled
 // over a tile, erf makes a kernel several times as large.
@@ -75,8 +86,8 @@ struct Epilogue {
     bool const counts = is_product_needed();
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < Count; ++i) {
-      Accumulator const scaled = counts ? params.alpha * product[i] : Accumulator(0);
-      out[i] = narrow(activated(scaled + params.beta * widen(source[i])));
+      Accumulator const value = counts ? scaled(params.alpha, product[i]) : Accumulator(0);
+      out[i] = narrow(activated(value + scaled(params.beta, widen(source[i]))));
     }
     return out;
   }
@@ -86,7 +97,7 @@ struct Epilogue {
     FragmentOutput out;
     bool const counts = is_product_needed();
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < Count; ++i) out[i] = narrow(activated(counts ? params.alpha * product[i] : Accumulator(0)));
+    for (int i = 0; i < Count; ++i) out[i] = narrow(activated(counts ? scaled(params.alpha, product[i]) : Accumulator(0)));
     return out;
   }
 };

@@ -19,6 +19,7 @@ __device__ Complex<Real> operator+(Complex<Real> a, Complex<Real> b) {
 }
 template <class Real>
 __device__ Complex<Real> operator*(Complex<Real> a, Complex<Real> b) {
+  if (a.y == 0) return {a.x * b.x, a.x * b.y};  // or 0 times an infinity would be a NaN
   return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x};
 }
 
