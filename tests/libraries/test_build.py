@@ -249,6 +249,35 @@ def test_an_old_nvcc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         compiling.toolchain()
 
 
+def test_behind_an_old_nvcc_one_that_serves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the system's is too old, and the wheel is installed as the message says."""
+    old, wheel = tmp_path / "old", tmp_path / "nvidia" / "cu13" / "bin"
+    for folder, release in ((old, "11.2, V11.2.152"), (wheel, "13.9, V13.9.1")):
+        folder.mkdir(parents=True)
+        fake_nvcc(folder / "nvcc", f'echo "release {release}"')
+    (old / "g++").symlink_to("/bin/true")
+    monkeypatch.delenv("KAAS_NVCC", raising=False)
+    monkeypatch.setenv("CUDA_HOME", "/nowhere")
+    monkeypatch.setenv("PATH", str(old))
+    places = compiling._places
+    monkeypatch.setattr(
+        compiling, "_places", lambda package: [str(tmp_path / package)] if package == "nvidia" else places(package)
+    )
+    assert compiling.toolchain().nvcc == wheel / "nvcc"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_chosen_nvcc_may_be_named_from_here(
+    write: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(KERNEL)
+    fake_nvcc(tmp_path / "nvcc", '[ "$1" = --version ] && echo "release 13.9, V13.9.1"; exit 0')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KAAS_NVCC", "./nvcc")
+    with pytest.raises(errors.CompileFailed, match="it wrote nothing"):
+        store.kernels("tiny")
+
+
 def test_a_chosen_nvcc_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAAS_NVCC", "/nowhere/nvcc")
     with pytest.raises(errors.MissingPackage, match="/nowhere/nvcc"):

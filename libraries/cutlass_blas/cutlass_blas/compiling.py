@@ -96,28 +96,35 @@ def toolchain() -> Toolchain:
 
 @cache
 def _toolchain(chosen: str | None, home: str | None, path: str | None) -> Toolchain:
-    nvcc = _nvcc(chosen, home, path)
-    version = _nvcc_version(nvcc)
+    nvcc, version = _nvcc(chosen, home, path)
     if shutil.which("g++", path=path) is None and "NVCC_CCBIN" not in os.environ:
         raise _missing("a C++ compiler, which nvcc calls (g++)", "g++", "apt-get install g++")
     return Toolchain(nvcc, version, _headers())
 
 
-def _nvcc(chosen: str | None, home: str | None, path: str | None) -> Path:
-    if chosen:
-        if not os.access(chosen, os.X_OK):
-            raise _missing(
-                f"nvcc, which $KAAS_NVCC says is {chosen} and is not there,", "nvcc", f"pip install {WHEELS}"
-            )
-        return Path(chosen)
+def _nvcc(chosen: str | None, home: str | None, path: str | None) -> tuple[Path, str]:
+    """The first nvcc that serves, and its version: a wheel's is installed where the system's is too old."""
+    if chosen and not os.access(chosen, os.X_OK):
+        raise _missing(f"nvcc, which $KAAS_NVCC says is {chosen} and is not there,", "nvcc", f"pip install {WHEELS}")
+    refusals = []
+    for candidate in [Path(chosen)] if chosen else _candidates(home, path):
+        if os.access(candidate, os.X_OK):
+            nvcc = candidate.absolute()  # it is run in another folder
+            try:
+                return nvcc, _nvcc_version(nvcc)
+            except errors.MissingPackage as refusal:
+                refusals.append(refusal)
+    if refusals:
+        raise refusals[0]
+    raise _missing("nvcc, looked for by $KAAS_NVCC, in $CUDA_HOME/bin, in $PATH and in its wheel,", "nvcc",
+                   f"pip install {WHEELS}")  # fmt: skip
+
+
+def _candidates(home: str | None, path: str | None) -> list[Path]:
     candidates = [Path(home, "bin", "nvcc")] if home else []
     candidates += [Path(found)] if (found := shutil.which("nvcc", path=path)) else []
     candidates += [Path(part, cuda, "bin", "nvcc") for part in _places("nvidia") for cuda in ("cu13", "cuda_nvcc")]
-    for candidate in candidates:
-        if os.access(candidate, os.X_OK):
-            return candidate
-    raise _missing("nvcc, looked for by $KAAS_NVCC, in $CUDA_HOME/bin, in $PATH and in its wheel,", "nvcc",
-                   f"pip install {WHEELS}")  # fmt: skip
+    return candidates
 
 
 def _nvcc_version(nvcc: Path) -> str:
