@@ -165,6 +165,16 @@ def test_a_store_that_cannot_be_written_is_told(
     assert survives(raised.value)
 
 
+def test_what_is_built_and_cannot_be_read_is_told(folder: Path, write: Callable[[str], None]) -> None:
+    write(KERNEL)
+    path = folder / store.kernels_file("tiny")
+    path.mkdir(parents=True)
+    with pytest.raises(StoreFailed, match="cannot read") as raised:
+        store.kernels("tiny")
+    assert raised.value.path == str(path)
+    assert command.main(["build", "tiny"]) == 1
+
+
 def test_the_adapter_of_the_core_is_taken_as_soon_as_it_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "build_adapter", lambda instances: "+".join(each.name for each in instances).encode())
     alone, core = (folder / store.adapter_file(some) for some in (CORE[:1], CORE))

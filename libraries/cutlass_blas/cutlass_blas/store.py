@@ -103,12 +103,21 @@ def build_adapter(instances: Sequence[Instance]) -> bytes:
 
 
 def find(file: str, folder: Path | None = None) -> Path | None:
-    """The built file of this name, if it is there and whole; None if it is to be built."""
+    """The built file of this name, if it is there and whole; None if it is to be built.
+
+    Raises:
+        StoreFailed: it cannot be read.
+    """
     for path in (folder / file,) if folder else (PACKED / file, cached() / file):
-        if path.exists():
-            if is_whole(path.read_bytes()):
-                return path
-            _log.warning("%s is damaged and will be built again", path)
+        try:
+            found = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise StoreFailed(f"the BLAS library cannot read what it has built: {error}", path=str(path)) from error
+        if is_whole(found):
+            return path
+        _log.warning("%s is damaged and will be built again", path)
     return None
 
 
