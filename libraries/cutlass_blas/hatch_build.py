@@ -26,7 +26,7 @@ class KernelsHook(BuildHookInterface[Any]):
         building.build(jobs, at_once=len(os.sched_getaffinity(0)))
         inside = store.PACKED.relative_to(Path(self.root).resolve())
         for job in jobs:
-            build_data["force_include"][str(store.cached() / job.file)] = str(inside / job.file)
+            build_data["force_include"][str(store.find(job.file))] = str(inside / job.file)  # packed here, or cached
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         # the adapter is code for the host that Python never imports: any Python 3 will do, but not any machine
         build_data["tag"] = f"py3-none-{platform}"

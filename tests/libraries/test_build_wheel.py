@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -10,11 +11,12 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-from cutlass_blas import store
+from cutlass_blas import building, store
 from cutlass_blas.instances import parse
 
 SOURCE = Path(__file__).parents[2] / "libraries" / "cutlass_blas"
 NAME = "sgemm_nn_64x64x8_2"
+FILES = {store.kernels_file(NAME), store.adapter_file((parse(NAME),))}
 LIMIT_S = 240
 PROGRAM = f"""
 import numpy as np
@@ -36,21 +38,25 @@ def run(folder: Path, *command: str | Path, **environment: str) -> str:
     return ended.stdout
 
 
-def wheel(folder: Path, packed: str) -> Path:
+def wheel(folder: Path, packed: str, source: Path = SOURCE, **environment: str) -> Path:
     root = str(SOURCE.parents[1])
-    run(SOURCE, sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, KAAS_BLAS_PACK=packed,
-        PYTHONPATH=root)  # fmt: skip
+    run(source, sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, KAAS_BLAS_PACK=packed,
+        PYTHONPATH=root, **environment)  # fmt: skip
     (made,) = folder.glob("*.whl")
     return made
+
+
+def in_wheel(made: Path) -> set[str]:
+    """The built files that it has."""
+    with zipfile.ZipFile(made) as file:
+        return {name.rpartition("/")[2] for name in file.namelist() if name.startswith("cutlass_blas/packed/")}
 
 
 def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
     made = wheel(tmp_path, NAME)
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert made.name.endswith(f"-py3-none-{platform}.whl")
-    inside = {name for name in zipfile.ZipFile(made).namelist() if "/packed/" in name}
-    files = (store.kernels_file(NAME), store.adapter_file((parse(NAME),)))
-    assert inside == {f"cutlass_blas/packed/{file}" for file in files}
+    assert in_wheel(made) == FILES
     folder, home = tmp_path / "installed", tmp_path / "home"
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile")
     run(tmp_path, *pip, "--target", folder, made)
@@ -58,6 +64,18 @@ def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
     out = run(tmp_path, sys.executable, "-c", PROGRAM, PYTHONPATH=where, PATH="/nowhere", XDG_CACHE_HOME=str(home))
     assert out == f"(4, 1, 1) fatbin {folder / 'cutlass_blas' / 'provider.py'}\n"
     assert not (home / "kaas" / "blas").exists()
+
+
+def test_what_lies_packed_in_the_sources_goes_in_only_if_it_is_named(tmp_path: Path) -> None:
+    """As where it was copied for the editable package, and an older one with it."""
+    source = tmp_path / "source"
+    shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "packed"))
+    packed = source / "cutlass_blas" / "packed"
+    building.build(building.jobs([NAME]), packed)
+    (packed / "older.fatbin").touch()
+    nothing = {"PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path / "home")}
+    assert in_wheel(wheel(tmp_path / "with", NAME, source, **nothing)) == FILES
+    assert in_wheel(wheel(tmp_path / "without", "", source, **nothing)) == set()
 
 
 def test_a_wheel_without_kernels_is_for_any_machine(tmp_path: Path) -> None:
