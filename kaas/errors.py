@@ -42,39 +42,32 @@ class KaasError(Exception):
         return {name: getattr(self, name) for name in sorted(_declared(type(self))) if hasattr(self, name)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._sealed is not None:
-            return _unsealed, (type(self), self.message, self.fields, self._sealed)
-        cause = self.__cause__ if _pickles(self.__cause__) else None
-        return _rebuild, (type(self), self.message, self.fields, cause)
+        sealed = _sealed(self.__cause__) if self._sealed is None else self._sealed
+        return _rebuild, (type(self), self.message, self.fields, sealed)
 
 
 def _declared(cls: type) -> set[str]:
     return {name for base in cls.__mro__ for name in inspect.get_annotations(base)}
 
 
-def _rebuild(cls: type[KaasError], message: str, fields: dict[str, Any], cause: BaseException | None) -> KaasError:
+def _rebuild(cls: type[KaasError], message: str, fields: dict[str, Any], sealed: bytes | None) -> KaasError:
     error = cls(message, **fields)
-    error.__cause__ = cause
+    if sealed is not None:
+        try:
+            error.__cause__ = pickle.loads(sealed)
+        except Exception:  # noqa: BLE001 - of a class that is not here, or made anew in no way; its words are here
+            error.seal_cause(sealed)  # it may be known where this error goes next
     return error
 
 
-def _unsealed(cls: type[KaasError], message: str, fields: dict[str, Any], sealed: bytes) -> KaasError:
+def _sealed(cause: BaseException | None) -> bytes | None:
+    """A cause as it travels; None without one, or if it cannot: a foreign exception may hold anything."""
+    if cause is None:
+        return None
     try:
-        cause: BaseException | None = pickle.loads(sealed)
-    except Exception:  # noqa: BLE001 - a foreign exception may fail to be made anew in any way; its words are here
-        cause = None
-    error = _rebuild(cls, message, fields, cause)
-    error.seal_cause(sealed)
-    return error
-
-
-def _pickles(error: BaseException | None) -> bool:
-    """Whether an error can travel with the one it caused; a foreign exception may hold anything."""
-    try:
-        pickle.dumps(error)
+        return pickle.dumps(cause)
     except Exception:  # noqa: BLE001 - whatever a foreign __reduce__ raises, the answer is no
-        return False
-    return True
+        return None
 
 
 # --- the kTask itself is wrong

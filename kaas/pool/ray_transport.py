@@ -339,7 +339,10 @@ def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
 
 def _failed(answer: wire.Answer) -> Reply:
     assert answer.error is not None
-    error: KaasError = pickle.loads(answer.error)
+    try:
+        error: KaasError = pickle.loads(answer.error)
+    except Exception as foreign:  # noqa: BLE001 - a provider of code may raise a class of its own, which is not here
+        error = KaasError(f"an executor failed with an error that cannot be read here: {foreign}")
     return Reply(error=error, record=answer.record, lost=answer.lost)
 
 

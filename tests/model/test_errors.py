@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -62,3 +64,19 @@ def test_errors_are_also_what_python_calls_them() -> None:
     assert issubclass(errors.InvalidGraph, ValueError)
     assert issubclass(errors.InvalidRequest, ValueError)
     assert issubclass(errors.DeadlineExceeded, TimeoutError)
+
+
+def test_a_cause_of_a_class_that_is_not_here_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a package that executors have, on its way through the pool's process to a program that has it too."""
+    there = ModuleType("only_there")
+    exec("class Full(Exception): pass", there.__dict__)
+    error = UnknownSymbol("no kernel x", symbol="x")
+    error.__cause__ = there.Full("no space left")
+    with monkeypatch.context() as known:
+        known.setitem(sys.modules, "only_there", there)
+        sent = pickle.dumps(error)
+    arrived = pickle.loads(sent)
+    assert (arrived.message, arrived.fields, arrived.__cause__) == ("no kernel x", {"symbol": "x"}, None)
+    monkeypatch.setitem(sys.modules, "only_there", there)
+    cause = pickle.loads(pickle.dumps(arrived)).__cause__
+    assert (type(cause), str(cause)) == (there.Full, "no space left")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import sys
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kaas.config import Config, Device
-from kaas.errors import UnknownSymbol
+from kaas.errors import KaasError, UnknownSymbol
 from kaas.pool import ray_transport, wire
 from kaas.pool.etasks import ETasks
 from kaas.pool.functions import RegisteredFunction
@@ -105,5 +106,22 @@ def test_an_order_introduces_its_function(monkeypatch: pytest.MonkeyPatch) -> No
             assert actor.calls[-1] == (b"order", [], expected)
             actor.answers[-1].set_result(FINE)
             assert (await order).error is None
+
+    play(scenario, monkeypatch)
+
+
+def test_an_error_of_a_class_that_is_not_here_fails_its_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ModuleType("only_there")
+    exec("from kaas.errors import NotProvided\nclass Gone(NotProvided): pass", there.__dict__)
+    with monkeypatch.context() as known:
+        known.setitem(sys.modules, "only_there", there)
+        strange = wire.encode(wire.Answer([], error=pickle.dumps(there.Gone("no such thing"))))
+
+    async def scenario(transport: RayTransport, actor: FakeActor) -> None:
+        run = await begin(transport, 0)
+        actor.answers[0].set_result(strange)
+        error = (await run).error
+        assert type(error) is KaasError
+        assert "only_there" in error.message
 
     play(scenario, monkeypatch)
