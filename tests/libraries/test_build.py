@@ -231,7 +231,7 @@ def test_a_compiler_that_writes_nothing_is_told(
 
 
 def test_without_nvcc_it_says_what_to_install(
-    folder: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    folder: Path, write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(KERNEL)
     monkeypatch.delenv("KAAS_NVCC", raising=False)
@@ -244,6 +244,7 @@ def test_without_nvcc_it_says_what_to_install(
     assert raised.value.package == "nvcc"
     assert survives(raised.value)
     assert not list(folder.glob("*"))
+    assert not caplog.records  # nor that it is being built
 
 
 @pytest.mark.parametrize(

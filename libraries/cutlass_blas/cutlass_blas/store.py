@@ -171,6 +171,7 @@ def _put(path: Path, built: bytes) -> None:
 
 
 def _built_now(file: str, build: Callable[[], bytes]) -> Path:
+    toolchain()  # without one nothing is begun, and nothing said of it
     _log.warning("building %s, once, in about half a minute; `python -m cutlass_blas build NAME` does it ahead", file)
     return made(cached() / file, build)
 
