@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ def test_targets_are_there_and_listed() -> None:
     for target in ("setup", "extras", "libs", "demo", "test", "check", "bench", "dist", "gpu", "help"):
         assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_wheels_without_kernels_are_made_before_what_needs_a_compiler_for_them() -> None:
+    told = subprocess.run(["make", "--dry-run", "dist"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert 0 < told.index("hatchling build") < told.index("tvm_backend &&") < told.index("cutlass_blas build")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.name))
