@@ -219,6 +219,17 @@ def test_what_nvcc_refuses_is_told_with_its_log(folder: Path, write: Callable[[s
     assert not list(folder.glob("*"))
 
 
+def test_what_nvcc_dies_of_is_told(
+    folder: Path, write: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(KERNEL)
+    dies = '[ "$1" = --version ] && echo "release 13.9, V13.9.1" && exit 0; echo "nvcc fatal   : no properties"; exit 1'
+    monkeypatch.setenv("KAAS_NVCC", str(fake_nvcc(tmp_path / "nvcc", dies)))
+    with pytest.raises(errors.CompileFailed, match="fails with tiny: nvcc fatal   : no properties"):
+        store.kernels("tiny")
+    assert not list(folder.glob("*"))
+
+
 def test_a_compiler_that_writes_nothing_is_told(
     folder: Path, write: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,16 +317,19 @@ def test_without_a_compiler_for_the_host_it_says_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("version", "why"), [(None, "needs the headers of CUTLASS;"), ("3 5", r"another version.*3\.5")]
+    ("text", "why"),
+    [
+        (None, "needs the headers of CUTLASS;"),
+        (b"#define CUTLASS_MAJOR 3\n#define CUTLASS_MINOR 5\n", r"another version.*3\.5"),
+        (b"\xff\xfe", "another version than these .it does not tell which"),
+    ],
 )
 def test_headers_of_another_version_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes | None, why: str
 ) -> None:
-    if version is not None:
+    if text is not None:
         (tmp_path / "source" / "include" / "cutlass").mkdir(parents=True)
-        major, minor = version.split()
-        text = f"#define CUTLASS_MAJOR {major}\n#define CUTLASS_MINOR {minor}\n"
-        (tmp_path / "source" / "include" / "cutlass" / "version.h").write_text(text)
+        (tmp_path / "source" / "include" / "cutlass" / "version.h").write_bytes(text)
     places = {"cutlass_library": [str(tmp_path)]}
     monkeypatch.setattr(compiling, "_places", lambda package: places.get(package, []))
     monkeypatch.setenv("KAAS_NVCC", str(fake_nvcc(tmp_path / "nvcc", 'echo "release 13.9, V13.9.1"')))

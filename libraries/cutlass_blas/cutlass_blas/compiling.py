@@ -68,7 +68,8 @@ class Toolchain:
                 self._refuse(title, f"it cannot be run: {error}", "")
             log = (done.stdout + done.stderr).strip()
             if done.returncode != 0:
-                said = next((line for line in log.splitlines() if "error" in line), f"exit status {done.returncode}")
+                told = (line for line in log.splitlines() if "error" in line or "fatal" in line)
+                said = next(told, f"exit status {done.returncode}")
                 self._refuse(title, said, log)
             if not target.is_file() or not target.stat().st_size:
                 self._refuse(title, "it wrote nothing", log)
@@ -150,12 +151,12 @@ def _headers() -> Path:
     for place in _places("cutlass_library"):
         folder = Path(place, "source", "include")
         try:
-            text = (folder / "cutlass" / "version.h").read_text()
+            text = (folder / "cutlass" / "version.h").read_text(errors="replace")
         except FileNotFoundError:
             continue
         found = tuple(int(n) for n in re.findall(r"#define CUTLASS_M(?:AJOR|INOR)\s+(\d+)", text))
         if found != CUTLASS_VERSION:
-            here = ".".join(map(str, found))
+            here = ".".join(map(str, found)) or "it does not tell which"
             raise _missing(f"the headers of CUTLASS, of another version than these ({here}),", "nvidia-cutlass",
                            f"pip install {package}")  # fmt: skip
         return folder
