@@ -59,6 +59,7 @@ def gemm(
     Raises:
         ShapeMismatch, InvalidDtype, InvalidOperand, InvalidOption, InvalidScalar, OverlappingOperands, ProblemTooLarge
         kaas.errors.MissingPackage, CompileFailed: the kernel that fits is none of the core, and cannot be built here.
+        StoreFailed: what is built cannot be kept, read or loaded.
 
     Warns:
         AlignmentWarning: rows of float16, bfloat16 or tf32 do not begin at multiples of 16 bytes, which takes longer.
