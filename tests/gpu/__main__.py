@@ -2,7 +2,9 @@
 
 Needs Python, NumPy, pytest, cuda-bindings, cuda-core and msgspec; for compiled models safetensors. With Ray there too,
 the GPU tests of all other folders and the benchmarks that go through Ray run as well; with apache-tvm and onnx, models
-over TVM's virtual machine; with nvcc, the headers of CUTLASS and CuPy, the BLAS library over cuBLAS.
+over TVM's virtual machine. The BLAS library is tested with the kernels that are built, and with CuPy measured over
+cuBLAS: nvcc and the headers of CUTLASS build what is missing; without them, bring `python -m cutlass_blas build --into
+libraries/cutlass_blas/cutlass_blas/packed` from a machine that has them.
 """
 
 from __future__ import annotations

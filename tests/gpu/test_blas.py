@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,14 @@ import pytest
 import kaas
 from kaas.config import Device
 from kaas.dtypes import numpy_dtype
-from kaas.errors import MissingPackage
 from kaas.executor.local import run_local
 from kaas.images import Provided
+from tests.gpu.missing import skipped_if_missing
 from tests.providers import installed, write_metadata
 
 cutlass_blas = pytest.importorskip("cutlass_blas")
 
-from cutlass_blas import adapter, provider, store  # noqa: E402 - it may be missing
+from cutlass_blas import adapter, gemms, provider, store  # noqa: E402 - it may be missing
 from cutlass_blas.instances import CORE, OUTS, Instance  # noqa: E402
 
 DTYPES = {kind: outs[0] for kind, outs in OUTS.items()}
@@ -47,13 +47,10 @@ def provided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def or_skipped() -> Iterator[None]:
-    """Skips a test for which something is not there and cannot be built."""
-    try:
-        yield
-    except MissingPackage as error:
-        pytest.skip(error.message)
+def built(name: str) -> None:
+    """Skips a test whose kernel is not there and cannot be built."""
+    with skipped_if_missing():
+        store.kernels(name)
 
 
 def integers(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
@@ -97,9 +94,8 @@ def task_of(instance: Instance) -> tuple[kaas.KTask, dict[str, Array], Array]:
 
 
 def check(instance: Instance, device: Device) -> None:
-    with or_skipped():
-        store.kernels(instance.name)
-        task, arrays, expected = task_of(instance)
+    built(instance.name)
+    task, arrays, expected = task_of(instance)
     given = run_local(task, arrays, device=device)["c"]
     if instance.gelu:
         erf = np.vectorize(math.erf)
@@ -124,10 +120,19 @@ def test_kernels_on_the_software_gpu(instance: Instance) -> None:
     check(instance, Device("software"))
 
 
-def through_gemm(dtype: str, out: str, device: Device, **options: Any) -> None:
-    """C = relu(alpha A B^T + bias), alpha chosen at the invocation, of odd sizes, the matrices given in each way."""
-    m, n, k, count = 77, 130, 1203, 3
-    a, b = integers((count, m, k), dtype, 1), integers((count, n, k), dtype, 2)
+ODD = (77, 130, 1203)
+EVEN = (80, 136, 1208)
+"""m, n, k: of every alignment, so that the core has what multiplies them."""
+
+
+def through_gemm(
+    dtype: str, out: str, device: Device, sizes: tuple[int, int, int] = ODD, slices: int = 4, **options: Any
+) -> None:
+    """C = relu(alpha A op(B) + bias), alpha chosen at the invocation, B transposed where sizes are odd, the matrices
+    given in each way."""
+    (m, n, k), count, trans_b = sizes, 3, "t" if sizes == ODD else "n"
+    inner = (n, k) if trans_b == "t" else (k, n)
+    a, b = integers((count, m, k), dtype, 1), integers((count, *inner), dtype, 2)
     bias, kind = integers((n,), out, 3), {"float64": "f64", "complex64": "c64", "complex128": "c128"}.get(dtype, "f32")
     arrays = {"a": a, "b": b, "bias": bias}
     a_, b_, bias_ = (kaas.Buffer(name, array.shape, array.dtype) for name, array in arrays.items())
@@ -137,24 +142,25 @@ def through_gemm(dtype: str, out: str, device: Device, **options: Any) -> None:
     def views(buffer: kaas.Buffer, rows: int, columns: int) -> list[Any]:
         return [cutlass_blas.Matrix(buffer, rows, columns, offset=entry * rows * columns) for entry in range(count)]
 
-    options |= {"alpha": kaas.Scalar("alpha", kind), "trans_b": "t", "epilogue": ending}
-    with or_skipped(), warnings.catch_warnings():
+    options |= {"alpha": kaas.Scalar("alpha", kind), "trans_b": trans_b, "epilogue": ending}
+    with warnings.catch_warnings(), skipped_if_missing():
         warnings.simplefilter("ignore", cutlass_blas.AlignmentWarning)  # odd sizes are wanted here
         kernels = [
             *cutlass_blas.gemm(a_, b_, c_, **options),
-            *cutlass_blas.gemm(views(a_, m, k), views(b_, n, k), views(d_, m, n), **options),
+            *cutlass_blas.gemm(views(a_, m, k), views(b_, *inner), views(d_, m, n), **options),
             *(
                 kernel
-                for one in zip(views(a_, m, k), views(b_, n, k), views(e_, m, n), strict=True)
-                for kernel in cutlass_blas.gemm(*one, split_k=4, **options)
+                for one in zip(views(a_, m, k), views(b_, *inner), views(e_, m, n), strict=True)
+                for kernel in cutlass_blas.gemm(*one, split_k=slices, **options)
             ),
         ]
-        for kernel in kernels:
-            store.kernels(provider_name(kernel))
+    for kernel in kernels:
+        built(provider_name(kernel))
     task = kaas.KTask(kernels, [c_, d_, e_])
     given = {buffer.name: arrays[buffer.name] for buffer in task.inputs}
     wide = np.complex128 if dtype.startswith("complex") else np.float64
-    expected = -1 * (a.astype(wide) @ b.astype(wide).transpose(0, 2, 1))
+    right = b.astype(wide)
+    expected = -1 * (a.astype(wide) @ (right.transpose(0, 2, 1) if trans_b == "t" else right))
     if ending is not None:
         expected = np.maximum(expected + bias.astype(wide), 0)
     for name, result in run_local(task, given, scalars={"alpha": -1}, device=device).items():
@@ -185,6 +191,42 @@ def test_gemm(dtype: str, out: str, options: dict[str, Any], arch: str | None) -
     through_gemm(dtype, out, Device("gpu"), arch=arch, **options)
 
 
+CORE_TYPES = [*TYPES[:-1], ("bfloat16", "bfloat16", {"slices": 1})]
+"""Those for which the core has all kernels that aligned sizes take."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("arch", [None, "sm_90"])
+@pytest.mark.parametrize(("dtype", "out", "options"), CORE_TYPES)
+def test_gemm_by_the_core(dtype: str, out: str, options: dict[str, Any], arch: str | None) -> None:
+    through_gemm(dtype, out, Device("gpu"), EVEN, arch=arch, **options)
+
+
 @pytest.mark.usefixtures("softgpu")
 def test_gemm_on_the_software_gpu() -> None:
     through_gemm("float32", "float32", Device("software"))
+
+
+@pytest.mark.parametrize("arch", [None, "sm_90"])
+@pytest.mark.parametrize(("dtype", "out", "options"), CORE_TYPES)
+def test_aligned_sizes_take_the_core(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, out: str, options: dict[str, Any], arch: str | None
+) -> None:
+    """A machine without a compiler has nothing else."""
+    taken: list[str] = []
+
+    def record(task: kaas.KTask, *_: Any, **__: Any) -> dict[str, Array]:
+        taken.extend(provider_name(kernel) for kernel in task.kernels)
+        return {}
+
+    monkeypatch.setitem(globals(), "run_local", record)
+    through_gemm(dtype, out, Device("software"), EVEN, arch=arch, **options)
+    assert set(taken) <= {"finish", *(instance.name for instance in CORE)}
+
+
+def test_what_is_neither_built_nor_to_be_built_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gemms.forget()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("KAAS_NVCC", str(tmp_path / "nvcc"))
+    with pytest.raises(pytest.skip.Exception, match="nvcc"):
+        through_gemm("float16", "float32", Device("software"))

@@ -16,11 +16,12 @@ import kaas
 from kaas.config import Device
 from kaas.dtypes import numpy_dtype
 from kaas.executor.local import run_local
+from tests.gpu.missing import skipped_if_missing
 from tests.providers import installed, write_metadata
 
 cutlass_blas = pytest.importorskip("cutlass_blas")
 
-from cutlass_blas import gemms, records, tuning  # noqa: E402 - it may be missing
+from cutlass_blas import gemms, records, store, tuning  # noqa: E402 - it may be missing
 
 Array = np.ndarray[Any, Any]
 
@@ -37,6 +38,9 @@ def provided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         if not installed("cutlass_blas"):
             write_metadata(folder, "cutlass_blas", "cutlass_blas.provider:images")
             patch.syspath_prepend(folder)
+        with skipped_if_missing():
+            for name in ("gemv", "sgemm_nn_64x64x8_2"):
+                store.kernels(name)
         records.use(folder / "blas.sqlite3")
         yield
         records.use(None)
