@@ -200,6 +200,61 @@ def test_a_choice_of_another_version_of_a_kernel_does_not_count(file: Path, monk
     assert records.best(KEY) is None
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("slices", None), ("slices", "many"), ("slices", 2.5), ("slices", 0), ("slices", -3), ("instance", None),
+     ("instance", b"\xff"), ("version", None)],
+)  # fmt: skip
+def test_a_row_that_says_nothing_does_not_count(file: Path, column: str, value: object) -> None:
+    """SQLite keeps anything in any column."""
+    before = taken()
+    records.store(KEY, Choice(SMALL, 1), "device", 1.0)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(f"UPDATE choices_1 SET {column} = ?", (value,))
+    records.use(file)
+    gemms.forget()
+    assert records.best(KEY) is None
+    assert taken() == before
+
+
+@pytest.mark.parametrize(
+    "other", ["sgemm_nt_64x64x8_2", "dgemm_nn_64x64x8_2", "hgemm_nn_64x64x32_4_a8", "sgemm_nn_64x64x8_2_gelu", "gemv"]
+)
+def test_a_kernel_of_another_product_does_not_count(file: Path, other: str) -> None:
+    before = taken()
+    records.store(KEY, Choice(other, 1), "device", 1.0)
+    records.use(file)
+    gemms.forget()
+    assert taken() == before
+
+
+def test_slices_go_into_a_workspace() -> None:
+    """So that the kernel is one that writes sums, of a dtype of their own."""
+    shape = (64, 64), "float16"
+    a, b, c = (kaas.Buffer(name, *shape) for name in "abc")
+    key = gemms.key_of(a, b, c)
+    for name in ("hgemm_nn_64x64x32_4_a8", "hgemm_nn_128x128x32_4_a8_float32"):
+        for slices in (1, 2):
+            records.store(key, Choice(name, slices), "device", 1.0)
+            gemms.forget()
+            taken = [kernel.symbol for kernel in gemms.gemm(a, b, c)]
+            assert (taken == [name, "finish_float16"]) is (name.endswith("_float32") and slices == 2)
+
+
+def test_records_that_others_can_only_read(file: Path) -> None:
+    """They may lie where this process cannot write: nothing is left beside them, and nothing has to be made."""
+    records.store(KEY, Choice(SMALL, 1), "device", 1.0)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+def test_a_path_that_cannot_be(caplog: pytest.LogCaptureFixture) -> None:
+    records.use("x" * 5000)
+    assert records.best(KEY) is None
+    assert "cannot be read" in caplog.text
+
+
 @pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 4000, b""])
 def test_a_damaged_file_is_no_obstacle(file: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     file.parent.mkdir()

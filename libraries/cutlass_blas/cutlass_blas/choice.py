@@ -151,7 +151,10 @@ def choose(key: Key, split: int | None = None) -> Pick:
     """
     measured = records.best(key)
     if measured is not None and (split is None or split == measured.slices):
-        return parse(measured.instance), measured.slices
+        instance, slices = parse(measured.instance), measured.slices
+        made = for_sums(key) if slices > 1 else key
+        if _serves(instance, made.kind, made.out, made.op_a, made.op_b, made.align, made.align_c, made.gelu):
+            return instance, slices
     return _best(_estimates(key, split, _core) or _estimates(key, split, _made))
 
 
@@ -225,12 +228,12 @@ def _core(
     arch: str, kind: str, out: str, op_a: str, op_b: str, align: int, align_c: int, gelu: bool
 ) -> tuple[Fit, ...]:
     """Those of the core that fit."""
-    wanted = (kind, out, op_a, op_b, gelu)
-    return tuple(
-        _fit(arch, x)
-        for x in CORE
-        if (x.kind, x.out, x.op_a, x.op_b, x.gelu) == wanted and align % x.align == 0 and align_c % x.align_c == 0
-    )
+    return tuple(_fit(arch, x) for x in CORE if _serves(x, kind, out, op_a, op_b, align, align_c, gelu))
+
+
+def _serves(x: Instance, kind: str, out: str, op_a: str, op_b: str, align: int, align_c: int, gelu: bool) -> bool:
+    same = (x.kind, x.out, x.op_a, x.op_b, x.gelu) == (kind, out, op_a, op_b, gelu)
+    return same and align % x.align == 0 and align_c % x.align_c == 0
 
 
 @lru_cache(maxsize=1024)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from cutlass_blas import sources
 from cutlass_blas.errors import BlasError
+from cutlass_blas.instances import parse
 from kaas import cache_root, errors
 
 log = logging.getLogger("cutlass_blas")
@@ -133,8 +134,6 @@ def _write(where: Path, key: Key, choice: Choice, device: str, seconds: float) -
     version = sources.version(choice.instance)
     values = (device, *key, choice.instance, version, choice.slices, seconds)
     with _connected(where) as connection:
-        with suppress(sqlite3.OperationalError):  # another process is doing it; without it readers wait, no more
-            connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(_MADE)
         marks = ", ".join("?" * len(values))
         columns = f"device, {_KEY}, instance, version, slices, seconds"
@@ -149,24 +148,27 @@ def _read() -> dict[tuple[str | int, ...], Choice]:
 
 
 def _rows(where: Path) -> dict[tuple[str | int, ...], Choice]:
-    if not where.exists():
-        return {}
     # what was measured last is what holds, where several devices of an architecture were
     query = f"SELECT {_KEY}, slices, instance, version FROM {_TABLE} ORDER BY rowid"
     try:
+        if not where.exists():
+            return {}
         with _connected(where) as connection:
             made = connection.execute("SELECT name FROM sqlite_master WHERE name = ?", (_TABLE,)).fetchone()
             rows = connection.execute(query).fetchall() if made else []
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         log.warning("what tune() has measured cannot be read from %s: %s", where, error)
         return {}
-    return {tuple(key): Choice(name, slices) for *key, slices, name, version in rows if _is_ours(name, version)}
+    return {tuple(key): Choice(name, slices) for *key, slices, name, version in rows if _is_ours(name, slices, version)}
 
 
-def _is_ours(name: str, version: str) -> bool:
-    """Whether it is the kernel that was measured: there may be none of this name any more, or another one."""
+def _is_ours(name: object, slices: object, version: object) -> bool:
+    """Whether it is the kernel that was measured: there may be none of this name any more, or another one. SQLite
+    keeps anything in any column."""
+    if not isinstance(name, str) or not isinstance(slices, int) or slices < 1:
+        return False
     try:
-        return sources.version(name) == version
+        return sources.version(parse(name).name) == version
     except errors.UnknownSymbol:
         return False
 
@@ -183,5 +185,5 @@ def _put_aside(where: Path, error: Exception) -> None:
     log.warning("%s is damaged (%s): it is now %s, and the records begin anew", where, error, aside)
     with suppress(FileNotFoundError):  # another process was first
         where.replace(aside)
-    for suffix in ("-wal", "-shm"):  # of the damaged one
+    for suffix in ("-journal", "-wal", "-shm"):  # of the damaged one
         where.with_name(where.name + suffix).unlink(missing_ok=True)
