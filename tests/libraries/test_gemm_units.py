@@ -19,7 +19,7 @@ import kaas
 from cutlass_blas import AlignmentWarning, Epilogue, Matrix, adapter, batches, choice, errors, gemm, gemms, records
 from cutlass_blas.batches import LAUNCH_COUNT, LAUNCH_TILES
 from cutlass_blas.instances import CORE, Instance
-from cutlass_blas.operands import Operand, operand
+from cutlass_blas.operands import KINDS, Operand, operand
 from cutlass_blas.records import Key
 from cutlass_blas.scalars import BYTES, coefficient, is_zero, one
 
@@ -281,18 +281,43 @@ def test_what_was_measured_comes_first() -> None:
         ("sm_86", "sm_80"),
         ("sm_89", "sm_80"),
         ("sm_90a", "sm_90"),
-        ("sm_120", "sm_90"),
+        ("sm_100", "sm_90"),
+        ("sm_121", "sm_120"),
     ],
 )
 def test_a_device_is_served_by_the_newest_table_that_is_not_newer(arch: str | None, table: str) -> None:
     assert choice.architecture(arch) == table
 
 
+@pytest.mark.parametrize("op_b", ["n", "t"])
+@pytest.mark.parametrize(
+    ("arch", "shared_bytes"), [(None, 99 << 10), ("sm_89", 99 << 10), ("sm_90", 227 << 10), ("sm_120", 99 << 10)]
+)
+def test_kernels_fit_into_the_shared_memory_of_all_devices_that_they_are_for(
+    arch: str | None, shared_bytes: int, op_b: str
+) -> None:
+    """A block can have 99 KiB of it on sm_86, sm_89 and sm_120."""
+    for dtype in KINDS:
+        a, b, c = (kaas.Buffer(name, (4096, 4096), dtype) for name in "abc")
+        instance, _ = choice.choose(gemms.key_of(a, b, c, trans_b=op_b, arch=arch))
+        assert instance.shared_bytes <= shared_bytes
+        if (dtype, arch) == ("float16", "sm_90"):
+            assert instance.shared_bytes > 99 << 10, "what is there is used"
+
+
+@pytest.mark.parametrize("instance", [x for x in CORE if x.stages > 2], ids=lambda x: x.name)
+def test_shared_memory_is_what_the_tiles_in_flight_take(instance: Instance) -> None:
+    made = adapter.launch(
+        instance, 0, 1024, 1024, 1024, 1, (0,) * 4, (1024,) * 4, bytes(16), bytes(16), relu=False
+    )  # fmt: skip
+    assert made.shared_bytes == instance.shared_bytes
+
+
 @pytest.mark.parametrize("arch", ["sm_75", "hopper", "sm_", "sm_²", "", 90, []])
 def test_what_is_no_device_of_ours_is_told(arch: Any) -> None:
     with pytest.raises(errors.InvalidOption) as caught:
         choice.architecture(arch)
-    assert (caught.value.option, caught.value.known) == ("arch", ("sm_80", "sm_90"))
+    assert (caught.value.option, caught.value.known) == ("arch", ("sm_80", "sm_90", "sm_120"))
 
 
 # --- alignment

@@ -29,18 +29,21 @@ class Architecture:
 
     Fields:
         processors: multiprocessors. bytes_per_clock: of device memory, for each of them.
+        shared_bytes: that a block can have on every device which this one stands for.
         rates: (kind, unit) -> multiplications and additions of such elements per clock and multiprocessor, at best.
     """
 
     processors: int
     bytes_per_clock: float
+    shared_bytes: int
     rates: dict[tuple[str, str], float]
 
 
 ARCHITECTURES: Final = {
-    "sm_80": Architecture(  # A100
+    "sm_80": Architecture(  # A100; it has more shared memory, but sm_86 and sm_89 have not
         processors=108,
         bytes_per_clock=10,
+        shared_bytes=99 << 10,
         rates={
             ("s", "simt"): 64,
             ("d", "simt"): 32,
@@ -56,6 +59,7 @@ ARCHITECTURES: Final = {
     "sm_90": Architecture(  # H100, H200; with the instructions of sm_80 its tensor cores reach two thirds
         processors=132,
         bytes_per_clock=15,
+        shared_bytes=227 << 10,
         rates={
             ("s", "simt"): 128,
             ("d", "simt"): 64,
@@ -66,6 +70,22 @@ ARCHITECTURES: Final = {
             ("h", "tensor"): 1400,
             ("b", "tensor"): 1400,
             ("t", "tensor"): 700,
+        },
+    ),
+    "sm_120": Architecture(  # RTX 5090
+        processors=170,
+        bytes_per_clock=4,
+        shared_bytes=99 << 10,
+        rates={
+            ("s", "simt"): 128,
+            ("d", "simt"): 2,
+            ("d", "tensor"): 2,
+            ("c", "simt"): 32,
+            ("z", "simt"): 0.5,
+            ("z", "tensor"): 0.5,
+            ("h", "tensor"): 256,
+            ("b", "tensor"): 256,
+            ("t", "tensor"): 128,
         },
     ),
 }
@@ -227,8 +247,10 @@ Source = Callable[[str, str, str, str, str, int, int, bool], tuple[Fit, ...]]
 def _core(
     arch: str, kind: str, out: str, op_a: str, op_b: str, align: int, align_c: int, gelu: bool
 ) -> tuple[Fit, ...]:
-    """Those of the core that fit."""
-    return tuple(_fit(arch, x) for x in CORE if _serves(x, kind, out, op_a, op_b, align, align_c, gelu))
+    """Those of the core that fit, the problem and the device."""
+    most = ARCHITECTURES[arch].shared_bytes
+    fitting = (x for x in CORE if _serves(x, kind, out, op_a, op_b, align, align_c, gelu) and x.shared_bytes <= most)
+    return tuple(_fit(arch, x) for x in fitting)
 
 
 def _serves(x: Instance, kind: str, out: str, op_a: str, op_b: str, align: int, align_c: int, gelu: bool) -> bool:

@@ -54,7 +54,7 @@ def gemm(
         split_k: into how many slices k is cut at most, which go over the device and are added up in a workspace by one
             more kernel. None: as many as keep the device busy, where k is much larger than c. 1: none. A batch is cut
             only if this is asked for.
-        arch: what device to choose kernels for, as "sm_90". None: "sm_80". Every kernel runs on all from there on.
+        arch: what device to choose kernels for, as "sm_90". None: "sm_80", whose kernels run on all from there on.
 
     Raises:
         ShapeMismatch, InvalidDtype, InvalidOperand, InvalidOption, InvalidScalar, OverlappingOperands, ProblemTooLarge

@@ -87,6 +87,12 @@ class Instance:
         """Of a block."""
         return 32 * (self.tile[0] // self.warp[0]) * (self.tile[1] // self.warp[1]) * (self.tile[2] // self.warp[2])
 
+    @property
+    def shared_bytes(self) -> int:
+        """Of its tiles in flight; two stages are padded a little."""
+        m, n, k = self.tile
+        return (m + n) * k * self.stages * _ELEMENT_BYTES[self.kind]
+
 
 def _name(x: Instance) -> str:
     m, n, k = x.tile
