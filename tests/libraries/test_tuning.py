@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kaas
@@ -150,10 +151,23 @@ def test_without_a_gpu_nothing_is_measured() -> None:
         tune((40, 50, 60))
 
 
-@pytest.mark.parametrize("shapes", [(1, 2), (1, 2, 0), [(1, 2, 3), (4, 5)], (1, 2, "3")])
+@pytest.mark.parametrize("shapes", [(1, 2), (1, 2, 0), [(1, 2, 3), (4, 5)], (1, 2, "3"), 5, [[]], "abc", (True, 2, 3)])
 def test_shapes_that_are_none(shapes: Any) -> None:
     with pytest.raises(InvalidOption, match="three positive integers"):
         tune(shapes, device=SOFTWARE)
+
+
+def test_sizes_may_be_of_other_libraries() -> None:
+    (tuned,) = tune(np.array([8, 9, 10]), device=SOFTWARE, most=np.int64(1))  # type: ignore[arg-type]
+    assert (tuned.key.m, tuned.key.n, tuned.key.k) == (8, 9, 10)
+
+
+@pytest.mark.parametrize(
+    "options", [{"most": 0}, {"most": -1}, {"most": "1"}, {"count": 0}, {"count": -1}, {"count": 1.5}]
+)
+def test_numbers_that_are_none(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match="is a positive integer, not"):
+        tune((1, 2, 3), device=SOFTWARE, **options)
 
 
 def test_dtypes_and_devices_that_are_none() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from cutlass_blas import choice, gemms, records
 from cutlass_blas.errors import BlasError, InvalidOption
 from cutlass_blas.instances import Instance
-from cutlass_blas.operands import KINDS
+from cutlass_blas.operands import KINDS, natural
 from cutlass_blas.records import Choice, Key
 from cutlass_blas.trials import Array, Operands, Trial, trial
 from kaas import Buffer, Device, KaasError, Kernel, KTask, Library, Out, Scalar, errors, run_local
@@ -118,13 +118,18 @@ def tune(
     where = Device("gpu") if device is None else device
     if not isinstance(where, Device):
         raise InvalidOption(f"device is a kaas.Device, not {where!r}", option="device", value=repr(where), known=())
+    for option, value in (("count", count), ("most", most)):
+        if value is not None and not natural(value):
+            words = f"{option} is a positive integer, not {value!r}"
+            raise InvalidOption(words, option=option, value=repr(value), known=())
+    wanted = _shapes(shapes)
     name, own = _opened(where)
     archs = dict.fromkeys([own, choice.architecture(None)] if arch is None else [choice.architecture(arch)])
     kept = arch is not None or where.kind != "software"
     options: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "layout": layout, "compute": compute}
     options |= {"epilogue": "gelu"} if gelu else {}
     found = []
-    for m, n, k in _shapes(shapes):
+    for m, n, k in wanted:
         for dtype in (dtypes,) if isinstance(dtypes, str) else dtypes:
             operands = _operands(m, n, k, str(dtype), out, count, trans_a, trans_b)
             keys = [gemms.key_of(*operands, **options, arch=each) for each in archs]
@@ -137,13 +142,23 @@ def tune(
 
 
 def _shapes(given: Any) -> list[tuple[int, int, int]]:
-    several = list(given)
-    several = [several] if several and isinstance(several[0], int) else [list(shape) for shape in several]
+    several = _listed(given)
+    if several and natural(several[0]) is not None:
+        several = [several]
+    found = []
     for shape in several:
-        if len(shape) != 3 or not all(type(size) is int and size > 0 for size in shape):
-            words = f"a shape to tune for is three positive integers (m, n, k), not {tuple(shape)!r}"
-            raise InvalidOption(words, option="shapes", value=repr(tuple(shape)), known=())
-    return [(m, n, k) for m, n, k in several]
+        sizes = [natural(size) for size in _listed(shape)]
+        match sizes:
+            case [int(m), int(n), int(k)] if m and n and k:
+                found.append((m, n, k))
+            case _:
+                words = f"a shape to tune for is three positive integers (m, n, k), not {shape!r}"
+                raise InvalidOption(words, option="shapes", value=repr(shape), known=())
+    return found
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, Iterable) else [given]
 
 
 def _operands(
