@@ -65,13 +65,19 @@ class Entry(NamedTuple):
     whole_bytes: int = 0
 
     def content(self) -> bytes:
-        """The image itself. Raises ImageError: compressed in a way that is not known here, or corrupt."""
+        """The image itself. Raises ImageError: compressed in a way that is not known or cannot be read here, or
+        corrupt."""
         if not self.compression:
             return self.payload
-        if self.compression == _LZ4:
-            return _from_lz4(self.payload, self.whole_bytes)
-        if self.compression == _ZSTANDARD:
-            return _from_zstandard(self.payload)
+        try:
+            if self.compression == _LZ4:
+                return _from_lz4(self.payload, self.whole_bytes)
+            if self.compression == _ZSTANDARD:
+                return _from_zstandard(self.payload)
+        except ImportError as error:  # a GPU's own driver reads it without
+            raise ImageError(
+                NO_BINARY_FOR_GPU, f"this fatbin is compressed, and what decompresses it is not installed: {error}"
+            ) from error
         raise ImageError(
             NO_BINARY_FOR_GPU, f"the PTX in this fatbin is compressed in an unknown way, {self.compression:#x}"
         )

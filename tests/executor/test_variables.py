@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,14 @@ def fatbin(*entries: tuple[int, int, bytes]) -> Image:
         padded = payload + bytes(-len(payload) % 8)
         body += struct.pack("<HHIQIIQQQQQ", kind, 0x101, 64, len(padded), len(payload), 0, 0, 0, flags, 0, 0) + padded
     return Library.from_fatbin(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body).images[0]
+
+
+@pytest.mark.parametrize(("flags", "package"), [(0x8011, "zstandard"), (0x2011, "lz4.block")])
+def test_a_fatbin_that_nothing_here_decompresses(monkeypatch: pytest.MonkeyPatch, flags: int, package: str) -> None:
+    """On a GPU it runs all the same."""
+    monkeypatch.setitem(sys.modules, package, None)
+    variables = variables_of(fatbin((2, 0x11, CUBIN), (1, flags, b"compressed")))
+    assert variables == replace(variables_of(fatbin((2, 0x11, CUBIN))), complete=False)
 
 
 def test_a_fatbin_has_what_any_of_its_images_has() -> None:
