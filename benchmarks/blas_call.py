@@ -21,7 +21,7 @@ from typing import Any
 
 import cutlass_blas
 import kaas
-from benchmarks.report import parser, report
+from benchmarks.report import parser, positive, report
 from cutlass_blas import adapter
 
 WARM_UP = 20
@@ -102,7 +102,7 @@ def measure(rounds: int) -> dict[str, float]:
 
 def main() -> None:
     options = parser(__doc__.partition("\n")[0] if __doc__ else "")
-    options.add_argument("--rounds", type=int, default=1000)
+    options.add_argument("--rounds", type=positive, default=1000)
     chosen = options.parse_args()
     found = measure(chosen.rounds)
     detail: dict[str, Any] = {f"{name}_us": round(value, 2) for name, value in found.items()}

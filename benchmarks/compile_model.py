@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 
-from benchmarks.report import parser, report
+from benchmarks.report import parser, positive, report
 
 MODEL = "resnet50"
 MODULES = ("onnx", "tvm_backend", "tvm_backend.compiling", "tvm_backend.tasks", "tvm_backend.frontends.from_onnx",
@@ -53,7 +53,7 @@ def elsewhere(path: Path, caches: Path) -> dict[str, float]:
 
 def main() -> int:
     options = parser((__doc__ or "").partition("\n")[0])
-    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--rounds", type=positive, default=3)
     options.add_argument("--once", type=Path, metavar="MODEL", help="one measurement in this process, for the others")
     chosen = options.parse_args()
     if chosen.once:

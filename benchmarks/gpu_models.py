@@ -27,7 +27,7 @@ import numpy as np
 
 import kaas
 from benchmarks.models import MODELS, Model, relative_error
-from benchmarks.report import Bar, parser, report
+from benchmarks.report import Bar, parser, positive, report
 from kaas.config import Device
 from kaas.errors import DeviceUnavailable
 from kaas.executor.local import executor_for
@@ -202,7 +202,7 @@ def measure(model: Model, device: Device, rounds: int) -> dict[str, float]:
 
 def main() -> int:
     made = parser((__doc__ or "").partition("\n")[0])
-    made.add_argument("--rounds", type=int, default=50)
+    made.add_argument("--rounds", type=positive, default=50)
     made.add_argument("--models", nargs="+", choices=list(MODELS), default=["resnet50", "bert"])
     made.add_argument("--device", choices=("gpu", "software"), default="gpu")
     options = made.parse_args()

@@ -26,6 +26,14 @@ def parser(description: str = "") -> argparse.ArgumentParser:
     return made
 
 
+def positive(text: str) -> int:
+    """A count on the command line: `type=positive`."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
+
+
 def met(bar: Bar) -> bool:
     """Whether what was measured keeps its limit.
 

@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.models import MODELS, Model, relative_error, same_top1
-from benchmarks.report import Bar, parser, report
+from benchmarks.report import Bar, parser, positive, report
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
 
@@ -105,7 +105,7 @@ def figures(model: Model) -> dict[str, Any]:
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     made = parser((__doc__ or "").partition("\n")[0])
     made.add_argument("names", nargs="*", help="figures of these models only", metavar="NAME")
-    made.add_argument("--rounds", type=int, default=15, help="turns of ResNet-50 through Ray")
+    made.add_argument("--rounds", type=positive, default=15, help="turns of ResNet-50 through Ray")
     chosen = made.parse_args(argv)
     if unknown := [name for name in chosen.names if name not in MODELS]:
         made.error(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")

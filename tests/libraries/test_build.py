@@ -353,6 +353,9 @@ def test_the_command_builds_and_lists(
     assert command.main(["build", "sgemm"]) == 1
     assert "no kernel of the BLAS library is called 'sgemm'" in capsys.readouterr().err
     assert len(list(folder.iterdir())) == 1
+    with pytest.raises(SystemExit):
+        command.main(["build", "-j", "0"])
+    assert "-j is 1 or more, not 0" in capsys.readouterr().err
 
 
 def test_importing_is_light_and_needs_no_compiler() -> None:

@@ -268,6 +268,7 @@ REFUSALS: list[tuple[type[BlasError], str, Made]] = [
     (InvalidOperand, "offset is an integer, not None", lambda: Vector(X, 5, 1, None)),  # type: ignore[arg-type]
     (InvalidOperand, r"inc is an integer below 2\*\*62", lambda: Vector(X, 1, inc=-(1 << 62))),
     (InvalidOperand, "stride is an integer", lambda: Vector(X, 1, count=1, stride=1 << 63)),
+    (InvalidOperand, "without a count", lambda: Vector(X, 1, stride=4)),
 ]
 
 

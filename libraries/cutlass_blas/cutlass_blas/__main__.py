@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--arch", metavar="SM", help="where it shall count, as sm_90; what the software GPU finds does only so"
     )
     chosen = parser.parse_args(arguments)
+    if chosen.command == "build" and chosen.at_once < 1:
+        build.error(f"-j is 1 or more, not {chosen.at_once}")
     if chosen.command == "list":
         sys.stdout.write("".join(f"{name}\n" for name in (*EXTRAS, *(instance.name for instance in CORE))))
         return 0
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.command == "tune":
             _tune(chosen)
         else:
-            _build(chosen.names, max(chosen.at_once, 1), chosen.into)
+            _build(chosen.names, chosen.at_once, chosen.into)
     except KaasError as error:
         sys.stderr.write(f"{error.log}\n" if isinstance(error, errors.CompileFailed) and error.log else "")
         sys.stderr.write(f"{error}\n")

@@ -24,7 +24,7 @@ class Vector:
         count, stride: entries of a batch, and elements from one to the next (`size * abs(inc)` unless given).
 
     Raises:
-        InvalidOperand: it does not lie within its buffer.
+        InvalidOperand: it does not lie within its buffer, or has a stride and no count.
     """
 
     buffer: Buffer
@@ -54,6 +54,8 @@ class Vector:
                 raise _wrong(buffer, f"{name} is not negative: {numbers[name]}")
         if numbers["inc"] == 0:
             raise _wrong(buffer, "inc is not 0")
+        if stride is not None and count is None:
+            raise _wrong(buffer, f"a stride of {stride} says nothing without a count of vectors")
         object.__setattr__(self, "buffer", buffer)
         object.__setattr__(self, "size", numbers["size"])
         object.__setattr__(self, "inc", numbers["inc"])
