@@ -25,6 +25,7 @@ LAYERS = [
     {"kaas.executor"},
     {"kaas.pool"},
     {"kaas.session"},
+    {"kaas.process_session", "kaas.ray_session"},
     {"kaas.function"},
     {"kaas.api"},
     {"kaas.caching", "kaas.etasks", "kaas.model"},
@@ -36,11 +37,8 @@ public names, stands above all."""
 ALLOWED_IMPORTERS = {
     "cuda": {"kaas.executor.device", "kaas.makers.nvrtc", "kaas.softgpu.runtime_calls"},
     "ray": {
-        "kaas.api",
-        "kaas.function",
-        "kaas.session",
+        "kaas.ray_session",
         "kaas.pool.adoption",
-        "kaas.etasks",
         "kaas.pool.etask_actor",
         "kaas.pool.etask_transport",
         "kaas.pool.values",
