@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,6 +44,10 @@ class Objects(Protocol):
 
     def ref(self, session: str, named: Named) -> Any:
         """What the workers' hosts know it by. Raises KaasError if the session does not hold it."""
+        ...
+
+    def coming(self, session: str, named: Sequence[Named]) -> Awaitable[None] | None:
+        """None if the session holds these, or never will; else it is done when it does, in a limited time."""
         ...
 
     def ready(self, refs: Sequence[Any]) -> asyncio.Future[Any] | None:
@@ -152,6 +156,32 @@ class Clients:
     # --- invocations
 
     def _submit(self, session: _Session, message: Submit, frames: Sequence[Any]) -> None:
+        named = [item for item in message.beside if type(item) is Named]
+        coming = self._objects.coming(session.name, named) if named else None
+        if coming is None:
+            self._begin(session, message, frames)
+            return
+        task = self._loop.create_task(self._begin_later(coming, session, message, frames))
+        session.open[message.number] = task
+        task.add_done_callback(partial(self._began, session, message))
+
+    async def _begin_later(
+        self, coming: Awaitable[None], session: _Session, message: Submit, frames: Sequence[Any]
+    ) -> None:
+        await coming
+        self._begin(session, message, frames)
+
+    def _began(self, session: _Session, message: Submit, task: asyncio.Future[None]) -> None:
+        """What was to begin later has begun, or never will."""
+        if task.cancelled():
+            del session.open[message.number]
+            if _blocks(message.beside):
+                self._released(session, message.number)
+        elif (error := task.exception()) is not None:
+            del session.open[message.number]
+            self._fail(session, message.number, error)
+
+    def _begin(self, session: _Session, message: Submit, frames: Sequence[Any]) -> None:
         """
         Raises:
             KaasError, or whatever else a senseless message leads to.
@@ -166,15 +196,14 @@ class Clients:
             raise InvalidRequest(f"deadline_s is a positive number of seconds, not {invocation.deadline_s!r}")
         refs: Sequence[Any] = ()
         ready = None
-        blocks = False
         if message.beside:
             refs = self._refs(session, message.beside, frames)
-            blocks = any(type(item) is Block for item in message.beside)
             if not invocation.ready:
                 ready = self._objects.ready([ref for ref in refs if not isinstance(ref, Framed | Block)])
         payload = Payload(function, frames, refs, direct=True)
         request = self._service.begin(function, invocation, payload, ready, session.name)
         session.open[message.number] = request.answer
+        blocks = _blocks(message.beside)
         request.answer.add_done_callback(partial(self._answered, session, message.number, request, blocks))
 
     def _answered(
@@ -226,9 +255,9 @@ class Clients:
         service = self._service
         match message.what:
             case "status":
-                return [answers.encode_status(service.status())]
+                return [answers.encode(service.status())]
             case "stats":
-                return [answers.encode_stats(service.stats(bytes(frames[0]) == YES))]
+                return [answers.encode(service.stats(bytes(frames[0]) == YES))]
             case "pardon":
                 return [YES if service.pool.pardon(bytes(frames[0]).decode()) else NO]
             case "upkeep":
@@ -240,3 +269,7 @@ class Clients:
             case _:
                 raise InvalidRequest(f"a pool cannot be asked for {message.what!r}")
         return []
+
+
+def _blocks(beside: Sequence[Beside]) -> bool:
+    return any(type(item) is Block for item in beside)
