@@ -189,7 +189,7 @@ def test_outputs_come_in_frames_and_become_arrays_where_they_arrive() -> None:
 
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
-        stage.say(Done(1, RECORD), memoryview(array))
+        stage.say(Done(1, RECORD), array.data)
         reply = await run
         assert (reply.error, reply.record, reply.lost) == (None, RECORD, "")
         (value,) = reply.value
