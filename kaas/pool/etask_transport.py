@@ -53,7 +53,7 @@ class ETaskWorkers:
         self._start_s[start.worker] = clock() - began
         return info
 
-    async def run(self, worker: int, slot: int, call: Call) -> Reply:
+    async def run(self, worker: int, slot: int, call: Call) -> Reply:  # noqa: ARG002 - it has one
         if worker not in self._actors:
             raise WorkerLost("it ended before it was reached")
         try:

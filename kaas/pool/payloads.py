@@ -18,7 +18,7 @@ class Payload:
     Fields:
         frames: the encoded Invocation, then those that refs points to. refs: what stands beside it, in its order:
             something that names an object (it has `binary()`), Framed or Block. keep: the keys of the outputs that stay
-            on the device, by their positions. direct: outputs are wanted as the frames that they come in, even if large.
+            on the device, by their positions. direct: all outputs are wanted as the frames that they come in.
     """
 
     function: RegisteredFunction
