@@ -58,7 +58,7 @@ class HeldRefs:
             del self._sessions[session][key]
 
     def coming(self, session: str, named: Sequence[Named]) -> Awaitable[None] | None:
-        """None if a session holds all of these; else what waits for the others, and raises InvalidRequest in the end."""
+        """None if a session holds all of these; else what waits for the others, at last with an InvalidRequest."""
         missing = [item.key for item in named if not self._holds(session, item.key)]
         return self._come(session, missing) if missing else None
 

@@ -34,13 +34,23 @@ NOTHING_KEPT: Mapping[int, bytes] = {}
 class Ground(Protocol):
     """What a pool stands on: Ray, or plain processes."""
 
-    node: str
-    """Where the pool runs, as its peers know it."""
-    host: str | None
-    """The name under which other nodes reach it; None: nobody comes from there."""
-    again: bool
-    """Whether this process of the pool replaces one that ended."""
-    objects: Objects
+    @property
+    def node(self) -> str:
+        """Where the pool runs, as its peers know it."""
+        ...
+
+    @property
+    def host(self) -> str | None:
+        """The name under which other nodes reach it; None: nobody comes from there."""
+        ...
+
+    @property
+    def again(self) -> bool:
+        """Whether this process of the pool replaces one that ended."""
+        ...
+
+    @property
+    def objects(self) -> Objects: ...
 
     def workers(self, exchange: Exchange, residents: Residents) -> tuple[Executors, Transport]:
         """The executors, and the way to the workers of all kinds."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from kaas.error_codec import decode_error
 
@@ -313,7 +314,7 @@ def test_blocks_of_a_cancelled_request_are_free_when_it_ends(play: Callable[...,
 def test_blocks_of_a_request_past_its_deadline_are_free_when_it_ends(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         submit, message = blocks(1)
-        soon = wire.encode(messages.msgspec.structs.replace(wire.decode_invocation(message), deadline_s=0.05))
+        soon = wire.encode(msgspec.structs.replace(wire.decode_invocation(message), deadline_s=0.05))
         await stage.say("p", submit, soon)
         await asyncio.wait_for(_sent(stage, 1), 10)
         assert stage.answers() == [("p", Failure(1, held=True))]
