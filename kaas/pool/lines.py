@@ -109,10 +109,18 @@ class Line:
                 if ready[0][0] is self._in:
                     header, *frames = receive_frames(self._in)
                     return messages.decode_to_peer(header), frames
+                if not self._closed and any(waited == self._bell for waited, _ in ready):
+                    os.eventfd_read(self._bell)
+                    return None
                 for monitor in self._monitors:
                     if monitor.getsockopt(zmq.EVENTS):
                         self._happened(monitor)
         raise LineLost("this line is closed")
+
+    def wake(self) -> None:
+        with self._sending:
+            if not self._closed:
+                os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
         """Whoever waits in `receive` gets LineLost. What was not sent yet is not sent."""
