@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kaas.error_codec import encode_error
-from kaas.pool.blocks import Inbox
-from kaas.pool.exchange import Exchange
 
 import kaas
+from kaas.error_codec import encode_error
 from kaas.errors import DeviceLost, InputFailed, KaasError, NotInitialized, PoolStopped
 from kaas.pool import messages, wire
+from kaas.pool.blocks import Inbox
+from kaas.pool.exchange import Exchange
 from kaas.pool.messages import Ask, Block, Cancel, Drop, Failure, Named, Register, Release, Result, Submit
 from kaas.pool.packing import Caller, Signature, pack
 from kaas.session_calls import Calls
@@ -256,7 +256,7 @@ def test_a_thread_takes_the_answers_of_others(session: FakeSession, pool: FakePo
     for number in reversed(numbers_sent):
         pool.send(Result(number), numbers(seed=number).tobytes())
     first.result(SOON_S)
-    assert second.ended
+    assert second._answer.ended
     np.testing.assert_array_equal(second.result(0), numbers(seed=numbers_sent[1]))
 
 

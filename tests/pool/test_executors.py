@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kaas.error_codec import decode_error, encode_error
 
+from kaas.error_codec import decode_error, encode_error
 from kaas.errors import InputFailed, KaasError, UnknownSymbol
 from kaas.pool import executors, messages, wire
 from kaas.pool.events import StartWorker, WorkerKind
