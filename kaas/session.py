@@ -24,8 +24,9 @@ class Session(ABC):
     """This process's way to one pool. What is asked there raises PoolStopped when the pool is gone.
 
     Fields:
-        ray: whether the pool is on Ray. client: whom requests are billed to that name nobody else. registered: how each function, by its key, is made
-            known to the pool. pins: the orders for what this program has pinned. gone: the pool has ended for good.
+        ray: whether the pool is on Ray. client: whom requests are billed to that name nobody else.
+        registered: how each function, by its key, is made known to the pool. pins: the orders for what this program has
+            pinned. gone: the pool has ended for good.
     """
 
     ray: ClassVar[bool]
