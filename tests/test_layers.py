@@ -43,7 +43,7 @@ ALLOWED_IMPORTERS = {
         "kaas.pool.etask_transport",
         "kaas.pool.values",
         "kaas.pool.ray_pool",
-        "kaas.pool.ray_transport",
+        "kaas.pool.ray_hosts",
         "kaas.pool.executor_actor",
         "kaas.pool.resident",
         "kaas.pool.results",
