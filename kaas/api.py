@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from kaas.config import Config, Device
 from kaas.errors import InvalidConfig, InvalidRequest
 from kaas.executor import software
-from kaas.function import RETRIES, Function, Options
+from kaas.function import RETRIES, Function, Options, signature_of
 from kaas.graph import KTask
 from kaas.pool import policies
-from kaas.pool.packing import Signature, pack
+from kaas.pool.packing import pack
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.session import HERE, current_session, refuse_second_pool
@@ -121,7 +120,7 @@ def pardon(task_or_function: KTask | Function) -> bool:
         PoolStopped: the pool is gone; `init` starts another.
     """
     function = task_or_function
-    signatures = function.upkeep()[0] if isinstance(function, Function) else (_signature(function),)
+    signatures = function.upkeep()[0] if isinstance(function, Function) else (signature_of(function),)
     session = current_session()
     pardoned = [session.pardon(signature.key) for signature in signatures]
     return any(pardoned)
@@ -200,11 +199,6 @@ def invoke(
     options = Options(client, deadline_s, scalars, retries, profile, keep or False)
     if not isinstance(task_or_function, KTask):
         raise InvalidRequest(f"kaas.invoke takes a KTask or a Function, not {task_or_function!r}")
-    signature = _signature(task_or_function)
+    signature = signature_of(task_or_function)
     message, refs = pack(signature, inputs, scalars, options.caller(session), session.store)
     return session.send(signature, message, refs)
-
-
-@lru_cache(maxsize=1024)
-def _signature(task: KTask) -> Signature:
-    return Signature.of(task)

@@ -15,6 +15,7 @@ import ray
 
 from kaas.config import Config
 from kaas.errors import InvalidConfig, KaasError, NotInitialized, PolicyError, PoolStopped
+from kaas.pool.messages import Address
 from kaas.pool.packing import Signature
 from kaas.pool.ray_ground import existing
 from kaas.pool.ray_hosts import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
@@ -91,6 +92,8 @@ class RaySession(Session):
         ended = watched.exception() is not None
         if ended or not watched.result():
             self.gone = True
+            gone = PoolStopped(f"pool {self.name!r} is gone", pool=self.name)
+            threading.Thread(target=self.end_calls, args=(gone,), daemon=True).start()
         else:  # in a thread of its own: Ray calls this in one that must not send
             threading.Thread(target=self._go_on, args=(life, watched.result()), daemon=True).start()
 
@@ -103,12 +106,26 @@ class RaySession(Session):
                 register()
             for pin in list(self.pins.values()):
                 self.pool.upkeep.remote(*pin)
+        if self._calls is not None:
+            self._calls.moved(life)
         self.watch(life)
 
     def attend(self) -> RaySession:
         """Let the pool note this process's end."""
         self.pool.attend.remote(self.id, [self.pool.attended.remote(self.id)])
         return self
+
+    def address(self) -> tuple[Address, str]:
+        if not ray.is_initialized():
+            raise PoolStopped(f"pool {self.name!r} is gone: Ray has ended", pool=self.name)
+        address: Address = self._answer(self.pool.address)
+        return address, ray.get_runtime_context().get_node_id()
+
+    def hold(self, life: str, refs: list[Any]) -> None:
+        self.pool.hold.remote(self.id, life, refs)
+
+    def drop(self, keys: list[bytes]) -> None:
+        self.calls.drop(keys)
 
     def tell(self, spec: bytes, task: bytes) -> Any:
         return self.pool.register.remote(spec, task)
@@ -159,6 +176,7 @@ class RaySession(Session):
             ray.kill(self.pool)
         except ray.exceptions.RayActorError:
             pass  # somebody else stopped it first
+        self.end_calls(PoolStopped(f"pool {self.name!r} was shut down", pool=self.name))
         if self.started_ray:
             ray.shutdown()
 

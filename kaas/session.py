@@ -10,13 +10,15 @@ from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kaas.errors import ConfigMismatch, InvalidRequest, NotInitialized, PoolStopped
+from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, NotInitialized, PoolStopped
 from kaas.pool import wire
 
 if TYPE_CHECKING:
+    from kaas.pool.messages import Address
     from kaas.pool.packing import Signature, Store
     from kaas.pool.stats import Stats
     from kaas.pool.status import Status
+    from kaas.session_calls import Calls
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +38,8 @@ class Session(ABC):
     registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
     pins: dict[tuple[bytes, int | None], tuple[bytes, list[Any]]] = field(default_factory=dict)
     gone: bool = False
+    _calls: Calls | None = None
+    _connecting: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
         """
@@ -56,6 +60,46 @@ class Session(ABC):
         """Tell the pool of a function, now and in each later life of it."""
         self.registered[key] = tell
         tell()
+
+    @property
+    def calls(self) -> Calls:
+        """Its calls; the first who asks for them connects to the pool.
+
+        Raises:
+            PoolStopped
+        """
+        return self._calls or self._connected()
+
+    def _connected(self) -> Calls:
+        from kaas.session_calls import Calls
+
+        with self._connecting:
+            if self._calls is None:
+                self._calls = Calls.connected(self)
+            return self._calls
+
+    def end_calls(self, error: KaasError) -> None:
+        """Those without an answer get this one."""
+        with self._connecting:
+            calls = self._calls
+        if calls is not None:
+            calls.end(error)
+
+    @abstractmethod
+    def address(self) -> tuple[Address, str]:
+        """Where the pool is in its present life, and the node of this process. Waits for a pool that starts again.
+
+        Raises:
+            PoolStopped
+        """
+
+    @abstractmethod
+    def hold(self, life: str, refs: list[Any]) -> None:
+        """Have the pool, in this life of it, hold objects that calls are going to name; waits for nothing."""
+
+    @abstractmethod
+    def drop(self, keys: list[bytes]) -> None:
+        """Undo it."""
 
     @property
     @abstractmethod
