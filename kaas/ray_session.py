@@ -16,8 +16,9 @@ import ray
 from kaas.config import Config
 from kaas.errors import InvalidConfig, KaasError, NotInitialized, PolicyError, PoolStopped
 from kaas.pool.packing import Signature
+from kaas.pool.ray_ground import existing
 from kaas.pool.ray_hosts import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
-from kaas.pool.ray_pool import PoolActor, existing
+from kaas.pool.ray_pool import PoolActor
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.request import outputs_type
