@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 
@@ -23,7 +23,7 @@ from kaas.pool.ray_pool import PoolActor
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.request import outputs_type
-from kaas.session import HERE, Session, needs_ray, refuse_second_pool
+from kaas.session import HERE, Session, needs_ray
 
 SOFTWARE_SLOTS = 16
 """Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
@@ -63,6 +63,7 @@ class RaySession(Session):
         pool: its actor. invoke: the method of that, looked up once. started_ray: `init` started Ray for this.
     """
 
+    ray: ClassVar[bool] = True
     pool: Any
     invoke: Any
     started_ray: bool = False
@@ -241,9 +242,8 @@ def attach(name: str, address: str) -> None:
     """Attach this process to a pool that runs already.
 
     Raises:
-        NotInitialized, ConfigMismatch
+        NotInitialized
     """
-    refuse_second_pool(name)
     if not ray.is_initialized():
         try:
             ray.init(address=address, logging_level=logging.WARNING)

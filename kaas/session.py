@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, NotInitialized, PoolStopped
 from kaas.pool import wire
@@ -26,10 +26,12 @@ class Session(ABC):
     """This process's way to one pool. What is asked there raises PoolStopped when the pool is gone.
 
     Fields:
-        client: whom requests are billed to that name nobody else. registered: how each function, by its key, is made
-            known to the pool. pins: the orders for what this program has pinned. gone: the pool has ended for good.
+        ray: whether the pool is on Ray. client: whom requests are billed to that name nobody else.
+        registered: how each function, by its key, is made known to the pool. pins: the orders for what this program has
+            pinned. gone: the pool has ended for good.
     """
 
+    ray: ClassVar[bool]
     name: str
     client: str
     id: str = field(default_factory=partial(token_hex, 8))
@@ -165,14 +167,16 @@ def needs_ray(what: str, pool: str) -> InvalidRequest:
     return InvalidRequest(f"{what} needs Ray, and pool {pool!r} runs without; kaas.call() runs kTasks there")
 
 
-def refuse_second_pool(name: str) -> None:
+def refuse_second_pool(name: str, *, ray: bool) -> None:
     """
     Raises:
-        ConfigMismatch: the process is attached to a pool of another name.
+        ConfigMismatch: the process is attached to a pool of another name, or to one of the other kind.
     """
-    if HERE.session is not None and HERE.session.name != name:
+    session = HERE.session
+    if session is not None and (session.name != name or session.ray is not ray):
         raise ConfigMismatch(
-            f"this process is attached to pool {HERE.session.name!r}; call kaas.shutdown() before another",
-            pool=HERE.session.name,
-            differences=("name",),
+            f"this process is attached to pool {session.name!r} {'on' if session.ray else 'without'} Ray; "
+            "call kaas.shutdown() before another",
+            pool=session.name,
+            differences=("name",) if session.name != name else ("ray",),
         )
