@@ -151,7 +151,7 @@ def test_references_that_are_not_complete_yet() -> None:
     late = gate.value.remote(numbers())
     waiting = [scaled(late, i) for i in range(4)]
     np.testing.assert_allclose(scaled(numbers()).result(PATIENCE_S), numbers() * 2)
-    assert kaas.status().waiting == 4
+    until(lambda status: status.waiting == 4)
     ray.get(gate.open.remote())
     for i, future in enumerate(waiting):
         np.testing.assert_allclose(future.result(PATIENCE_S), numbers() * np.float32(i))

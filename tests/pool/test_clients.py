@@ -135,7 +135,9 @@ class Stage:
         self.exchange: Any = pool._exchange
 
     async def greet(self, peer: str, session: str = "s", incarnation: str = "1") -> None:
-        self.exchange.greet(self.peers.setdefault(peer, FakePeer(peer)), Hello(messages.VERSION, "client", session, incarnation, 1))
+        self.exchange.greet(
+            self.peers.setdefault(peer, FakePeer(peer)), Hello(messages.VERSION, "client", session, incarnation, 1)
+        )
 
     async def say(self, peer: str, message: Any, *frames: bytes) -> None:
         self.exchange.receive(peer, message, list(frames))
