@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kaas.error_codec import decode_error, encode_error
 from kaas.errors import InputFailed, KaasError
 from kaas.pool import messages, wire
 from kaas.pool.events import StartWorker
-from kaas.pool.executor_line import ExecutorLine
-from kaas.pool.functions import RegisteredFunction
+from kaas.pool.executor_line import Answer, ExecutorLine
 from kaas.pool.hosts import Hosts
 from kaas.pool.lives import Adoption
 from kaas.pool.messages import Block, Done, Framed, Named
@@ -124,35 +124,33 @@ class Executors:
 
     # --- what is asked of them
 
-    async def run(self, worker: int, slot: int, call: Call) -> Reply:
-        line, payload = self._line(worker), call.payload
+    def run(self, worker: int, slot: int, call: Call) -> asyncio.Future[Reply] | Coroutine[Any, Any, Reply]:
+        line, payload = self._lines.get(worker), call.payload
+        if line is None:
+            return _never_reached()
         if isinstance(payload, Left):
-            return Reply(record=await line.orphan(slot))
-        function: RegisteredFunction = payload.function
-        parcel = not (function.inline or payload.direct)
+            return _orphaned(line, slot)
         beside: Sequence[messages.Beside] = ()
         frames = payload.frames
         if payload.refs:
             try:
                 beside, frames = line.beside(payload.refs, frames)
             except OSError as error:
-                return Reply(error=_unreadable(call.label, error))
-        line.introduce(function)
+                return _unreadable(call.label, error)
+        line.introduce(payload.function)
         number = next(self._numbers)
+        parcel = not (payload.direct or payload.function.inline)
         header = messages.Run(number, slot, tuple(payload.keep.values()), parcel, beside)
-        done, outputs = await line.ask(number, header, frames, payload.refs)
-        if done.failed:
-            return _failed(done, outputs)
         if parcel:
-            return await self._collected(line, payload, done)
-        if payload.direct:
-            return Reply(outputs, None, done.record, done.lost)
-        layouts = zip(outputs, function.outputs, strict=True)
-        values = tuple([Inline(bytes(data), dtype, shape) for data, (dtype, shape) in layouts])
-        return Reply(values, None, done.record, done.lost)
+            return self._collected(line, payload, line.ask(number, header, frames, payload.refs))
+        made = _raw if payload.direct else partial(_inline, payload.function.outputs)
+        return line.ask(number, header, frames, payload.refs, made)
 
-    async def _collected(self, line: ExecutorLine, payload: Payload, done: Done) -> Reply:
+    async def _collected(self, line: ExecutorLine, payload: Payload, asked: asyncio.Future[Answer]) -> Reply:
         """A reply with the outputs in a parcel, and where the others are."""
+        done, answer = await asked
+        if done.failed:
+            return _failed(done, answer)
         keep, positions = payload.keep, range(len(payload.function.outputs))
         for key in keep.values():
             self._residents.placed(key, line.worker)
@@ -294,9 +292,33 @@ def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
     yield from calls.values()
 
 
+async def _never_reached() -> Reply:
+    raise WorkerLost("it ended before it was reached")
+
+
+async def _orphaned(line: ExecutorLine, slot: int) -> Reply:
+    return Reply(record=await line.orphan(slot))
+
+
+async def _unreadable(label: str, error: OSError) -> Reply:
+    message = f"an input of {label!r} cannot be read any more: {error}"
+    return Reply(error=InputFailed(message, task=label, reason=str(error)))
+
+
+def _raw(done: Done, frames: Sequence[Any]) -> Reply:
+    """A reply with the outputs as they came."""
+    return _failed(done, frames) if done.failed else Reply(frames, None, done.record, done.lost)
+
+
+def _inline(outputs: Sequence[tuple[str, tuple[int, ...]]], done: Done, frames: Sequence[Any]) -> Reply:
+    """A reply with the outputs as Ray's callers get them."""
+    if done.failed:
+        return _failed(done, frames)
+    layouts = zip(frames, outputs, strict=True)
+    return Reply(
+        tuple([Inline(bytes(data), dtype, shape) for data, (dtype, shape) in layouts]), None, done.record, done.lost
+    )
+
+
 def _failed(done: Done, frames: Sequence[Any]) -> Reply:
     return Reply(error=decode_error(bytes(frames[0]), open_cause=False), record=done.record, lost=done.lost)
-
-
-def _unreadable(label: str, error: OSError) -> InputFailed:
-    return InputFailed(f"an input of {label!r} cannot be read any more: {error}", task=label, reason=str(error))
