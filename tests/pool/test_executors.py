@@ -148,7 +148,7 @@ class Stage:
 async def begin(work: Awaitable[Any]) -> asyncio.Task[Any]:
     task = asyncio.ensure_future(work)
     await settle()
-    return task  # type: ignore[return-value]
+    return task
 
 
 def play(scenario: Callable[[Stage], Awaitable[None]], opened: bool = True) -> None:
