@@ -378,6 +378,16 @@ def test_objects_that_it_is_about_to_hold(play: Callable[..., None]) -> None:
     play(scenario)
 
 
+def test_objects_that_come_before_the_wait_has_begun(play: Callable[..., None]) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.exchange.receive(stage.peers["p"], Submit(1, [Named(X.key)]), [invocation(ref=X)])
+        stage.ground.objects.hold("s", [X])
+        await settle()
+        assert len(stage.workers.runs) == 1
+
+    play(scenario)
+
+
 def test_objects_that_it_never_holds(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(stage: Stage) -> None:
         monkeypatch.setattr(held, "HOLD_LIMIT_S", 0.0)
