@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kaas.error_codec import encode_error
 from kaas.errors import InvalidRequest, KaasError
 from kaas.pool import answers, wire
+from kaas.pool.answer import Answer
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.messages import (
     Ask,
@@ -69,7 +70,7 @@ class _Session:
 
     name: str
     peer: Peer
-    open: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    open: dict[int, asyncio.Future[Any] | Answer[Any]] = field(default_factory=dict)
 
 
 class Clients:
@@ -111,8 +112,10 @@ class Clients:
     async def answered(self) -> None:
         """Wait until all who asked have their answers."""
         while waits := [wait for session in self._sessions.values() for wait in session.open.values()]:
-            await asyncio.wait(waits)
-            await asyncio.sleep(0)  # what sends them comes after
+            one = asyncio.Event()
+            for wait in waits:
+                wait.add_done_callback(lambda _, one=one: one.set())
+            await one.wait()
 
     def receive(self, peer: Peer, message: FromPeer, frames: Sequence[Any]) -> None:
         session = self._by_peer.get(peer)
@@ -157,6 +160,8 @@ class Clients:
         for item in beside:
             if isinstance(item, Framed) and not 0 < item.frame <= len(frames):
                 raise InvalidRequest(f"a message of {len(frames)} frames has no frame {item.frame}")
+            if isinstance(item, Block) and not (session.peer.shares and item.pid == session.peer.pid):
+                raise InvalidRequest("a program shares its own memory, and that only with a pool that can read it")
         return [self._objects.ref(session.name, item) if isinstance(item, Named) else item for item in beside]
 
     # --- invocations
@@ -212,9 +217,7 @@ class Clients:
         blocks = _blocks(message.beside)
         request.answer.add_done_callback(partial(self._answered, session, message.number, request, blocks))
 
-    def _answered(
-        self, session: _Session, number: int, request: Request, blocks: bool, answer: asyncio.Future[Any]
-    ) -> None:
+    def _answered(self, session: _Session, number: int, request: Request, blocks: bool, answer: Answer[Any]) -> None:
         del session.open[number]
         if answer.cancelled():
             self._service.pool.cancelled(request)

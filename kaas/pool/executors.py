@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, TypeVar
 
-from kaas.error_codec import decode_error, encode_error
-from kaas.errors import InputFailed, KaasError
-from kaas.pool import messages, wire
+from kaas.error_codec import encode_error
+from kaas.errors import KaasError
+from kaas.pool import messages, replies, wire
+from kaas.pool.answer import Answer
 from kaas.pool.events import StartWorker
+from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.executor_line import ExecutorLine
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.hosts import Hosts
 from kaas.pool.lives import Adoption
 from kaas.pool.messages import Block, Done, Framed, Named
-from kaas.pool.outputs import Inline
 from kaas.pool.payloads import Left, Orders, Payload
 from kaas.pool.residents import Placed, Residents
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Order, Reply, Survivor, WorkerLost
 
-if TYPE_CHECKING:
-    from kaas.pool.exchange import Exchange, Peer
+T = TypeVar("T")
 
 RESCUE_LIMIT_S = 10.0
 """How long a worker that must go may write back the outputs that it keeps; others then run their tasks again."""
@@ -52,7 +53,7 @@ class Executors:
         self._lines: dict[int, ExecutorLine] = {}
         self._by_peer: dict[Peer, ExecutorLine] = {}
         self._strangers: dict[str, _Stranger] | None = None
-        self._returns: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- workers
 
@@ -118,41 +119,55 @@ class Executors:
         if line is not None:
             if line.peer is not None:
                 del self._by_peer[line.peer]
+                self._exchange.forget(line.peer)
             line.end("it was ended")
         self._residents.worker_left(worker)
         self._hosts.kill(worker)
 
     # --- what is asked of them
 
-    async def run(self, worker: int, slot: int, call: Call) -> Reply:
-        line, payload = self._line(worker), call.payload
-        if isinstance(payload, Left):
-            return Reply(record=await line.orphan(slot))
+    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply]:
+        """In this very call it is sent, if it can be. It is never answered before this returns."""
+        line, payload = self._lines.get(worker), call.payload
+        if line is None or isinstance(payload, Left):
+            return self._later(self._left(worker, slot))
         function: RegisteredFunction = payload.function
-        parcel = not (function.inline or payload.direct)
         beside: Sequence[messages.Beside] = ()
         frames = payload.frames
         if payload.refs:
             try:
                 beside, frames = line.beside(payload.refs, frames)
             except OSError as error:
-                return Reply(error=_unreadable(call.label, error))
+                return self._later(_told(replies.unreadable(call.label, error)))
         line.introduce(function)
         number = next(self._numbers)
+        parcel = not (function.inline or payload.direct)
         header = messages.Run(number, slot, tuple(payload.keep.values()), parcel, beside)
-        done, outputs = await line.ask(number, header, frames, payload.refs)
-        if done.failed:
-            return _failed(done, outputs)
         if parcel:
-            return await self._collected(line, payload, done)
-        if payload.direct:
-            return Reply(outputs, None, done.record, done.lost)
-        layouts = zip(outputs, function.outputs, strict=True)
-        values = tuple([Inline(bytes(data), dtype, shape) for data, (dtype, shape) in layouts])
-        return Reply(values, None, done.record, done.lost)
+            ended = line.ask(number, header, frames, payload.refs, replies.whole)
+            return self._later(self._collected(line, payload, ended))
+        finish = replies.direct if payload.direct else partial(replies.inline, function)
+        return line.ask(number, header, frames, payload.refs, finish)
 
-    async def _collected(self, line: ExecutorLine, payload: Payload, done: Done) -> Reply:
+    def _later(self, reply: Coroutine[Any, Any, Reply]) -> Answer[Reply]:
+        return Answer.of(self._task(reply))
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _left(self, worker: int, slot: int) -> Reply:
+        return Reply(record=await self._line(worker).orphan(slot))
+
+    async def _collected(
+        self, line: ExecutorLine, payload: Payload, ended: Answer[tuple[Done, Sequence[Any]]]
+    ) -> Reply:
         """A reply with the outputs in a parcel, and where the others are."""
+        done, frames = await ended
+        if done.failed:
+            return replies.failed(done, frames)
         keep, positions = payload.keep, range(len(payload.function.outputs))
         for key in keep.values():
             self._residents.placed(key, line.worker)
@@ -208,8 +223,7 @@ class Executors:
         refs: Sequence[Any] = (),
     ) -> Reply:
         """What an executor makes of something that has no outputs."""
-        done, answer = await self._line(worker).ask(header.number, header, frames, refs)
-        return _failed(done, answer) if done.failed else Reply(record=done.record, lost=done.lost)
+        return await self._line(worker).ask(header.number, header, frames, refs, replies.plain)
 
     def _line(self, worker: int) -> ExecutorLine:
         line = self._lines.get(worker)
@@ -247,9 +261,7 @@ class Executors:
             case messages.Need(number=number):
                 self._supply(line, number)
             case messages.Written(key=key, parcel=parcel):
-                task = self._loop.create_task(self._return(line.worker, key, parcel))
-                self._returns.add(task)
-                task.add_done_callback(self._returns.discard)
+                self._task(self._return(line.worker, key, parcel))
             case messages.Orphaned(slot=slot, record=record):
                 line.orphaned(slot, record)
 
@@ -287,16 +299,12 @@ def _survivor(adoption: Adoption) -> Survivor:
     return Survivor(adoption.start, adoption.info, running, adoption.cached)
 
 
+async def _told(reply: Reply) -> Reply:
+    return reply
+
+
 def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
     calls: dict[int, tuple[Call, list[bytes]]] = {}
     for key, call in named.items():
         calls.setdefault(id(call), (call, []))[1].append(key)
     yield from calls.values()
-
-
-def _failed(done: Done, frames: Sequence[Any]) -> Reply:
-    return Reply(error=decode_error(bytes(frames[0]), open_cause=False), record=done.record, lost=done.lost)
-
-
-def _unreadable(label: str, error: OSError) -> InputFailed:
-    return InputFailed(f"an input of {label!r} cannot be read any more: {error}", task=label, reason=str(error))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kaas.errors import DeviceLost, ExecutorDied
+from kaas.pool.answer import Answer
 from kaas.pool.events import PhysicalDevice, RequestArrived, Residency, Running, WorkerAdopted, WorkerKind
 from kaas.pool.stats import Entry
 from kaas.pool.status import DeviceStatus, PinStatus, WorkerInfo
@@ -27,7 +28,7 @@ class Request:
     id: int
     call: Call
     arrived_s: float
-    answer: asyncio.Future[Any]
+    answer: Answer[Any]
     attempt: int = 1
     worker: Worker | None = None
     dispatched_s: float = 0.0
@@ -121,7 +122,7 @@ def adopted(
     worker.settled.set()
     running = []
     for slot, call in survivor.running.items():
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: Answer[Any] = Answer()
         answer.cancel()
         request = Request(next(ids), call, now_s, answer, worker=worker, dispatched_s=now_s)
         worker.running[request.id] = request
