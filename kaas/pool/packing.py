@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kaas.arguments import Buffer
-from kaas.errors import InvalidRequest, UnexpectedInput
+from kaas.errors import InputFailed, InvalidRequest, UnexpectedInput
 from kaas.executor.tensors import on_host
 from kaas.graph import KTask
 from kaas.pool import wire
@@ -263,7 +263,11 @@ class _Packing:
 def unpack(
     invocation: wire.Invocation, spec: wire.FunctionSpec, refs: Sequence[Any], get: Callable[[Any], Any]
 ) -> dict[str, Source]:
-    """The sources of an invocation's inputs, as the executor takes them. get: the object of a reference, waited for."""
+    """The sources of an invocation's inputs, as the executor takes them. get: the object of a reference, waited for.
+
+    Raises:
+        InputFailed: a value that travels beside the message could not be had.
+    """
     from kaas.executor.executor import Source
 
     sources = {name: Source(value=data) for name, data in invocation.values}
@@ -272,7 +276,7 @@ def unpack(
         if item.shared:
             sources[item.buffer] = Source(key=ref.binary(), fetch=_Fetch(get, ref), offset_bytes=item.offset_bytes)
         else:
-            sources[item.buffer] = Source(value=memoryview(get(ref)))
+            sources[item.buffer] = Source(value=_by_value(item.buffer, ref, get))
     if invocation.constants is not None:
         constants = _Constants(get, refs[invocation.constants])
         for binding in spec.bindings:
@@ -283,6 +287,14 @@ def unpack(
                 constant=True,
             )
     return sources
+
+
+def _by_value(buffer: str, ref: Any, get: Callable[[Any], Any]) -> memoryview:
+    try:
+        return memoryview(get(ref))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputFailed(f"input {buffer!r} could not be had: {reason}", buffer=buffer, reason=reason) from error
 
 
 def unpack_objects(
