@@ -66,7 +66,7 @@ class FakeExchange:
 
     def __init__(self, *_: Any) -> None:
         self.sent: list[tuple[Any, Any, list[Any]]] = []
-        self.closed = False
+        self.forgotten: list[Any] = []
 
     def open(self, receive: Callable[..., None], greet: Callable[..., None]) -> None:
         self.receive, self.greet = receive, greet
@@ -74,8 +74,10 @@ class FakeExchange:
     def send(self, peer: Any, header: Any, frames: Sequence[Any] = ()) -> None:
         self.sent.append((peer, header, list(frames)))
 
-    def close(self) -> None:
-        self.closed = True
+    def forget(self, peer: Any) -> None:
+        self.forgotten.append(peer)
+
+    def close(self) -> None: ...
 
 
 class FakeExecutors:
@@ -240,6 +242,9 @@ def test_answers_go_to_the_newest_line(play: Callable[..., None]) -> None:
         await settle()
         assert stage.answers() == [("q", Result(1))]
         assert len(stage.workers.runs) == 1
+        assert stage.exchange.forgotten == ["p"]
+        await stage.greet("q", incarnation="2")  # once more, since its connection was made anew
+        assert stage.exchange.forgotten == ["p"]
 
     play(scenario)
 
