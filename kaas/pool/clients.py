@@ -157,6 +157,8 @@ class Clients:
         for item in beside:
             if isinstance(item, Framed) and not 0 < item.frame <= len(frames):
                 raise InvalidRequest(f"a message of {len(frames)} frames has no frame {item.frame}")
+            if isinstance(item, Block) and not (session.peer.shares and item.pid == session.peer.pid):
+                raise InvalidRequest("a program shares its own memory, and that only with a pool that can read it")
         return [self._objects.ref(session.name, item) if isinstance(item, Named) else item for item in beside]
 
     # --- invocations

@@ -59,6 +59,12 @@ class Ref:
 X = Ref(b"x" * 28)
 
 
+class FakePeer(str):
+    """The other end of a line."""
+
+    pid, shares = 1, True
+
+
 class FakeExchange:
     """Sockets that keep what is sent."""
 
@@ -125,10 +131,11 @@ class Stage:
         self.service = pool
         self.ground = ground
         self.workers = ground.transport
+        self.peers: dict[str, FakePeer] = {}
         self.exchange: Any = pool._exchange
 
     async def greet(self, peer: str, session: str = "s", incarnation: str = "1") -> None:
-        self.exchange.greet(peer, Hello(messages.VERSION, "client", session, incarnation, 1))
+        self.exchange.greet(self.peers.setdefault(peer, FakePeer(peer)), Hello(messages.VERSION, "client", session, incarnation, 1))
 
     async def say(self, peer: str, message: Any, *frames: bytes) -> None:
         self.exchange.receive(peer, message, list(frames))
@@ -507,6 +514,7 @@ def test_upkeep(play: Callable[..., None]) -> None:
         (Submit(1), [invocation(deadline_s=float("nan"))]),
         (Submit(1), [invocation(ref=X)]),
         (Submit(1, [Framed(5)]), [blocks(1)[1]]),
+        (Submit(1, [msgspec.structs.replace(BLOCK, pid=2)]), [blocks(1)[1]]),
         (Ask(1, "the time"), []),
         (Ask(1, "stats"), []),
         (Ask(1, "hold", [Framed(1)]), [b"value"]),
