@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kaas.pool.events import StartWorker
+from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.messages import Beside, Block, Done, Framed, Meet, Named, ToPeer
 from kaas.pool.transport import WorkerLost
 from kaas.pool.wire import RunRecord
-
-if TYPE_CHECKING:
-    from kaas.pool.exchange import Exchange, Peer
 
 Answer = tuple[Done, Sequence[Any]]
 """What came of something that was asked, and the frames behind it."""
@@ -99,7 +97,7 @@ class ExecutorLine:
         """
         assert self.peer is not None, "it has been greeted"
         if isinstance(value, Block):
-            if self._exchange.shares(self.peer):
+            if self.peer.shares:  # it is on this machine, as the pool is, and whoever the pool takes Blocks of
                 return value
             value = self._exchange.inbox.view(value)
         frames.append(value)

@@ -6,12 +6,13 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kaas.error_codec import decode_error, encode_error
 from kaas.errors import InputFailed, KaasError
 from kaas.pool import messages, wire
 from kaas.pool.events import StartWorker
+from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.executor_line import ExecutorLine
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.hosts import Hosts
@@ -22,9 +23,6 @@ from kaas.pool.payloads import Left, Orders, Payload
 from kaas.pool.residents import Placed, Residents
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Order, Reply, Survivor, WorkerLost
-
-if TYPE_CHECKING:
-    from kaas.pool.exchange import Exchange, Peer
 
 RESCUE_LIMIT_S = 10.0
 """How long a worker that must go may write back the outputs that it keeps; others then run their tasks again."""
@@ -118,6 +116,7 @@ class Executors:
         if line is not None:
             if line.peer is not None:
                 del self._by_peer[line.peer]
+                self._exchange.forget(line.peer)
             line.end("it was ended")
         self._residents.worker_left(worker)
         self._hosts.kill(worker)
