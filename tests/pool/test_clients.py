@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from kaas.error_codec import decode_error
 
 from kaas.config import Config, Device
+from kaas.error_codec import decode_error
 from kaas.errors import DeadlineExceeded, InvalidRequest, KaasError, PoolStopped, QueueFull, UnknownSymbol
 from kaas.pool import answers, held, messages, service, wire
 from kaas.pool.held import HeldRefs
