@@ -10,10 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-<<<<<<< HEAD
 from kaas.pool.blocks import Inbox, Outbox
-=======
->>>>>>> w8_D
 
 from kaas.error_codec import decode_error, encode_error
 from kaas.errors import InputFailed, KaasError, UnknownSymbol
