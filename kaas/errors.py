@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from contextlib import suppress
 from typing import Any
 
 PRINTED_BYTES = 16 << 10
@@ -19,7 +20,7 @@ class KaasError(Exception):
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message)
-        unknown = fields.keys() - _declared(type(self))
+        unknown = fields.keys() - declared(type(self))
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         for name, value in fields.items():
@@ -39,33 +40,38 @@ class KaasError(Exception):
     def fields(self) -> dict[str, Any]:
         """The fields that were given, by name."""
         # by attribute, not by __dict__: what Ray raises is a subclass that passes attributes on to the original error
-        return {name: getattr(self, name) for name in sorted(_declared(type(self))) if hasattr(self, name)}
+        return {name: getattr(self, name) for name in sorted(declared(type(self))) if hasattr(self, name)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        sealed = _sealed(self.__cause__) if self._sealed is None else self._sealed
-        return _rebuild, (type(self), self.message, self.fields, sealed)
+        return _rebuild, (type(self), self.message, self.fields, sealed_cause(self))
 
 
-def _declared(cls: type) -> set[str]:
+def declared(cls: type) -> set[str]:
+    """The fields that errors of a class may have."""
     return {name for base in cls.__mro__ for name in inspect.get_annotations(base)}
 
 
 def _rebuild(cls: type[KaasError], message: str, fields: dict[str, Any], sealed: bytes | None) -> KaasError:
     error = cls(message, **fields)
     if sealed is not None:
-        try:
-            error.__cause__ = pickle.loads(sealed)
-        except Exception:  # noqa: BLE001 - of a class that is not here, or made anew in no way; its words are here
-            error.seal_cause(sealed)  # it may be known where this error goes next
+        error.seal_cause(sealed)
+    return opened(error)
+
+
+def opened(error: KaasError) -> KaasError:
+    """The same error, its sealed cause made anew: only of an error that comes from somebody who is trusted."""
+    if error._sealed is not None:
+        with suppress(Exception):  # of a class that is not here, say; it may be known where this error goes next
+            error.__cause__, error._sealed = pickle.loads(error._sealed), None
     return error
 
 
-def _sealed(cause: BaseException | None) -> bytes | None:
-    """A cause as it travels; None without one, or if it cannot: a foreign exception may hold anything."""
-    if cause is None:
-        return None
+def sealed_cause(error: KaasError) -> bytes | None:
+    """Its cause as it travels; None without one, or if it cannot: a foreign exception may hold anything."""
+    if error._sealed is not None or error.__cause__ is None:
+        return error._sealed
     try:
-        return pickle.dumps(cause)
+        return pickle.dumps(error.__cause__)
     except Exception:  # noqa: BLE001 - whatever a foreign __reduce__ raises, the answer is no
         return None
 

@@ -1,0 +1,113 @@
+"""Errors as bytes on sockets, without pickle: whoever reads one imports nothing and runs nothing for it.
+
+The exception is a foreign cause, which stays pickled bytes until somebody opens it who trusts where it came from.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from kaas.errors import KaasError, declared, opened, sealed_cause
+
+CAUSES_AT_MOST = 16
+"""In a chain of errors, each the cause of the one before it; what lies deeper is left out."""
+
+_TUPLE = 1
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+class _Encoded(msgspec.Struct, frozen=True, array_like=True):
+    """classes: the error's and those above it, as (module, name). cause: an error of ours, or a sealed one."""
+
+    classes: list[tuple[str, str]]
+    message: str
+    fields: dict[str, Any]
+    cause: _Encoded | bytes | None
+
+
+def encode_error(error: KaasError) -> bytes:
+    """With its class, message, fields and causes. What msgpack has no form for becomes its repr."""
+    return msgspec.msgpack.encode(_encoded(error, CAUSES_AT_MOST))
+
+
+def decode_error(data: bytes | memoryview, *, open_cause: bool = True) -> KaasError:
+    """The error, of the first of its classes that is known here: one of `kaas.errors`, or of any module that has been
+    imported already.
+
+    open_cause: whether a foreign cause is made anew; it is unpickled. If not, it stays sealed in the error.
+    """
+    try:
+        return _decoded(_decoder.decode(data), open_cause)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return KaasError(f"an error that cannot be read ({error})")
+
+
+def _encoded(error: KaasError, causes: int) -> _Encoded:
+    cls = type(error)
+    fields = {name: _carried(value) for name, value in error.fields.items()}
+    cause: _Encoded | bytes | None = None
+    if causes:
+        above = error.__cause__
+        cause = _encoded(above, causes - 1) if isinstance(above, KaasError) else sealed_cause(error)
+    classes = [(base.__module__, base.__qualname__) for base in cls.__mro__ if issubclass(base, KaasError)]
+    return _Encoded(classes, _text(error.message), fields, cause)
+
+
+def _carried(value: Any) -> Any:
+    match value:
+        case tuple():
+            return msgspec.msgpack.Ext(_TUPLE, msgspec.msgpack.encode([_carried(item) for item in value]))
+        case list():
+            return [_carried(item) for item in value]
+        case dict():
+            return {_carried(key): _carried(item) for key, item in value.items()}
+        case str():
+            return _text(value)
+        case int() if not -(2**63) <= value < 2**64:
+            return repr(value)
+    return value if type(value) in _PLAIN else _text(repr(value))
+
+
+def _text(text: str) -> str:
+    """As UTF-8 has it: a name of a file may hold what no text does."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _decoded(encoded: _Encoded, open_cause: bool) -> KaasError:
+    error = _made(encoded)
+    if isinstance(encoded.cause, _Encoded):
+        error.__cause__ = _decoded(encoded.cause, open_cause)
+    elif encoded.cause is not None:
+        error.seal_cause(encoded.cause)
+    return opened(error) if open_cause else error
+
+
+def _made(encoded: _Encoded) -> KaasError:
+    for module, name in encoded.classes:
+        cls = _known(module, name)
+        if cls is not None:
+            known = {field: value for field, value in encoded.fields.items() if field in declared(cls)}
+            try:
+                return cls(encoded.message, **known)
+            except TypeError:
+                continue  # a class of somebody else's, which is made in another way
+    return KaasError(encoded.message)
+
+
+def _known(module: str, name: str) -> type[KaasError] | None:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    return found if isinstance(found, type) and issubclass(found, KaasError) else None
+
+
+def _extension(code: int, data: memoryview) -> Any:
+    if code != _TUPLE:
+        raise msgspec.DecodeError(f"it holds something of an unknown kind, {code}")
+    return tuple(msgspec.msgpack.decode(data, type=list[Any], ext_hook=_extension))
+
+
+_decoder = msgspec.msgpack.Decoder(_Encoded, ext_hook=_extension)
