@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import ray
 
 from kaas.arguments import Buffer
 from kaas.errors import InvalidRequest, KaasError, NotInitialized
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.packing import Caller, Signature, bind, bind_variants, choose_signature, pack
-from kaas.session import STORE, Session, current_session, session_for
+from kaas.session import HERE, Session, current_session
 from kaas.variant import Variant, of_shapes
 
 RETRIES = 3
@@ -35,7 +34,7 @@ def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Functio
     session = current_session()
     if not isinstance(task, KTask):
         raise InvalidRequest(f"kaas.register takes a KTask, not {task!r}")
-    signature, objects = bind(task, constants, STORE)
+    signature, objects = bind(task, constants, session.store)
     return _registered(session, task.label, (signature,), objects)
 
 
@@ -50,16 +49,31 @@ def register_variants(name: str, variants: Sequence[Variant], constants: Mapping
         NotInitialized, PoolStopped, InvalidRequest
     """
     session = current_session()
-    signatures, objects = bind_variants(variants, constants, STORE)
+    signatures, objects = bind_variants(variants, constants, session.store)
     return _registered(session, name, signatures, objects)
 
 
 def _registered(session: Session, name: str, signatures: tuple[Signature, ...], objects: tuple[Any, ...]) -> Function:
-    refs = tuple(value for value in objects if isinstance(value, ray.ObjectRef))
-    function = Function(session.name, name, signatures, ray.put(objects) if objects else None, refs)
+    store = session.store
+    refs = tuple(value for value in objects if store.is_ref(value))
+    function = Function(session.name, name, signatures, store.put_all(objects) if objects else None, refs)
     for signature in signatures:
         session.introduce(signature)
     return function
+
+
+def session_for(pool: str) -> Session:
+    """This process's session; a Ray task that has none, or whose pool is gone, is attached to this pool.
+
+    Raises:
+        NotInitialized
+    """
+    session = HERE.session
+    if "ray" not in sys.modules or (session is not None and session.alive() and not session.gone):
+        return current_session()
+    from kaas import ray_session
+
+    return ray_session.session_for(pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +203,12 @@ class Function:
         self, session: Session, inputs: Mapping[str, Any], options: Options | None = None, arrays: Sequence[Any] = ()
     ) -> Any:
         """What `remote` and `invoke` do; options: other ones than its own."""
-        options = options or self._options
-        if self._awaited and STORE.complete(self._awaited):
+        options, store = options or self._options, session.store
+        if self._awaited and store.complete(self._awaited):
             self._awaited.clear()
         caller = options.caller(session)
-        signature, inputs = choose_signature(self._name, self._signatures, arrays, inputs, STORE)
-        message, refs = pack(signature, inputs, options.scalars, caller, STORE, self._constants, self._awaited)
+        signature, inputs = choose_signature(self._name, self._signatures, arrays, inputs, store)
+        message, refs = pack(signature, inputs, options.scalars, caller, store, self._constants, self._awaited)
         try:
             return session.send(signature, message, refs)
         except KaasError:

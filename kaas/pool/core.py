@@ -126,15 +126,31 @@ class Pool:
             KaasError: of whatever kind, when the request did not succeed.
             asyncio.CancelledError: the caller cancelled it.
         """
-        self._check_open()
-        request = self._admit(call, inputs_ready)
+        request = self.begin(call, inputs_ready)
         try:
             return await request.answer
         except asyncio.CancelledError:
-            if request.answer.cancelled():
-                self._note(request, "cancelled")
-            self._abandon(request)
+            self.cancelled(request)
             raise
+
+    def begin(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Request:
+        """As `submit`, for who waits for the request's answer without a task, and tells `cancelled` of its end.
+
+        Raises:
+            KaasError: it is not taken in.
+        """
+        self._check_open()
+        return self._admit(call, inputs_ready)
+
+    def cancelled(self, request: Request) -> None:
+        """The wait for a request's answer was cancelled."""
+        if request.answer.cancelled():
+            self._note(request, "cancelled")
+        self._abandon(request)
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request is queued, or runs, with its caller or without."""
+        return request.id in self._requests
 
     async def upkeep(self, order: Order, device: int | None = None) -> None:
         """Carry out an order about caches on the worker of one device, or of each.
@@ -363,6 +379,8 @@ class Pool:
             self._caches.left(request)
             if request.worker is None:
                 self._backlog.leave(request.call.client)
+            if request.left is not None:
+                request.left()
         return request
 
     def _note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 
 class Store(Protocol):
-    """What packing needs of Ray's object store."""
+    """What packing needs of where objects are: Ray's object store, or the pool itself."""
 
     def is_ref(self, value: Any) -> bool: ...
 
     def put(self, value: Any) -> Any: ...
+
+    def put_all(self, values: tuple[Any, ...]) -> Any:
+        """One reference to several values, of which some may be references."""
+        ...
 
     def complete(self, refs: Sequence[Any]) -> bool:
         """Whether all exist already, as far as can be told without waiting."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ class Request:
 
     Fields:
         charged: how many of its retries are used. alone: it is a suspect, and nothing may run beside it.
+        left: is called when it neither is queued nor runs any more.
     """
 
     id: int
@@ -34,6 +35,7 @@ class Request:
     timer: asyncio.TimerHandle | None = None
     charged: int = 0
     alone: bool = False
+    left: Callable[[], None] | None = None
 
     @property
     def inputs_exist(self) -> bool:
