@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from kaas.config import Config, Device
-from kaas.errors import InvalidRequest
+from kaas.errors import InvalidConfig, InvalidRequest
 from kaas.executor import software
-from kaas.function import RETRIES, Function, Options
+from kaas.function import RETRIES, Function, Options, signature_of
 from kaas.graph import KTask
 from kaas.pool import policies
-from kaas.pool.packing import Signature, pack
+from kaas.pool.packing import pack
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.session import HERE, current_session, refuse_second_pool
@@ -25,6 +24,7 @@ from kaas.session import HERE, current_session, refuse_second_pool
 def init(
     address: str | None = None,
     *,
+    ray: bool = True,
     config: Config | None = None,
     devices: Sequence[Device] | None = None,
     policy: str | Callable[..., Any] | None = None,
@@ -33,12 +33,17 @@ def init(
 ) -> bool:
     """Attach this process to the pool of this name, or start it. Once more changes nothing.
 
-    Ray is started or connected to when the program has not done so.
+    Ray is started or connected to when the program has not done so. Without it (`ray=False`) the pool is a plain
+    process, with one for each device of this machine, and ends with the program that started it; other programs of the
+    same user attach to it by its name. There `kaas.call` runs kTasks; `kaas.invoke`, eTasks and what stays on a device
+    (`keep`) need Ray.
 
     Args:
         address: of a Ray cluster, as for ray.init; None: the running one, else a new one on this machine.
+        ray: False for a pool without Ray.
         config: None takes what runs, or the defaults. A pool that runs with another configuration refuses.
-        devices: short for Config(devices=...). Default: the GPUs that Ray finds, else two software GPUs.
+        devices: short for Config(devices=...). Default: the GPUs that Ray finds, or this machine has; else two software
+            GPUs.
         policy, record: short for Config(policy=...) and Config(record=...).
 
     Returns:
@@ -47,6 +52,8 @@ def init(
     Raises:
         ConfigMismatch, InvalidConfig
     """
+    if address is not None and not ray:
+        raise InvalidConfig(f"a pool without Ray is on this machine, not at {address!r}", field="address")
     given = {"devices": devices, "policy": policy, "record": record}
     named: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
     wanted = replace(config or Config(), **named) if named else config
@@ -58,10 +65,15 @@ def init(
     with HERE.lock:
         if HERE.session is not None and not HERE.session.alive():
             HERE.session = None
-        refuse_second_pool(name)
-        from kaas import ray_session
+        refuse_second_pool(name, ray=ray)
+        if ray:
+            from kaas import ray_session
 
-        HERE.session, opened = ray_session.open_session(name, wanted, address)
+            HERE.session, opened = ray_session.open_session(name, wanted, address)
+        else:
+            from kaas import process_session
+
+            HERE.session, opened = process_session.open_session(name, wanted)
     return opened
 
 
@@ -108,22 +120,28 @@ def pardon(task_or_function: KTask | Function) -> bool:
         PoolStopped: the pool is gone; `init` starts another.
     """
     function = task_or_function
-    signatures = function.upkeep()[0] if isinstance(function, Function) else (_signature(function),)
+    signatures = function.upkeep()[0] if isinstance(function, Function) else (signature_of(function),)
     session = current_session()
     pardoned = [session.pardon(signature.key) for signature in signatures]
     return any(pardoned)
 
 
-def attach(name: str = "kaas", *, address: str = "auto") -> None:
+def attach(name: str = "kaas", *, address: str = "auto", ray: bool = True) -> None:
     """Attach this process to a pool that runs already; unlike `init` this starts nothing.
 
     Raises:
-        NotInitialized: no Ray at that address, or no pool of that name on it.
+        NotInitialized: no Ray at that address, or no pool of that name on it, or on this machine.
         ConfigMismatch: the process is attached to another pool.
     """
-    from kaas import ray_session
+    refuse_second_pool(name, ray=ray)
+    if ray:
+        from kaas import ray_session
 
-    ray_session.attach(name, address)
+        ray_session.attach(name, address)
+    else:
+        from kaas import process_session
+
+        process_session.attach(name)
 
 
 # --- invocations
@@ -181,11 +199,6 @@ def invoke(
     options = Options(client, deadline_s, scalars, retries, profile, keep or False)
     if not isinstance(task_or_function, KTask):
         raise InvalidRequest(f"kaas.invoke takes a KTask or a Function, not {task_or_function!r}")
-    signature = _signature(task_or_function)
+    signature = signature_of(task_or_function)
     message, refs = pack(signature, inputs, scalars, options.caller(session), session.store)
     return session.send(signature, message, refs)
-
-
-@lru_cache(maxsize=1024)
-def _signature(task: KTask) -> Signature:
-    return Signature.of(task)

@@ -9,12 +9,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 
 from kaas.config import Config
 from kaas.errors import InvalidConfig, KaasError, NotInitialized, PolicyError, PoolStopped
+from kaas.pool.messages import Address
 from kaas.pool.packing import Signature
 from kaas.pool.ray_ground import existing
 from kaas.pool.ray_hosts import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
@@ -22,7 +23,7 @@ from kaas.pool.ray_pool import PoolActor
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.request import outputs_type
-from kaas.session import HERE, Session, needs_ray, refuse_second_pool
+from kaas.session import HERE, Session, needs_ray
 
 SOFTWARE_SLOTS = 16
 """Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
@@ -62,6 +63,7 @@ class RaySession(Session):
         pool: its actor. invoke: the method of that, looked up once. started_ray: `init` started Ray for this.
     """
 
+    ray: ClassVar[bool] = True
     pool: Any
     invoke: Any
     started_ray: bool = False
@@ -90,6 +92,8 @@ class RaySession(Session):
         ended = watched.exception() is not None
         if ended or not watched.result():
             self.gone = True
+            gone = PoolStopped(f"pool {self.name!r} is gone", pool=self.name)
+            threading.Thread(target=self.end_calls, args=(gone,), daemon=True).start()
         else:  # in a thread of its own: Ray calls this in one that must not send
             threading.Thread(target=self._go_on, args=(life, watched.result()), daemon=True).start()
 
@@ -102,12 +106,26 @@ class RaySession(Session):
                 register()
             for pin in list(self.pins.values()):
                 self.pool.upkeep.remote(*pin)
+        if self._calls is not None:
+            self._calls.moved(life)
         self.watch(life)
 
     def attend(self) -> RaySession:
         """Let the pool note this process's end."""
         self.pool.attend.remote(self.id, [self.pool.attended.remote(self.id)])
         return self
+
+    def address(self) -> tuple[Address, str]:
+        if not ray.is_initialized():
+            raise PoolStopped(f"pool {self.name!r} is gone: Ray has ended", pool=self.name)
+        address: Address = self._answer(self.pool.address)
+        return address, ray.get_runtime_context().get_node_id()
+
+    def hold(self, life: str, refs: list[Any]) -> None:
+        self.pool.hold.remote(self.id, life, refs)
+
+    def drop(self, keys: list[bytes]) -> None:
+        self.calls.drop(keys)
 
     def tell(self, spec: bytes, task: bytes) -> Any:
         return self.pool.register.remote(spec, task)
@@ -158,6 +176,7 @@ class RaySession(Session):
             ray.kill(self.pool)
         except ray.exceptions.RayActorError:
             pass  # somebody else stopped it first
+        self.end_calls(PoolStopped(f"pool {self.name!r} was shut down", pool=self.name))
         if self.started_ray:
             ray.shutdown()
 
@@ -223,9 +242,8 @@ def attach(name: str, address: str) -> None:
     """Attach this process to a pool that runs already.
 
     Raises:
-        NotInitialized, ConfigMismatch
+        NotInitialized
     """
-    refuse_second_pool(name)
     if not ray.is_initialized():
         try:
             ray.init(address=address, logging_level=logging.WARNING)

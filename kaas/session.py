@@ -8,15 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from kaas.errors import ConfigMismatch, InvalidRequest, NotInitialized, PoolStopped
+from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, NotInitialized, PoolStopped
 from kaas.pool import wire
 
 if TYPE_CHECKING:
+    from kaas.pool.messages import Address
     from kaas.pool.packing import Signature, Store
     from kaas.pool.stats import Stats
     from kaas.pool.status import Status
+    from kaas.session_calls import Calls
 
 
 @dataclass(slots=True, eq=False)
@@ -24,16 +26,20 @@ class Session(ABC):
     """This process's way to one pool. What is asked there raises PoolStopped when the pool is gone.
 
     Fields:
-        client: whom requests are billed to that name nobody else. registered: how each function, by its key, is made
-            known to the pool. pins: the orders for what this program has pinned. gone: the pool has ended for good.
+        ray: whether the pool is on Ray. client: whom requests are billed to that name nobody else.
+        registered: how each function, by its key, is made known to the pool. pins: the orders for what this program has
+            pinned. gone: the pool has ended for good.
     """
 
+    ray: ClassVar[bool]
     name: str
     client: str
     id: str = field(default_factory=partial(token_hex, 8))
     registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
     pins: dict[tuple[bytes, int | None], tuple[bytes, list[Any]]] = field(default_factory=dict)
     gone: bool = False
+    _calls: Calls | None = None
+    _connecting: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
         """
@@ -54,6 +60,46 @@ class Session(ABC):
         """Tell the pool of a function, now and in each later life of it."""
         self.registered[key] = tell
         tell()
+
+    @property
+    def calls(self) -> Calls:
+        """Its calls; the first who asks for them connects to the pool.
+
+        Raises:
+            PoolStopped
+        """
+        return self._calls or self._connected()
+
+    def _connected(self) -> Calls:
+        from kaas.session_calls import Calls
+
+        with self._connecting:
+            if self._calls is None:
+                self._calls = Calls.connected(self)
+            return self._calls
+
+    def end_calls(self, error: KaasError) -> None:
+        """Those without an answer get this one."""
+        with self._connecting:
+            calls = self._calls
+        if calls is not None:
+            calls.end(error)
+
+    @abstractmethod
+    def address(self) -> tuple[Address, str]:
+        """Where the pool is in its present life, and the node of this process. Waits for a pool that starts again.
+
+        Raises:
+            PoolStopped
+        """
+
+    @abstractmethod
+    def hold(self, life: str, refs: list[Any]) -> None:
+        """Have the pool, in this life of it, hold objects that calls are going to name; waits for nothing."""
+
+    @abstractmethod
+    def drop(self, keys: list[bytes]) -> None:
+        """Undo it."""
 
     @property
     @abstractmethod
@@ -121,14 +167,16 @@ def needs_ray(what: str, pool: str) -> InvalidRequest:
     return InvalidRequest(f"{what} needs Ray, and pool {pool!r} runs without; kaas.call() runs kTasks there")
 
 
-def refuse_second_pool(name: str) -> None:
+def refuse_second_pool(name: str, *, ray: bool) -> None:
     """
     Raises:
-        ConfigMismatch: the process is attached to a pool of another name.
+        ConfigMismatch: the process is attached to a pool of another name, or to one of the other kind.
     """
-    if HERE.session is not None and HERE.session.name != name:
+    session = HERE.session
+    if session is not None and (session.name != name or session.ray is not ray):
         raise ConfigMismatch(
-            f"this process is attached to pool {HERE.session.name!r}; call kaas.shutdown() before another",
-            pool=HERE.session.name,
-            differences=("name",),
+            f"this process is attached to pool {session.name!r} {'on' if session.ray else 'without'} Ray; "
+            "call kaas.shutdown() before another",
+            pool=session.name,
+            differences=("name",) if session.name != name else ("ray",),
         )

@@ -24,10 +24,12 @@ LAYERS = [
     {"kaas.makers"},
     {"kaas.executor"},
     {"kaas.pool"},
+    {"kaas.futures", "kaas.holds", "kaas.receiving"},
+    {"kaas.session_calls"},
     {"kaas.session"},
     {"kaas.process_session", "kaas.ray_session"},
     {"kaas.function"},
-    {"kaas.api"},
+    {"kaas.api", "kaas.calls"},
     {"kaas.caching", "kaas.etasks", "kaas.model"},
     {"kaas.remote", "kaas.demo", "kaas.cli", "kaas.compile_command", "kaas.file_commands"},
 ]  # fmt: skip
