@@ -33,7 +33,7 @@ TO_EXECUTOR = {
     "executor, begins": "executor: inputs found",
     "executor, ends": "executor: copies, kernel, copies",
     "executor, Done": "executor: what it measured, a message",
-    "pool, got Done": "to the pool",
+    "pool, got Done": "back to the pool",
 }
 STEPS: Mapping[str, Mapping[str, str]] = {
     "call": {
