@@ -77,6 +77,7 @@ class Clients:
 
     def __init__(self, service: Service, exchange: Exchange, objects: Objects) -> None:
         self._service = service
+        self._exchange = exchange
         self._send = exchange.send
         self._objects = objects
         self._loop = asyncio.get_running_loop()
@@ -88,17 +89,22 @@ class Clients:
         session = self._sessions.get(hello.name)
         if session is None:
             session = self._sessions[hello.name] = _Session(hello.name, peer)
-        else:
-            self._by_peer.pop(session.peer, None)
+        elif session.peer is not peer:
+            self._forget(session.peer)
             session.peer = peer
         self._by_peer[peer] = session
+
+    def _forget(self, peer: Peer) -> None:
+        """What else comes from there counts no more."""
+        del self._by_peer[peer]
+        self._exchange.forget(peer)
 
     def session_ended(self, name: str) -> None:
         """A program has ended."""
         session = self._sessions.pop(name, None)
         if session is None:
             return
-        self._by_peer.pop(session.peer, None)
+        self._forget(session.peer)
         for wait in list(session.open.values()):
             wait.cancel()
 
@@ -151,6 +157,8 @@ class Clients:
         for item in beside:
             if isinstance(item, Framed) and not 0 < item.frame <= len(frames):
                 raise InvalidRequest(f"a message of {len(frames)} frames has no frame {item.frame}")
+            if isinstance(item, Block) and not (session.peer.shares and item.pid == session.peer.pid):
+                raise InvalidRequest("a program shares its own memory, and that only with a pool that can read it")
         return [self._objects.ref(session.name, item) if isinstance(item, Named) else item for item in beside]
 
     # --- invocations

@@ -31,7 +31,7 @@ from kaas.store import SqliteStore, Store
 class RayGround:
     """Ray, as a pool stands on it. Belongs to the pool's loop."""
 
-    def __init__(self, name: str, config: Config, own: Any, node: str, host: str) -> None:
+    def __init__(self, name: str, config: Config, own: Any, node: str, host: str, again: bool) -> None:
         """
         Args:
             own: the handle of the pool's actor.
@@ -41,7 +41,7 @@ class RayGround:
         self._own = own
         self.node = node
         self.host = host
-        self.again = started_again()
+        self.again = again
         self.readiness = Readiness(asyncio.get_running_loop(), existing)
         self.objects = HeldRefs(self.readiness)
         self.etasks = ETasks()

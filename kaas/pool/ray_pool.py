@@ -136,9 +136,10 @@ class PoolActor:
 
     async def _open(self) -> _Life:
         here = ray.get_runtime_context()
+        own, node = here.current_actor, here.get_node_id()
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._thread.start()
-        return await self._thread.run(opened(self._name, self._config, here.current_actor, here.get_node_id(), host))
+        return await self._thread.run(opened(self._name, self._config, own, node, host, self._again))
 
     # --- invocations
 
@@ -237,13 +238,13 @@ class PoolActor:
             await self._all_answered.wait()
 
 
-async def opened(name: str, config: Config, own: Any, node: str, host: str) -> _Life:
+async def opened(name: str, config: Config, own: Any, node: str, host: str, again: bool) -> _Life:
     """A pool's process in the loop where it lives from now on.
 
     Raises:
         KaasError
     """
-    ground = RayGround(name, config, own, node, host)
+    ground = RayGround(name, config, own, node, host, again)
     service = await Service.open(name, config, ground, opened_store(config.store, name))
     return _Life(service, ground, own)
 

@@ -59,6 +59,12 @@ class Ref:
 X = Ref(b"x" * 28)
 
 
+class FakePeer(str):
+    """The other end of a line."""
+
+    pid, shares = 1, True
+
+
 class FakeExchange:
     """Sockets that keep what is sent."""
 
@@ -66,7 +72,7 @@ class FakeExchange:
 
     def __init__(self, *_: Any) -> None:
         self.sent: list[tuple[Any, Any, list[Any]]] = []
-        self.closed = False
+        self.forgotten: list[Any] = []
 
     def open(self, receive: Callable[..., None], greet: Callable[..., None]) -> None:
         self.receive, self.greet = receive, greet
@@ -74,8 +80,10 @@ class FakeExchange:
     def send(self, peer: Any, header: Any, frames: Sequence[Any] = ()) -> None:
         self.sent.append((peer, header, list(frames)))
 
-    def close(self) -> None:
-        self.closed = True
+    def forget(self, peer: Any) -> None:
+        self.forgotten.append(peer)
+
+    def close(self) -> None: ...
 
 
 class FakeExecutors:
@@ -123,10 +131,11 @@ class Stage:
         self.service = pool
         self.ground = ground
         self.workers = ground.transport
+        self.peers: dict[str, FakePeer] = {}
         self.exchange: Any = pool._exchange
 
     async def greet(self, peer: str, session: str = "s", incarnation: str = "1") -> None:
-        self.exchange.greet(peer, Hello(messages.VERSION, "client", session, incarnation, 1))
+        self.exchange.greet(self.peers.setdefault(peer, FakePeer(peer)), Hello(messages.VERSION, "client", session, incarnation, 1))
 
     async def say(self, peer: str, message: Any, *frames: bytes) -> None:
         self.exchange.receive(peer, message, list(frames))
@@ -240,6 +249,9 @@ def test_answers_go_to_the_newest_line(play: Callable[..., None]) -> None:
         await settle()
         assert stage.answers() == [("q", Result(1))]
         assert len(stage.workers.runs) == 1
+        assert stage.exchange.forgotten == ["p"]
+        await stage.greet("q", incarnation="2")  # once more, since its connection was made anew
+        assert stage.exchange.forgotten == ["p"]
 
     play(scenario)
 
@@ -502,6 +514,7 @@ def test_upkeep(play: Callable[..., None]) -> None:
         (Submit(1), [invocation(deadline_s=float("nan"))]),
         (Submit(1), [invocation(ref=X)]),
         (Submit(1, [Framed(5)]), [blocks(1)[1]]),
+        (Submit(1, [msgspec.structs.replace(BLOCK, pid=2)]), [blocks(1)[1]]),
         (Ask(1, "the time"), []),
         (Ask(1, "stats"), []),
         (Ask(1, "hold", [Framed(1)]), [b"value"]),

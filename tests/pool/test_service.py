@@ -25,7 +25,7 @@ LARGE = scale_task(100_000)
 
 
 def invoke(stage: Stage, message: bytes, refs: Sequence[Any] = ()) -> asyncio.Future[Any]:
-    return asyncio.ensure_future(stage.service.invoke(wire.decode_invocation(message), (message,), refs))
+    return stage.service.invoke(wire.decode_invocation(message), (message,), refs)
 
 
 def test_an_invocation(play: Callable[..., None]) -> None:
