@@ -80,6 +80,9 @@ class HeldObjects:
             raise InvalidRequest(f"the pool holds no object {named.key.hex()}")
         return held
 
+    def coming(self, session: str, named: Sequence[Named]) -> None:  # noqa: ARG002 - what is named is held
+        return None
+
     def ready(self, refs: Sequence[Any]) -> None:  # noqa: ARG002 - what is held exists
         return None
 
