@@ -35,7 +35,7 @@ import ray
 import kaas
 from benchmarks.report import parser, report
 from kaas import softgpu
-from kaas.session import current_session, plain
+from kaas.ray_session import plain
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 CLIENTS = ("ada", "bob", "cyd", "dan")
@@ -174,8 +174,7 @@ class Chaos:
         self._thread = ThreadPoolExecutor(1)
         self.done: Counter[str] = Counter()
         self.pool_killed_s: float | None = None
-        pool = current_session().pool
-        self._pool_pid = ray.get(pool.__ray_call__.remote(lambda _: os.getpid()))
+        self._pool_pid = kaas.status().pid
 
     def _events(self, seconds: float, pool_kill: bool) -> Iterator[tuple[float, Callable[[], None]]]:
         for turn in range(1, int(seconds / EXECUTOR_EVERY_S)):

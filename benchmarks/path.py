@@ -4,8 +4,8 @@
 
 4 KB go in and 4 KB come back, on a software GPU; the actor takes an array and gives it back, as does its twin of bytes,
 which Ray moves faster. The kinds take turns of ten requests, so that all see the same machine and what Ray still has to
-do after an answer falls to its own kind; a figure is a median. 64 MB by value are compared with NumPy's copy of them. The
-steps are measured afterwards, in requests of their own.
+do after an answer falls to its own kind; a figure is a median. 64 MB by value are compared with NumPy's copy of them.
+The steps are measured afterwards, in requests of their own.
 """
 
 from __future__ import annotations
