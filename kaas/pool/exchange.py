@@ -11,13 +11,24 @@ from typing import Any
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
+from kaas.error_codec import encode_error
+from kaas.errors import ConfigMismatch, KaasError
 from kaas.pool import messages
-from kaas.pool.lines import INWARD, OUTWARD, Frames, receive_frames, send_message
-from kaas.pool.messages import Address, FromPeer, Hello, ToPeer, Welcome
+from kaas.pool.blocks import Inbox
+from kaas.pool.lines import INWARD, OUTWARD, Frames, Socket, beat, receive_frames, send_message
+from kaas.pool.messages import Address, FromPeer, Hello, Refused, ToPeer, Welcome
 
 TURN = 64
 """Messages that are taken before others of the loop have their turn."""
+LAST_WORDS_S = 1.0
+"""How long what was sent may still go out when the pool ends."""
+
+_ZAP = "inproc://zeromq.zap.01"
+"""Where ZeroMQ asks whether a key may come in (its RFC 27)."""
+_TEMPORARY_BYTES = 64
+"""Of a folder's path: together with ours it must fit into a socket's 107."""
 
 _MORE = int(zmq.SNDMORE)
 _READABLE = int(zmq.POLLIN)
@@ -48,122 +59,182 @@ class Exchange:
     What comes from strangers, or makes no sense, is dropped and counted.
 
     Fields:
-        address: once it is open. dropped: messages that were not understood, or came from or went to nobody.
+        address: once it is open. inbox: for Blocks of peers that share. dropped: messages that were not understood, or
+            came from or went to nobody.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, node: str, host: str | None = None) -> None:
-        """host: an address of this machine that other nodes can reach; None if nobody comes from there."""
-        self._loop, self._node, self._host = loop, node, host
-        self._context = zmq.Context()
+    address: Address
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, node: str, host: str | None = None, folder: str | None = None
+    ) -> None:
+        """host: an address of this machine that other nodes can reach; None if nobody comes from there. folder: for the
+        local socket, only this user's; None for a new one that goes with the exchange."""
+        self.inbox = Inbox()
+        self.dropped = 0
+        self._loop, self._node, self._host, self._folder = loop, node, host, folder
+        self._context: zmq.Context[Socket] = zmq.Context()
         self._doors: list[_Door] = []
         self._peers: dict[bytes, Peer] = {}
-        self.dropped = 0
+        self._own_folder = ""
 
     def open(self, receive: Receive, greet: Greet) -> None:
-        """From now on peers may come. greet hears of each, and again of one whose connection was made anew, so that
-        what was on its way may be lost; receive of all that they send then. Neither waits."""
+        """From now on peers may come. greet hears of each before it is welcome, and may refuse it by a KaasError; it
+        hears again of one whose connection was made anew, so that what was on its way may be lost. receive hears of all
+        that they send then. Neither waits."""
         self._receive, self._greet = receive, greet
-        self._folder = tempfile.mkdtemp(prefix="kaas-")
+        if self._folder is None:
+            temporary = tempfile.gettempdir()
+            short = temporary if len(temporary) <= _TEMPORARY_BYTES else "/tmp"
+            self._folder = self._own_folder = tempfile.mkdtemp(prefix="kaas-", dir=short)
         ipc = f"ipc://{self._folder}/pool"
-        self._doors.append(_Door(self._loop, self._context, ipc, self._take))
+        self._open_door(_router(self._context), ipc)
         self.address = Address(secrets.token_hex(8), self._node, ipc)
+        if self._host is not None:
+            self._open_to_nodes(self._host)
 
     def send(self, peer: Peer, header: ToPeer, frames: Sequence[Any] = ()) -> None:
         """Waits for nobody; to a peer that is gone it is dropped."""
-        if not peer._door.send(peer._identity, header, frames):
+        door = peer._door
+        try:
+            door.socket.send(peer._identity, _MORE)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
             self.dropped += 1
+            return
+        send_message(door.socket, header, frames)
+        door.look()
 
     def forget(self, peer: Peer) -> None:
         """It has ended: nothing that it sent is received any more."""
-        self._peers.pop(peer._identity[: -len(INWARD)] + OUTWARD, None)
+        self._peers.pop(_outward(peer._identity), None)
+        if peer.shares:
+            self.inbox.forget(peer.pid)
 
     def close(self) -> None:
-        """What was not sent yet is not sent."""
+        """What was sent goes out yet, if its receiver takes it within LAST_WORDS_S."""
         for door in self._doors:
             door.close()
         self._context.term()
-        shutil.rmtree(self._folder)
+        if self._own_folder:
+            shutil.rmtree(self._own_folder)
 
-    def _take(self, door: _Door, identity: bytes, frames: Frames) -> None:
-        peer = self._peers.get(identity)
+    def _open_door(self, socket: Socket, endpoint: str) -> str:
+        socket.bind(endpoint)
+        door = _Door(self._loop, socket, lambda: self._take(door))
+        self._doors.append(door)
+        return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _open_to_nodes(self, host: str) -> None:
+        """Who comes by tcp must have the key that is in the address, and nobody listens in."""
+        server_key, server_secret = zmq.curve_keypair()
+        public_key, secret_key = zmq.curve_keypair()
+        asked = self._context.socket(zmq.REP)
+        asked.bind(_ZAP)  # before the door: while nobody answers, all may come in
+        self._doors.append(_Door(self._loop, asked, lambda: _admit(asked, public_key)))
+        socket = _router(self._context)
+        socket.curve_server = True
+        socket.curve_secretkey = server_secret
+        socket.zap_domain = b"kaas"
+        socket.ipv6 = ":" in host
+        beat(socket)
+        tcp = self._open_door(socket, f"tcp://[{host}]:*" if socket.ipv6 else f"tcp://{host}:*")
+        self.address = msgspec.structs.replace(
+            self.address, tcp=tcp, server_key=server_key, public_key=public_key, secret_key=secret_key
+        )
+
+    def _take(self, door: _Door) -> None:
+        identity, data, *frames = receive_frames(door.socket)
         try:
-            header = messages.decode_from_peer(frames[0])
-        except (msgspec.DecodeError, IndexError):
+            header = messages.decode_from_peer(data)
+        except msgspec.DecodeError:
             self.dropped += 1
             return
-        if peer is not None:
-            self._receive(peer, header, frames[1:])
-        elif isinstance(header, Hello) and identity.endswith(INWARD):
-            self._welcome(door, identity, header)
+        peer = self._peers.get(identity)
+        if peer is not None and type(header) is not Hello:
+            self._receive(peer, header, frames)
+        elif peer is None and type(header) is Hello and identity.endswith(INWARD):
+            self._answer(door, identity, header, frames)
         else:
             self.dropped += 1
 
-    def _welcome(self, door: _Door, identity: bytes, hello: Hello) -> None:
-        token = identity[: -len(INWARD)]
-        peer = self._peers.get(token + OUTWARD)
-        if peer is None:
-            peer = self._peers[token + OUTWARD] = Peer(door, identity, hello, shares=False)
+    def _answer(self, door: _Door, identity: bytes, hello: Hello, frames: Frames) -> None:
+        known = self._peers.get(_outward(identity))
+        peer = known or Peer(door, identity, hello, self._can_read(hello, frames))
+        try:
+            if hello.version != messages.VERSION:
+                differences = (f"messages: {messages.VERSION}, not {hello.version}",)
+                raise ConfigMismatch("the pool's KaaS is another version than this one", differences=differences)
+            self._greet(peer, hello)
+        except KaasError as error:
+            self.send(peer, Refused(), [encode_error(error)])
+            return
+        self._peers[_outward(identity)] = peer
         self.send(peer, Welcome(self.address.life, peer.shares))
-        self._greet(peer, hello)
+
+    def _can_read(self, hello: Hello, frames: Frames) -> bool:
+        if hello.probe is None or hello.probe.pid != hello.pid or not frames:
+            return False
+        try:
+            return bool(self.inbox.view(hello.probe) == frames[0])
+        except OSError:
+            return False
 
 
 class _Door:
-    """A ROUTER socket whose messages are taken by the loop's callbacks.
+    """A socket whose messages are taken by the loop's callbacks, take for each.
 
     The socket's file descriptor tells only that something has changed since the socket was last asked, so each time all
     is taken that is there, and after sending it is asked again.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: str,
-        take: Callable[[_Door, bytes, Frames], None],
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, socket: Socket, take: Callable[[], None]) -> None:
+        self.socket = socket
         self._loop, self._take = loop, take
-        self._draining = False
-        self._socket = socket = context.socket(zmq.ROUTER)
-        socket.set_hwm(0)
-        socket.linger = 0
-        socket.router_mandatory = True  # or what goes to nobody would not be noticed
-        socket.router_handover = True  # who connects anew is known before the old connection is missed
-        socket.bind(endpoint)
         self._fd = int(socket.getsockopt(zmq.FD))
+        self._expected = True
         loop.add_reader(self._fd, self._drain)
         loop.call_soon(self._drain)
 
-    def send(self, identity: bytes, header: ToPeer, frames: Sequence[Any]) -> bool:
-        """Whether there is such a peer."""
-        socket = self._socket
-        try:
-            socket.send(identity, _MORE)
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False
-        send_message(socket, header, frames)
-        if not self._draining and int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
-            self._draining = True
+    def look(self) -> None:
+        if not self._expected and int(self.socket.getsockopt(zmq.EVENTS)) & _READABLE:
+            self._expected = True
             self._loop.call_soon(self._drain)
-        return True
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)
-        self._socket.close()
+        self.socket.close(linger=int(LAST_WORDS_S * 1000))
 
     def _drain(self) -> None:
-        socket = self._socket
-        self._draining = True
-        again = True
+        socket = self.socket
+        self._expected = True
         try:
             for _ in range(TURN):
                 if socket.closed or not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
-                    again = False
-                    break
-                identity = socket.recv()
-                self._take(self, identity, receive_frames(socket) if socket.getsockopt(zmq.RCVMORE) else [])
-        finally:
-            self._draining = again
-            if again:
+                    self._expected = False
+                    return
+                self._take()
+        finally:  # an error in what takes is the loop's to report, and the next message is none of its business
+            if self._expected:
                 self._loop.call_soon(self._drain)
+
+
+def _router(context: zmq.Context[Socket]) -> Socket:
+    socket = context.socket(zmq.ROUTER)
+    socket.set_hwm(0)
+    socket.router_mandatory = True  # or what goes to nobody would not be noticed
+    socket.router_handover = True  # who connects anew is known before the old connection is missed
+    return socket
+
+
+def _admit(asked: Socket, public_key: bytes) -> None:
+    """Answer a question of ZeroMQ: whether somebody with this key may come in."""
+    version, number, _domain, _address, _identity, _mechanism, *credentials = asked.recv_multipart()
+    knows = credentials == [z85.decode(public_key)]
+    asked.send_multipart([version, number, *([b"200", b"OK"] if knows else [b"400", b"no such key"]), b"", b""])
+
+
+def _outward(identity: bytes) -> bytes:
+    """Of a line's receiving socket: that of its sending one."""
+    return identity[: -len(INWARD)] + OUTWARD

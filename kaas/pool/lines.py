@@ -7,14 +7,17 @@ import os
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kaas.error_codec import decode_error
 from kaas.pool import messages
+from kaas.pool.blocks import Outbox
 from kaas.pool.messages import Address, FromPeer, Hello, Refused, ToPeer, Welcome
 
 LARGE_BYTES = 64 << 10
@@ -26,11 +29,14 @@ HEARTBEAT_S = 5.0
 OUTWARD, INWARD = b"o", b"i"
 """Behind a line's token, the identities of its two sockets: the one that sends, the one that receives."""
 
+ENDED = "the pool's process has ended"
+CLOSED = "this line is closed"
+
 Socket = zmq.Socket[bytes]
 Frames = list[Any]
 """Of a message, behind its header: bytes, or from LARGE_BYTES on a read-only memoryview."""
 
-_MORE = int(zmq.SNDMORE)
+_MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 
@@ -48,6 +54,7 @@ class Line:
 
     def __init__(self, address: Address, node: str, hello: Hello) -> None:
         self.shares = False
+        self._early: deque[tuple[ToPeer, Frames]] = deque()
         self._hello = hello
         self._here = address.node == node and os.path.exists(address.ipc.removeprefix("ipc://"))
         self._context = zmq.Context()
@@ -58,7 +65,7 @@ class Line:
         monitored = [self._in] if self._here else [self._in, self._out]
         self._monitors = monitors = [socket.get_monitor_socket(_BROKEN | _REFUSED) for socket in monitored]
         self._bell = os.eventfd(0)
-        self._closed = False
+        self._lost = ""
         self._polled: list[tuple[Any, int]] = [
             (waited, int(zmq.POLLIN)) for waited in (self._in, *monitors, self._bell)
         ]
@@ -75,8 +82,7 @@ class Line:
         """
         line = cls(address, node, Hello(messages.VERSION, role, name, incarnation, os.getpid()))
         try:
-            line._greet()
-            line._welcomed(timeout_s)
+            line._introduce(timeout_s)
         except BaseException:
             line.close()
             raise
@@ -86,41 +92,54 @@ class Line:
         """From any thread; waits for nobody.
 
         Raises:
-            LineLost: it is closed
+            LineLost: it is closed, here or by the pool's end
         """
         with self._sending:
-            if self._closed:
-                raise LineLost("this line is closed")
-            send_message(self._out, header, frames)
+            if self._lost:
+                raise LineLost(self._lost)
+            try:
+                send_message(self._out, header, frames)
+            except zmq.Again:
+                raise LineLost(ENDED) from None
 
     def receive(self, timeout_s: float | None = None) -> tuple[ToPeer, Frames] | None:
-        """The next message, or None if there is none in time.
+        """The next message, or None if there is none in time, or after `wake`.
 
         Raises:
             LineLost: it is closed, here or by the pool's end; all that came before was received
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:
-            while not self._closed:
+            if self._early:
+                return self._early.popleft()
+            while not self._lost:
                 left_ms = -1 if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
-                ready = zmq.zmq_poll(self._polled, left_ms)
-                if not ready:
-                    return None
-                if ready[0][0] is self._in:
+                ready = [waited for waited, _ in zmq.zmq_poll(self._polled, left_ms)]
+                if self._in in ready:
                     header, *frames = receive_frames(self._in)
                     return messages.decode_to_peer(header), frames
-                for monitor in self._monitors:
-                    if monitor.getsockopt(zmq.EVENTS):
+                for monitor in ready:
+                    if monitor != self._bell:
                         self._happened(monitor)
-        raise LineLost("this line is closed")
+                if not ready or (self._bell in ready and os.eventfd_read(self._bell) and not self._lost):
+                    return None
+        raise LineLost(self._lost)
+
+    def wake(self) -> None:
+        """From any thread: who waits in `receive` gets None, and if nobody does, the next who has to wait."""
+        with self._sending:
+            if self._lost != CLOSED:
+                os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Whoever waits in `receive` gets LineLost. What was not sent yet is not sent."""
-        if self._closed:
-            return
-        self._closed = True
-        os.eventfd_write(self._bell, 1)
-        with self._sending, self._receiving:
+        """From any thread; once more changes nothing. Who waits in `receive` gets LineLost. What was not sent yet is
+        not sent."""
+        with self._sending:
+            if self._lost == CLOSED:
+                return
+            self._lost = CLOSED
+            os.eventfd_write(self._bell, 1)
+        with self._receiving:
             for socket in (*self._monitors, self._in, self._out):
                 socket.close()
             self._context.term()
@@ -139,35 +158,44 @@ class Line:
             beat(socket)
         return socket
 
-    def _greet(self) -> None:
-        send_message(self._in, self._hello)
-
-    def _welcomed(self, timeout_s: float) -> None:
-        match self.receive(timeout_s):
-            case (Welcome() as welcome, _):
-                self.shares = welcome.shares
-            case (Refused(), [error]):
-                raise decode_error(error)
-            case None:
-                raise LineLost(f"no answer from the pool within {timeout_s:g} s")
-            case (header, _):
-                raise LineLost(f"the pool's first word is {header!r}")
+    def _introduce(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        secret, early = secrets.token_bytes(32), list[tuple[ToPeer, Frames]]()
+        probe = Outbox(limit_idle_bytes=0).put(secret)
+        try:
+            hello = msgspec.structs.replace(self._hello, probe=probe.block) if self._here else self._hello
+            send_message(self._in, hello, [secret])
+            while True:
+                match self.receive(max(0.0, deadline_s - time.monotonic())):
+                    case (Welcome() as welcome, _):
+                        self.shares = welcome.shares
+                        self._early.extend(early)
+                        return
+                    case (Refused(), [error]):
+                        raise decode_error(error)
+                    case None:
+                        raise LineLost(f"no answer from the pool within {timeout_s:g} s")
+                    case message:
+                        early.append(message)
+        finally:
+            probe.release()
 
     def _happened(self, monitor: Socket) -> None:
         event = parse_monitor_message(monitor.recv_multipart())["event"]
         if event & _REFUSED:
-            raise LineLost("the pool does not know this key")
-        if self._here:
-            raise LineLost("the pool's process has ended")
-        self._greet()  # goes out once there is a connection again
+            self._lost = "the pool does not know this key"
+        elif self._here:
+            self._lost = ENDED
+        elif event & zmq.Event.DISCONNECTED:
+            send_message(self._in, self._hello)  # goes out once there is a connection again
 
 
 def send_message(socket: Socket, header: FromPeer | ToPeer, frames: Sequence[Any] = ()) -> None:
     """A header and its frames, each of them anything with contiguous memory."""
     if not frames:
-        socket.send(messages.encode(header))
+        socket.send(messages.encode(header), _AT_ONCE)
         return
-    socket.send(messages.encode(header), _MORE)
+    socket.send(messages.encode(header), _AT_ONCE | _MORE)
     for frame in frames[:-1]:
         socket.send(frame, _MORE, copy=False)
     socket.send(frames[-1], copy=False)

@@ -1,0 +1,198 @@
+"""Large values between processes of one machine: the sender's memory files, mapped by who reads them.
+
+A file is used again when its reader is done, since pages that a process touches for the first time cost five times as
+much as copying into them. It can never shrink, so that nobody who reads it falls into a hole.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kaas.pool.messages import Block
+
+ALIGN_BYTES = 64
+"""Where values begin: as NumPy's and Ray's arrays do, for wide accesses."""
+
+IDLE_AT_MOST = 64
+"""Files that a process keeps for later use: it may have open only so many."""
+
+_GRAIN_BYTES = 64 << 10
+
+
+class Lease:
+    """Values that lie in shared memory until it is released, by any thread; a second time changes nothing.
+
+    Fields:
+        blocks: where, one for each value.
+    """
+
+    __slots__ = ("_held", "_outbox", "blocks")
+
+    def __init__(self, outbox: Outbox, segment: _Segment, blocks: tuple[Block, ...]) -> None:
+        self.blocks = blocks
+        self._outbox = outbox
+        self._held = [segment]
+
+    @property
+    def block(self) -> Block:
+        """Of the only value."""
+        (block,) = self.blocks
+        return block
+
+    @property
+    def view(self) -> memoryview:
+        """The only value, as long as it is not released."""
+        (segment,), block = self._held, self.block
+        return segment.memory[block.offset_bytes : block.offset_bytes + block.nbytes].data.toreadonly()
+
+    def release(self) -> None:
+        """Nobody reads the values any more: the memory is used again."""
+        self._outbox._take_back(self._held)
+
+
+class Outbox:
+    """Where a process puts values for others. All its methods may be called by any thread."""
+
+    def __init__(self, limit_idle_bytes: int = 256 << 20) -> None:
+        """limit_idle_bytes: of memory that is kept for later use while nobody needs it."""
+        self._limit_bytes = limit_idle_bytes
+        self._lock = threading.Lock()
+        self._idle: list[_Segment] = []
+        self._closed = False
+
+    def put(self, data: Any) -> Lease:
+        """Copy a value, anything with contiguous memory."""
+        return self.put_all([data])
+
+    def put_all(self, values: Sequence[Any]) -> Lease:
+        """Copy several, which are released as one."""
+        arrays = [
+            np.frombuffer(data, np.uint8) if memoryview(data).nbytes else np.empty(0, np.uint8) for data in values
+        ]
+        offsets, end = [], 0
+        for array in arrays:
+            offsets.append(end)
+            end += -(-array.nbytes // ALIGN_BYTES) * ALIGN_BYTES
+        segment = self._segment(end)
+        for array, offset in zip(arrays, offsets, strict=True):
+            np.copyto(segment.memory[offset : offset + array.nbytes], array)
+        pid = os.getpid()
+        blocks = (Block(pid, segment.fd, at, array.nbytes) for array, at in zip(arrays, offsets, strict=True))
+        return Lease(self, segment, tuple(blocks))
+
+    def close(self) -> None:
+        """Gives back what is idle, and the rest as it is released."""
+        with self._lock:
+            self._closed = True
+            self._shrink(0)
+
+    def _segment(self, nbytes: int) -> _Segment:
+        with self._lock:
+            fitting = [each for each in self._idle if nbytes <= each.nbytes <= nbytes + nbytes // 4 + _GRAIN_BYTES]
+            if fitting:
+                segment = min(fitting, key=lambda each: each.nbytes)
+                self._idle.remove(segment)
+                return segment
+        return _Segment(max(1, -(-nbytes // _GRAIN_BYTES)) * _GRAIN_BYTES)
+
+    def _take_back(self, held: list[_Segment]) -> None:
+        with self._lock:
+            self._idle += held
+            held.clear()
+            self._shrink(0 if self._closed else self._limit_bytes)
+
+    def _shrink(self, limit_bytes: int) -> None:
+        """Give back what was idle for longest."""
+        idle_bytes = sum(segment.nbytes for segment in self._idle)
+        while idle_bytes > limit_bytes or len(self._idle) > IDLE_AT_MOST:
+            segment = self._idle.pop(0)
+            idle_bytes -= segment.nbytes
+            segment.close()
+
+
+class _Segment:
+    """A memory file of this process, mapped. Identity is equality."""
+
+    __slots__ = ("fd", "memory", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.fd = os.memfd_create("kaas", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, nbytes)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        self.memory = np.frombuffer(mmap.mmap(self.fd, nbytes), np.uint8)
+
+    def close(self) -> None:
+        """Who has it mapped keeps it; here it goes with the last array that looks into it."""
+        os.close(self.fd)
+        del self.memory
+
+
+class Inbox:
+    """Where a process reads what others have put. All its methods may be called by any thread."""
+
+    def __init__(self, limit_bytes: int = 512 << 20) -> None:
+        """limit_bytes: of mappings that are kept for the next time; they keep the sender's memory too."""
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._mapped: OrderedDict[tuple[int, int], _Mapped] = OrderedDict()
+
+    def view(self, block: Block) -> memoryview:
+        """The value, not to be written, without a copy.
+
+        Raises:
+            OSError: the sender has ended, or there is no such value
+        """
+        path = f"/proc/{block.pid}/fd/{block.fd}"
+        identity = _identity(os.stat(path))
+        with self._lock:
+            mapped = self._mapped.get((block.pid, block.fd))
+            if mapped is None or mapped.identity != identity:  # a number that means another file now
+                mapped = self._mapped[block.pid, block.fd] = _Mapped(path)
+            self._mapped.move_to_end((block.pid, block.fd))
+            self._shrink()
+        if block.offset_bytes < 0 or block.nbytes < 0 or block.offset_bytes + block.nbytes > mapped.memory.nbytes:
+            raise OSError(errno.EINVAL, f"a block beyond the end of its {mapped.memory.nbytes} bytes")
+        return mapped.memory[block.offset_bytes : block.offset_bytes + block.nbytes]
+
+    def forget(self, pid: int) -> None:
+        """This process has ended: its memory is given back once nobody looks into it."""
+        with self._lock:
+            for key in [key for key in self._mapped if key[0] == pid]:
+                del self._mapped[key]
+
+    def _shrink(self) -> None:
+        kept_bytes = sum(mapped.memory.nbytes for mapped in self._mapped.values())
+        while kept_bytes > self._limit_bytes and len(self._mapped) > 1:
+            _, mapped = self._mapped.popitem(last=False)
+            kept_bytes -= mapped.memory.nbytes
+
+
+class _Mapped:
+    """Somebody else's memory file; unmapped with the last view into it."""
+
+    __slots__ = ("identity", "memory")
+
+    def __init__(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            found = os.fstat(fd)
+            if not found.st_size or not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise OSError(errno.EINVAL, "no memory that was shared", path)
+            self.identity = _identity(found)
+            self.memory = memoryview(mmap.mmap(fd, found.st_size, access=mmap.ACCESS_READ))
+        finally:
+            os.close(fd)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_dev, found.st_ino, found.st_size
