@@ -69,7 +69,17 @@ class _Session:
 
     name: str
     peer: Peer
-    open: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    open: dict[int, _Submitted | asyncio.Future[Any]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Submitted:
+    """A request. blocks: whether it reads the program's memory."""
+
+    session: _Session
+    number: int
+    request: Request
+    blocks: bool
 
 
 class Clients:
@@ -83,6 +93,7 @@ class Clients:
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, _Session] = {}
         self._by_peer: dict[Peer, _Session] = {}
+        self._silence: asyncio.Event | None = None  # somebody waits for it
 
     def greet(self, peer: Peer, hello: Hello) -> None:
         """A session has a line, its first or a new one, where from now on it gets all its answers."""
@@ -105,14 +116,19 @@ class Clients:
         if session is None:
             return
         self._forget(session.peer)
-        for wait in list(session.open.values()):
-            wait.cancel()
+        for number in list(session.open):
+            self._cancel(session, number)
 
     async def answered(self) -> None:
         """Wait until all who asked have their answers."""
-        while waits := [wait for session in self._sessions.values() for wait in session.open.values()]:
-            await asyncio.wait(waits)
-            await asyncio.sleep(0)  # what sends them comes after
+        while any(session.open for session in self._sessions.values()):
+            self._silence = asyncio.Event()
+            await self._silence.wait()
+
+    def _closed(self, session: _Session, number: int) -> None:
+        del session.open[number]
+        if self._silence is not None:
+            self._silence.set()
 
     def receive(self, peer: Peer, message: FromPeer, frames: Sequence[Any]) -> None:
         session = self._by_peer.get(peer)
@@ -135,7 +151,7 @@ class Clients:
                     self._submit(session, message, frames)
             case Cancel(number):
                 if number in session.open:
-                    session.open[number].cancel()
+                    self._cancel(session, number)
             case Ask():
                 if message.number not in session.open:
                     self._ask(session, message, frames)
@@ -182,11 +198,11 @@ class Clients:
     def _began(self, session: _Session, message: Submit, task: asyncio.Future[None]) -> None:
         """What was to begin later has begun, or never will."""
         if task.cancelled():
-            del session.open[message.number]
+            self._closed(session, message.number)
             if _blocks(message.beside):
                 self._released(session, message.number)
         elif (error := task.exception()) is not None:
-            del session.open[message.number]
+            self._closed(session, message.number)
             self._fail(session, message.number, error)
 
     def _begin(self, session: _Session, message: Submit, frames: Sequence[Any]) -> None:
@@ -210,25 +226,36 @@ class Clients:
                 ready = self._objects.ready([ref for ref in refs if not isinstance(ref, Framed | Block)])
         payload = Payload(function, frames, refs, direct=True)
         request = self._service.begin(function, invocation, payload, ready, session.name)
-        session.open[message.number] = request.answer
-        blocks = _blocks(message.beside)
-        request.answer.add_done_callback(partial(self._answered, session, message.number, request, blocks))
-
-    def _answered(
-        self, session: _Session, number: int, request: Request, blocks: bool, answer: asyncio.Future[Any]
-    ) -> None:
-        del session.open[number]
-        if answer.cancelled():
-            self._service.pool.cancelled(request)
-            if blocks:
-                self._release(session, number, request)
-        elif (error := answer.exception()) is None:
-            self._send(session.peer, Result(number), answer.result())
-        elif blocks and self._service.pool.holds(request):
-            self._fail(session, number, error, held=True)
-            self._release(session, number, request)
+        submitted = _Submitted(session, message.number, request, _blocks(message.beside))
+        session.open[message.number] = submitted
+        if request.answer.done():
+            self._answered(submitted)
         else:
-            self._fail(session, number, error)
+            request.answered = partial(self._answered, submitted)
+
+    def _answered(self, submitted: _Submitted) -> None:
+        session, number, request = submitted.session, submitted.number, submitted.request
+        self._closed(session, number)
+        error = request.answer.exception()
+        if error is None:
+            self._send(session.peer, Result(number), request.answer.result())
+            return
+        held = submitted.blocks and self._service.pool.holds(request)
+        self._fail(session, number, error, held)
+        if held:
+            self._release(session, number, request)
+
+    def _cancel(self, session: _Session, number: int) -> None:
+        """Nobody waits for it any more."""
+        asked = session.open[number]
+        if not isinstance(asked, _Submitted):
+            asked.cancel()
+            return
+        self._closed(session, number)
+        asked.request.answer.cancel()
+        self._service.pool.cancelled(asked.request)
+        if asked.blocks:
+            self._release(session, number, asked.request)
 
     def _release(self, session: _Session, number: int, request: Request) -> None:
         """Tell when nobody reads a request's Blocks any more."""
@@ -247,7 +274,7 @@ class Clients:
         task.add_done_callback(partial(self._asked, session, message.number))
 
     def _asked(self, session: _Session, number: int, task: asyncio.Future[Sequence[bytes]]) -> None:
-        del session.open[number]
+        self._closed(session, number)
         if task.cancelled():
             return
         if (error := task.exception()) is not None:

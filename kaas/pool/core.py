@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from kaas.config import Config
@@ -83,7 +84,7 @@ class Pool:
         self._requests: dict[int, Request] = {}
         self._workers: dict[int, Worker] = {}
         self._ids = itertools.count()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._ledger = Ledger(self._loop.time())
         self._backlog = Backlog(config.queue_limit, config.clients)
         self._sessions = Sessions()
@@ -134,7 +135,7 @@ class Pool:
             raise
 
     def begin(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Request:
-        """As `submit`, for who waits for the request's answer without a task, and tells `cancelled` of its end.
+        """As `submit`, for who does not wait in a task: sees to `request.answer`, and to `cancelled`.
 
         Raises:
             KaasError: it is not taken in.
@@ -357,12 +358,14 @@ class Pool:
         request.release()
         if request.answer.done():
             return
-        if isinstance(result, Reply):
+        succeeded = isinstance(result, Reply)
+        if succeeded:
             request.answer.set_result(result.value)
-            self._note(request, "succeeded", result.record)
         else:
             request.answer.set_exception(result)
-            self._note(request, type(result).__name__)
+        if request.answered is not None:
+            request.answered()
+        self._note(request, "succeeded" if succeeded else type(result).__name__, result.record if succeeded else None)
 
     def _abandon(self, request: Request) -> None:
         """Nobody waits for it any more: a queued request goes, a running one runs on."""
@@ -394,20 +397,35 @@ class Pool:
         self._backlog.leave(request.call.client)
         request.dispatched_s = self._loop.time()
         worker.running[request.id] = request
-        self.background(self._run(request, worker, decision.slot))
+        self._run(request, worker, decision.slot)
 
-    async def _run(self, request: Request, worker: Worker, slot: int) -> None:
+    def _run(self, request: Request, worker: Worker, slot: int) -> None:
+        run = self._transport.run(worker.id, slot, request.call)
+        waited = run if isinstance(run, asyncio.Future) else self.task(run)
         grace_s = 0 if worker.kind is WorkerKind.ETASK else GRACE_S
         limit = self._loop.call_later(self._config.run_limit_s + grace_s, self._overrun, request, worker)
-        try:
-            reply = await self._transport.run(worker.id, slot, request.call)
-        except WorkerLost as lost:
-            self.gone(worker, str(lost))
+        self._tasks.add(waited)
+        waited.add_done_callback(partial(self._ran, request, worker, slot, limit), context=self._context)
+
+    def _ran(
+        self, request: Request, worker: Worker, slot: int, limit: asyncio.TimerHandle, waited: asyncio.Future[Reply]
+    ) -> None:
+        self._tasks.discard(waited)
+        limit.cancel()
+        if waited.cancelled():
             return
-        finally:
-            limit.cancel()
-        if worker.id not in self._workers:
-            return
+        error = waited.exception()
+        if isinstance(error, WorkerLost):
+            self.gone(worker, str(error))
+        elif error is not None:
+            self._break(error)
+        elif worker.id in self._workers:
+            try:
+                self._replied(request, worker, slot, waited.result())
+            except Exception as error:  # noqa: BLE001 - as in `_tell`
+                self._break(error)
+
+    def _replied(self, request: Request, worker: Worker, slot: int, reply: Reply) -> None:
         if isinstance(reply.error, DeviceLost):
             worker.lost.add(request.id)
             self.lost(worker, reply.error, told_by=request)
@@ -490,7 +508,7 @@ class Pool:
         for event in events:
             self._tell(event)
         for slot, request in zip(survivor.running, worker.running.values(), strict=True):
-            self.background(self._run(request, worker, slot))
+            self._run(request, worker, slot)
         self.background(self._outlive(worker))
 
     def _stop(self, worker_id: int) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from kaas.pool.events import StartWorker
+from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.messages import Beside, Block, Done, Framed, Meet, Named, ToPeer
 from kaas.pool.transport import WorkerLost
 from kaas.pool.wire import RunRecord
 
-if TYPE_CHECKING:
-    from kaas.pool.exchange import Exchange, Peer
-
 Answer = tuple[Done, Sequence[Any]]
 """What came of something that was asked, and the frames behind it."""
+
+Made = Callable[[Done, Sequence[Any]], Any]
+"""What becomes of an answer when it comes."""
+
+
+def _as_it_came(done: Done, frames: Sequence[Any]) -> Answer:
+    return done, frames
 
 
 class ExecutorLine:
@@ -33,7 +38,7 @@ class ExecutorLine:
         self._loop = asyncio.get_running_loop()
         self._exchange = exchange
         self._met = set(met)
-        self._asked: dict[int, tuple[asyncio.Future[Answer], Sequence[Any]]] = {}
+        self._asked: dict[int, tuple[asyncio.Future[Any], Sequence[Any], Made]] = {}
         self._orphans: dict[int, asyncio.Future[RunRecord | None]] = {}
 
     def greet(self, peer: Peer) -> None:
@@ -46,7 +51,7 @@ class ExecutorLine:
 
     def end(self, reason: str) -> None:
         """Whoever waits for an answer gets WorkerLost."""
-        answers: list[asyncio.Future[Any]] = [answer for answer, _ in self._asked.values()]
+        answers: list[asyncio.Future[Any]] = [answer for answer, *_ in self._asked.values()]
         for wait in [*answers, *self._orphans.values()]:
             if not wait.done():
                 wait.set_exception(WorkerLost(reason))
@@ -61,11 +66,16 @@ class ExecutorLine:
             self.send(Meet(), function.introduction)
 
     def ask(
-        self, number: int, header: ToPeer, frames: Sequence[Any] = (), refs: Sequence[Any] = ()
-    ) -> asyncio.Future[Answer]:
-        """refs: the objects beside it, kept alive until the answer."""
-        answer: asyncio.Future[Answer] = self._loop.create_future()
-        self._asked[number] = answer, refs
+        self,
+        number: int,
+        header: ToPeer,
+        frames: Sequence[Any] = (),
+        refs: Sequence[Any] = (),
+        made: Made = _as_it_came,
+    ) -> asyncio.Future[Any]:
+        """The answer as `made` gives it. refs: the objects beside what is asked, kept alive until then."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._asked[number] = answer, refs, made
         self.send(header, frames)
         return answer
 
@@ -99,7 +109,7 @@ class ExecutorLine:
         """
         assert self.peer is not None, "it has been greeted"
         if isinstance(value, Block):
-            if self._exchange.shares(self.peer):
+            if self.peer.shares:  # it is on this machine, as the pool is, and whoever the pool takes Blocks of
                 return value
             value = self._exchange.inbox.view(value)
         frames.append(value)
@@ -108,9 +118,9 @@ class ExecutorLine:
     # --- receiving
 
     def answered(self, done: Done, frames: Sequence[Any]) -> None:
-        answer, _ = self._asked.pop(done.number, (None, ()))
-        if answer is not None and not answer.done():
-            answer.set_result((done, frames))
+        asked = self._asked.pop(done.number, None)
+        if asked is not None and not asked[0].done():
+            asked[0].set_result(asked[2](done, frames))
 
     def refs(self, number: int) -> Sequence[Any] | None:
         """What stands beside something that was asked; None if it has been answered meanwhile."""

@@ -230,8 +230,9 @@ class ExecutorWorker:
     def _obey(self, life: Life, order: Order, frames: Frames) -> None:
         if life.over:
             return
+        answer: Frames = ()
         try:
-            done, answer = Done(order.number, self._do(life, order, frames), self._why_lost()), ()
+            done = Done(order.number, self._do(life, order, frames), self._why_lost())
         except Exception as error:  # noqa: BLE001 - whatever it is, the pool is told
             done, answer = self._failure(order.number, error)
         life.send(done, answer)
@@ -241,11 +242,11 @@ class ExecutorWorker:
         match order:
             case messages.Upkeep():
                 upkeep = wire.decode_upkeep(frames[0])
-                constants = (0,) if upkeep.functions else ()
-                return work.upkeep(upkeep, order.beside, self._objects(life, order, frames, constants))
+                objects = self._objects(life, order, frames, (0,) if upkeep.functions else ())
+                return work.upkeep(upkeep, order.beside, objects)
             case messages.Follow():
                 decided = wire.decode_decided(frames[0])
-                constants = [load.ref for load in decided.loads if load.entry is not None]
+                constants = {load.ref for load in decided.loads if load.entry is not None}
                 return work.follow(decided, order.beside, self._objects(life, order, frames, constants))
             case messages.WriteBack():
                 work.executor.write_back(order.keys)

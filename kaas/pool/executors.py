@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from kaas.error_codec import decode_error, encode_error
 from kaas.errors import InputFailed, KaasError
 from kaas.pool import messages, wire
 from kaas.pool.events import StartWorker
-from kaas.pool.executor_line import ExecutorLine
-from kaas.pool.functions import RegisteredFunction
+from kaas.pool.exchange import Exchange, Peer
+from kaas.pool.executor_line import Answer, ExecutorLine
 from kaas.pool.hosts import Hosts
 from kaas.pool.lives import Adoption
 from kaas.pool.messages import Block, Done, Framed, Named
@@ -22,9 +23,6 @@ from kaas.pool.payloads import Left, Orders, Payload
 from kaas.pool.residents import Placed, Residents
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Order, Reply, Survivor, WorkerLost
-
-if TYPE_CHECKING:
-    from kaas.pool.exchange import Exchange, Peer
 
 RESCUE_LIMIT_S = 10.0
 """How long a worker that must go may write back the outputs that it keeps; others then run their tasks again."""
@@ -118,41 +116,40 @@ class Executors:
         if line is not None:
             if line.peer is not None:
                 del self._by_peer[line.peer]
+                self._exchange.forget(line.peer)
             line.end("it was ended")
         self._residents.worker_left(worker)
         self._hosts.kill(worker)
 
     # --- what is asked of them
 
-    async def run(self, worker: int, slot: int, call: Call) -> Reply:
-        line, payload = self._line(worker), call.payload
+    def run(self, worker: int, slot: int, call: Call) -> asyncio.Future[Reply] | Coroutine[Any, Any, Reply]:
+        line, payload = self._lines.get(worker), call.payload
+        if line is None:
+            return _never_reached()
         if isinstance(payload, Left):
-            return Reply(record=await line.orphan(slot))
-        function: RegisteredFunction = payload.function
-        parcel = not (function.inline or payload.direct)
+            return _orphaned(line, slot)
         beside: Sequence[messages.Beside] = ()
         frames = payload.frames
         if payload.refs:
             try:
                 beside, frames = line.beside(payload.refs, frames)
             except OSError as error:
-                return Reply(error=_unreadable(call.label, error))
-        line.introduce(function)
+                return _unreadable(call.label, error)
+        line.introduce(payload.function)
         number = next(self._numbers)
+        parcel = not (payload.direct or payload.function.inline)
         header = messages.Run(number, slot, tuple(payload.keep.values()), parcel, beside)
-        done, outputs = await line.ask(number, header, frames, payload.refs)
-        if done.failed:
-            return _failed(done, outputs)
         if parcel:
-            return await self._collected(line, payload, done)
-        if payload.direct:
-            return Reply(outputs, None, done.record, done.lost)
-        layouts = zip(outputs, function.outputs, strict=True)
-        values = tuple([Inline(bytes(data), dtype, shape) for data, (dtype, shape) in layouts])
-        return Reply(values, None, done.record, done.lost)
+            return self._collected(line, payload, line.ask(number, header, frames, payload.refs))
+        made = _raw if payload.direct else partial(_inline, payload.function.outputs)
+        return line.ask(number, header, frames, payload.refs, made)
 
-    async def _collected(self, line: ExecutorLine, payload: Payload, done: Done) -> Reply:
+    async def _collected(self, line: ExecutorLine, payload: Payload, asked: asyncio.Future[Answer]) -> Reply:
         """A reply with the outputs in a parcel, and where the others are."""
+        done, answer = await asked
+        if done.failed:
+            return _failed(done, answer)
         keep, positions = payload.keep, range(len(payload.function.outputs))
         for key in keep.values():
             self._residents.placed(key, line.worker)
@@ -294,9 +291,33 @@ def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
     yield from calls.values()
 
 
+async def _never_reached() -> Reply:
+    raise WorkerLost("it ended before it was reached")
+
+
+async def _orphaned(line: ExecutorLine, slot: int) -> Reply:
+    return Reply(record=await line.orphan(slot))
+
+
+async def _unreadable(label: str, error: OSError) -> Reply:
+    message = f"an input of {label!r} cannot be read any more: {error}"
+    return Reply(error=InputFailed(message, task=label, reason=str(error)))
+
+
+def _raw(done: Done, frames: Sequence[Any]) -> Reply:
+    """A reply with the outputs as they came."""
+    return _failed(done, frames) if done.failed else Reply(frames, None, done.record, done.lost)
+
+
+def _inline(outputs: Sequence[tuple[str, tuple[int, ...]]], done: Done, frames: Sequence[Any]) -> Reply:
+    """A reply with the outputs as Ray's callers get them."""
+    if done.failed:
+        return _failed(done, frames)
+    layouts = zip(frames, outputs, strict=True)
+    return Reply(
+        tuple([Inline(bytes(data), dtype, shape) for data, (dtype, shape) in layouts]), None, done.record, done.lost
+    )
+
+
 def _failed(done: Done, frames: Sequence[Any]) -> Reply:
     return Reply(error=decode_error(bytes(frames[0]), open_cause=False), record=done.record, lost=done.lost)
-
-
-def _unreadable(label: str, error: OSError) -> InputFailed:
-    return InputFailed(f"an input of {label!r} cannot be read any more: {error}", task=label, reason=str(error))

@@ -230,10 +230,10 @@ class Need(msgspec.Struct, frozen=True, array_like=True, tag=41):
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True, tag=42):
-    """A kept output has come back. parcel: as above; None: its array's bytes are the frame."""
+    """A kept output has come back. parcel: under which number its array waits to be collected."""
 
     key: bytes
-    parcel: int | None = None
+    parcel: int
 
 
 class Orphaned(msgspec.Struct, frozen=True, array_like=True, tag=43):

@@ -1,4 +1,4 @@
-"""Arrays that an executor has ready until the pool collects them, so that they are the pool's values and not its own."""
+"""Arrays that an executor has ready until the pool collects them, so that they are the pool's values and no others."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Request:
 
     Fields:
         charged: how many of its retries are used. alone: it is a suspect, and nothing may run beside it.
-        left: is called when it neither is queued nor runs any more.
+        answered: is called as soon as its answer is there. left: when it neither is queued nor runs any more.
     """
 
     id: int
@@ -35,6 +35,7 @@ class Request:
     timer: asyncio.TimerHandle | None = None
     charged: int = 0
     alone: bool = False
+    answered: Callable[[], None] | None = None
     left: Callable[[], None] | None = None
 
     @property

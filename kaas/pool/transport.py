@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,8 +83,8 @@ class Transport(Protocol):
         """Start a worker. Raises whatever kept it from starting."""
         ...
 
-    async def run(self, worker: int, slot: int, call: Call) -> Reply:
-        """Raises WorkerLost when the worker ends first."""
+    def run(self, worker: int, slot: int, call: Call) -> asyncio.Future[Reply] | Coroutine[Any, Any, Reply]:
+        """Either gives WorkerLost when the worker ends first. A future is the cheaper way."""
         ...
 
     async def upkeep(self, worker: int, order: Order) -> Reply:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kaas.error_codec import decode_error, encode_error
+from kaas.pool.blocks import Inbox, Outbox
 
+from kaas.error_codec import decode_error, encode_error
 from kaas.errors import InputFailed, KaasError, UnknownSymbol
 from kaas.pool import executors, messages, wire
 from kaas.pool.events import StartWorker, WorkerKind
@@ -50,11 +51,13 @@ class Ref:
         return self.name
 
 
-class FakeInbox:
-    def view(self, block: Block) -> memoryview:
-        if block.pid == 0:
-            raise FileNotFoundError("no such process")
-        return memoryview(bytes(block.nbytes))
+@dataclass(frozen=True)
+class FakePeer:
+    name: str = "peer"
+    shares: bool = True
+
+
+PEER = FakePeer()
 
 
 class FakeExchange:
@@ -64,14 +67,14 @@ class FakeExchange:
 
     def __init__(self) -> None:
         self.sent: list[tuple[Any, Any, list[Any]]] = []
-        self.inbox = FakeInbox()
-        self.strangers: set[str] = set()
+        self.forgotten: list[Any] = []
+        self.inbox = Inbox()
 
     def send(self, peer: Any, header: Any, frames: Sequence[Any] = ()) -> None:
         self.sent.append((peer, header, list(frames)))
 
-    def shares(self, peer: Any) -> bool:
-        return peer not in self.strangers
+    def forget(self, peer: Any) -> None:
+        self.forgotten.append(peer)
 
     def headers(self) -> list[Any]:
         return [header for _, header, _ in self.sent]
@@ -126,17 +129,17 @@ class Stage:
         self.residents = Residents(asyncio.get_running_loop())
         self.executors = Executors(self.exchange, self.hosts, self.residents)  # type: ignore[arg-type]
 
-    async def open(self) -> None:
+    async def open(self, peer: FakePeer = PEER) -> None:
         self.hosts.started.set_result(INFO)
         starting = await begin(self.executors.start(START))
-        self.greet("peer")
+        self.greet(peer)
         assert await starting is INFO
 
-    def greet(self, peer: str, worker: int = 3) -> None:
-        self.executors.greet(peer, Hello(1, "executor", str(worker), "once", 1))  # type: ignore[arg-type]
+    def greet(self, peer: Any = PEER, worker: int = 3) -> None:
+        self.executors.greet(peer, Hello(1, "executor", str(worker), "once", 1))
 
-    def say(self, message: Any, *frames: Any, peer: str = "peer") -> None:
-        self.executors.receive(peer, message, frames)  # type: ignore[arg-type]
+    def say(self, message: Any, *frames: Any, peer: Any = PEER) -> None:
+        self.executors.receive(peer, message, frames)
 
     async def run(self, payload: Any, slot: int = 0) -> asyncio.Task[Reply]:
         return await begin(self.executors.run(3, slot, Call("f", "alice", None, 0, payload=payload)))
@@ -145,7 +148,7 @@ class Stage:
 async def begin(work: Awaitable[Any]) -> asyncio.Task[Any]:
     task = asyncio.ensure_future(work)
     await settle()
-    return task  # type: ignore[return-value]
+    return task
 
 
 def play(scenario: Callable[[Stage], Awaitable[None]], opened: bool = True) -> None:
@@ -169,9 +172,9 @@ def test_a_function_is_introduced_once_before_its_first_run() -> None:
     async def scenario(stage: Stage) -> None:
         first, second = await stage.run(small()), await stage.run(small(), slot=1)
         assert stage.exchange.sent == [
-            ("peer", Meet(), [wire.encode(FUNCTION.spec), b"its kTask"]),
-            ("peer", Run(1, 0), [MESSAGE]),
-            ("peer", Run(2, 1), [MESSAGE]),
+            (PEER, Meet(), [wire.encode(FUNCTION.spec), b"its kTask"]),
+            (PEER, Run(1, 0), [MESSAGE]),
+            (PEER, Run(2, 1), [MESSAGE]),
         ]
         stage.say(Done(1, failed=True), encode_error(UnknownSymbol("no such kernel", symbol="sale", near=())))
         error = (await first).error
@@ -260,7 +263,7 @@ def test_answers_to_nobody_mean_nothing() -> None:
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
         stage.say(Done(9, RECORD))
-        stage.say(Done(1, RECORD), b"of another", peer="other")
+        stage.say(Done(1, RECORD), b"of another", peer=FakePeer("other"))
         assert not run.done()
         run.cancel()
         await settle()
@@ -278,23 +281,26 @@ def test_what_stands_beside_an_invocation_goes_as_it_came() -> None:
     async def scenario(stage: Stage) -> None:
         frames = [MESSAGE, b"a large value"]
         await stage.run(small(Framed(2), Ref(b"x"), SHARED, frames=frames))
-        assert stage.exchange.sent[-1] == ("peer", Run(1, 0, beside=[Framed(2), Named(b"x"), SHARED]), frames)
+        assert stage.exchange.sent[-1] == (PEER, Run(1, 0, beside=[Framed(2), Named(b"x"), SHARED]), frames)
 
     play(scenario)
 
 
 def test_an_executor_that_cannot_read_a_clients_memory_gets_a_frame() -> None:
+    outbox = Outbox()
+    lease = outbox.put(b"of a client")
+    gone = Block(lease.block.pid, 1 << 20, 0, 8)
+
     async def scenario(stage: Stage) -> None:
-        stage.exchange.strangers.add("peer")
-        await stage.run(small(Framed(2), SHARED, frames=[MESSAGE, b"a large value"]))
+        await stage.open(FakePeer("elsewhere", shares=False))
+        await stage.run(small(Framed(2), lease.block, frames=[MESSAGE, b"a large value"]))
         beside, frames = stage.exchange.sent[-1][1].beside, stage.exchange.sent[-1][2]
         assert beside == [Framed(2), Framed(3)]
-        assert frames == [MESSAGE, b"a large value", bytes(8)]
-        reply = await (await stage.run(small(Block(0, 2, 0, 8))))
+        assert frames == [MESSAGE, b"a large value", b"of a client"]
+        reply = await (await stage.run(small(gone)))
         assert isinstance(reply.error, InputFailed)
-        assert "no such process" in reply.error.reason
 
-    play(scenario)
+    play(scenario, opened=False)
 
 
 def test_objects_that_a_cache_lacks_are_supplied() -> None:
@@ -307,7 +313,7 @@ def test_objects_that_a_cache_lacks_are_supplied() -> None:
         stage.hosts.has = [[], [b"first", SHARED, b"second"]]
         stage.say(Need(1))
         supply = Supply(1, [[], [Framed(1), SHARED, Framed(2)]])
-        assert stage.exchange.sent[-1] == ("peer", supply, [b"first", b"second"])
+        assert stage.exchange.sent[-1] == (PEER, supply, [b"first", b"second"])
 
         stage.hosts.has = InputFailed("nobody has it", reason="forgotten")
         stage.say(Need(1))
@@ -409,9 +415,9 @@ INVOCATION = wire.encode(wire.Invocation("f", "alice", None, 0, True, {}, [], []
 
 def test_a_worker_has_started_when_its_process_and_its_line_are_there() -> None:
     async def scenario(stage: Stage) -> None:
-        stage.greet("early", worker=5)
+        stage.greet(FakePeer("early"), worker=5)
         starting = await begin(stage.executors.start(START))
-        stage.greet("peer")
+        stage.greet()
         await settle()
         assert not starting.done()
         stage.hosts.started.set_result(INFO)
@@ -428,7 +434,7 @@ def test_all_that_was_asked_of_a_worker_fails_with_it() -> None:
         for wait in waits:
             with pytest.raises(WorkerLost):
                 await wait
-        assert stage.hosts.killed == [3]
+        assert (stage.hosts.killed, stage.exchange.forgotten) == ([3], [PEER])
         with pytest.raises(WorkerLost):
             await (await stage.run(small()))
         stage.say(Done(1, RECORD), b"")
@@ -438,17 +444,19 @@ def test_all_that_was_asked_of_a_worker_fails_with_it() -> None:
 
 
 def test_a_line_that_begins_again_has_lost_what_was_asked_and_met() -> None:
+    again = FakePeer("again")
+
     async def scenario(stage: Stage) -> None:
         run = await stage.run(small())
-        stage.greet("again")
+        stage.greet(again)
         with pytest.raises(WorkerLost, match="line"):
             await run
         stage.exchange.sent.clear()
         run = await stage.run(small())
-        assert [(peer, type(header)) for peer, header, _ in stage.exchange.sent] == [("again", Meet), ("again", Run)]
+        assert [(peer, type(header)) for peer, header, _ in stage.exchange.sent] == [(again, Meet), (again, Run)]
         stage.say(Done(2, RECORD), b"")
         assert not run.done()
-        stage.say(Done(2, RECORD), b"", peer="again")
+        stage.say(Done(2, RECORD), b"", peer=again)
         assert (await run).record == RECORD
 
     play(scenario)
@@ -463,7 +471,7 @@ def test_survivors_bring_what_they_run_and_know() -> None:
     async def scenario(stage: Stage) -> None:
         stage.hosts.adoptions = [adoption(slot1=Orphan("bob", "f", "f of bob"))]
         finding = await begin(stage.executors.survivors())
-        stage.greet("peer")
+        stage.greet()
         stage.say(messages.Orphaned(1, RECORD))  # before anybody knows what it is
         stage.hosts.adopting.set()
         (survivor,) = await finding
