@@ -107,3 +107,5 @@ class HeldRefs:
 
     def session_ended(self, session: str) -> None:
         self._sessions.pop(session, None)
+        for key in [key for key in self._coming if key[0] == session]:
+            del self._coming[key]
