@@ -186,6 +186,13 @@ class Calls:
         life = self._life
         return self._outbox.put(data) if life is not None and life.line.shares else bytes(data)
 
+    def introduce(self, function: Signature) -> None:
+        """Tell the pool of a function that is not called yet; the message needs no answer."""
+        self._check_process()
+        life = self._life
+        if life is not None and function.key not in life.introduced:
+            self._introduce(life, function)
+
     def drop(self, keys: Sequence[bytes]) -> None:
         """Have the pool let go of objects."""
         life = self._life
@@ -219,10 +226,13 @@ class Calls:
     def _post(self, life: _Life, asked: _Asked) -> None:
         function, number = asked.function, asked.answer.number
         if function is not None and function.key not in life.introduced:
-            self._send(life, Register(), (wire.encode(function.spec), function.task.to_msgpack()))
-            life.introduced.add(function.key)
+            self._introduce(life, function)
         beside, frames = _placed(asked, life.line.shares) if asked.beside else ((), asked.frames)
         self._send(life, Ask(number, asked.what, beside) if asked.what else Submit(number, beside), frames)
+
+    def _introduce(self, life: _Life, function: Signature) -> None:
+        self._send(life, Register(), (wire.encode(function.spec), function.task.to_msgpack()))
+        life.introduced.add(function.key)
 
     def _send(self, life: _Life, header: Any, frames: Sequence[Any] = ()) -> None:
         try:

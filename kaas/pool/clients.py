@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kaas.error_codec import encode_error
 from kaas.errors import InvalidRequest, KaasError
 from kaas.pool import answers, wire
+from kaas.pool.answer import Answer
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.messages import (
     Ask,
@@ -69,17 +70,7 @@ class _Session:
 
     name: str
     peer: Peer
-    open: dict[int, _Submitted | asyncio.Future[Any]] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class _Submitted:
-    """A request. blocks: whether it reads the program's memory."""
-
-    session: _Session
-    number: int
-    request: Request
-    blocks: bool
+    open: dict[int, Answer[Any] | asyncio.Future[Any]] = field(default_factory=dict)
 
 
 class Clients:
@@ -116,8 +107,8 @@ class Clients:
         if session is None:
             return
         self._forget(session.peer)
-        for number in list(session.open):
-            self._cancel(session, number)
+        for wait in list(session.open.values()):
+            wait.cancel()
 
     async def answered(self) -> None:
         """Wait until all who asked have their answers."""
@@ -151,7 +142,7 @@ class Clients:
                     self._submit(session, message, frames)
             case Cancel(number):
                 if number in session.open:
-                    self._cancel(session, number)
+                    session.open[number].cancel()
             case Ask():
                 if message.number not in session.open:
                     self._ask(session, message, frames)
@@ -226,36 +217,25 @@ class Clients:
                 ready = self._objects.ready([ref for ref in refs if not isinstance(ref, Framed | Block)])
         payload = Payload(function, frames, refs, direct=True)
         request = self._service.begin(function, invocation, payload, ready, session.name)
-        submitted = _Submitted(session, message.number, request, _blocks(message.beside))
-        session.open[message.number] = submitted
-        if request.answer.done():
-            self._answered(submitted)
-        else:
-            request.answered = partial(self._answered, submitted)
+        session.open[message.number] = request.answer
+        blocks = _blocks(message.beside)
+        request.answer.add_done_callback(partial(self._answered, session, message.number, request, blocks))
 
-    def _answered(self, submitted: _Submitted) -> None:
-        session, number, request = submitted.session, submitted.number, submitted.request
+    def _answered(self, session: _Session, number: int, request: Request, blocks: bool, answer: Answer[Any]) -> None:
         self._closed(session, number)
-        error = request.answer.exception()
-        if error is None:
-            self._send(session.peer, Result(number), request.answer.result())
+        if answer.cancelled():
+            self._service.pool.cancelled(request)
+            if blocks:
+                self._release(session, number, request)
             return
-        held = submitted.blocks and self._service.pool.holds(request)
+        error = answer.exception()
+        if error is None:
+            self._send(session.peer, Result(number), answer.result())
+            return
+        held = blocks and self._service.pool.holds(request)
         self._fail(session, number, error, held)
         if held:
             self._release(session, number, request)
-
-    def _cancel(self, session: _Session, number: int) -> None:
-        """Nobody waits for it any more."""
-        asked = session.open[number]
-        if not isinstance(asked, _Submitted):
-            asked.cancel()
-            return
-        self._closed(session, number)
-        asked.request.answer.cancel()
-        self._service.pool.cancelled(asked.request)
-        if asked.blocks:
-            self._release(session, number, asked.request)
 
     def _release(self, session: _Session, number: int, request: Request) -> None:
         """Tell when nobody reads a request's Blocks any more."""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from kaas.config import Config
 from kaas.errors import (
@@ -24,6 +24,7 @@ from kaas.errors import (
     PoolStopped,
 )
 from kaas.pool.accounts import Accounts, client_known
+from kaas.pool.answer import Answer
 from kaas.pool.backlog import Backlog
 from kaas.pool.caches import Caches
 from kaas.pool.events import (
@@ -58,6 +59,8 @@ from kaas.pool.transport import Call, Order, Reply, Survivor, Transport, WorkerL
 from kaas.pool.wire import RunRecord
 from kaas.store import Store
 
+T = TypeVar("T")
+
 GRACE_S = 2.0
 """How much later than the run limit the pool itself ends an executor, which may do so more gently, and say more. Also
 how long it waits for the answer of a request that ran for too long, once others know of it."""
@@ -84,7 +87,7 @@ class Pool:
         self._requests: dict[int, Request] = {}
         self._workers: dict[int, Worker] = {}
         self._ids = itertools.count()
-        self._tasks: set[asyncio.Future[Any]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._ledger = Ledger(self._loop.time())
         self._backlog = Backlog(config.queue_limit, config.clients)
         self._sessions = Sessions()
@@ -135,7 +138,7 @@ class Pool:
             raise
 
     def begin(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Request:
-        """As `submit`, for who does not wait in a task: sees to `request.answer`, and to `cancelled`.
+        """As `submit`, for who waits for the request's answer without a task, and tells `cancelled` of its end.
 
         Raises:
             KaasError: it is not taken in.
@@ -297,16 +300,20 @@ class Pool:
             if request.worker is None:
                 self._leave(request)
 
-    def task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         return self._loop.create_task(work, context=self._context)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
+        self._begun(work).add_done_callback(self._background_done)
+
+    def _begun(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that ends with the pool."""
         task = self.task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._background_done)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _background_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._break(error)
 
@@ -321,7 +328,7 @@ class Pool:
             self._ledger.write(Entry(call.label, call.client, None, type(error).__name__))
             raise
         self._sessions.uses(call.session, call.client)
-        request = Request(next(self._ids), call, self._loop.time(), self._loop.create_future())
+        request = Request(next(self._ids), call, self._loop.time(), Answer())
         self._requests[request.id] = request
         self._caches.arrived(request)
         if call.deadline_s is not None:
@@ -358,14 +365,12 @@ class Pool:
         request.release()
         if request.answer.done():
             return
-        succeeded = isinstance(result, Reply)
-        if succeeded:
+        if isinstance(result, Reply):
             request.answer.set_result(result.value)
+            self._note(request, "succeeded", result.record)
         else:
             request.answer.set_exception(result)
-        if request.answered is not None:
-            request.answered()
-        self._note(request, "succeeded" if succeeded else type(result).__name__, result.record if succeeded else None)
+            self._note(request, type(result).__name__)
 
     def _abandon(self, request: Request) -> None:
         """Nobody waits for it any more: a queued request goes, a running one runs on."""
@@ -400,32 +405,32 @@ class Pool:
         self._run(request, worker, decision.slot)
 
     def _run(self, request: Request, worker: Worker, slot: int) -> None:
-        run = self._transport.run(worker.id, slot, request.call)
-        waited = run if isinstance(run, asyncio.Future) else self.task(run)
         grace_s = 0 if worker.kind is WorkerKind.ETASK else GRACE_S
         limit = self._loop.call_later(self._config.run_limit_s + grace_s, self._overrun, request, worker)
-        self._tasks.add(waited)
-        waited.add_done_callback(partial(self._ran, request, worker, slot, limit), context=self._context)
+        ran = partial(self._ran, request, worker, slot, limit)
+        reply = self._transport.run(worker.id, slot, request.call)
+        if not isinstance(reply, Answer):
+            reply = Answer.of(self._begun(reply))
+        if reply.done():
+            self._loop.call_soon(ran, reply)  # not here, within what an event has led to
+        else:
+            reply.add_done_callback(ran)
 
-    def _ran(
-        self, request: Request, worker: Worker, slot: int, limit: asyncio.TimerHandle, waited: asyncio.Future[Reply]
-    ) -> None:
-        self._tasks.discard(waited)
+    def _ran(self, request: Request, worker: Worker, slot: int, limit: asyncio.TimerHandle, run: Answer[Reply]) -> None:
+        """A run has ended, or its worker."""
         limit.cancel()
-        if waited.cancelled():
-            return
-        error = waited.exception()
-        if isinstance(error, WorkerLost):
-            self.gone(worker, str(error))
-        elif error is not None:
+        if run.cancelled():
+            return  # by the pool's own end
+        try:
+            self._replied(request, worker, slot, run.result())
+        except WorkerLost as lost:
+            self.gone(worker, str(lost))
+        except Exception as error:  # noqa: BLE001 - as in `_tell`
             self._break(error)
-        elif worker.id in self._workers:
-            try:
-                self._replied(request, worker, slot, waited.result())
-            except Exception as error:  # noqa: BLE001 - as in `_tell`
-                self._break(error)
 
     def _replied(self, request: Request, worker: Worker, slot: int, reply: Reply) -> None:
+        if worker.id not in self._workers:
+            return
         if isinstance(reply.error, DeviceLost):
             worker.lost.add(request.id)
             self.lost(worker, reply.error, told_by=request)

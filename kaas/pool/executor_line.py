@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from kaas.pool.answer import Answer
 from kaas.pool.events import StartWorker
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.functions import RegisteredFunction
@@ -13,15 +14,9 @@ from kaas.pool.messages import Beside, Block, Done, Framed, Meet, Named, ToPeer
 from kaas.pool.transport import WorkerLost
 from kaas.pool.wire import RunRecord
 
-Answer = tuple[Done, Sequence[Any]]
-"""What came of something that was asked, and the frames behind it."""
-
-Made = Callable[[Done, Sequence[Any]], Any]
-"""What becomes of an answer when it comes."""
-
-
-def _as_it_came(done: Done, frames: Sequence[Any]) -> Answer:
-    return done, frames
+T = TypeVar("T")
+Finish = Callable[[Done, Sequence[Any]], T]
+"""Makes of a Done and the frames behind it what is waited for."""
 
 
 class ExecutorLine:
@@ -38,7 +33,7 @@ class ExecutorLine:
         self._loop = asyncio.get_running_loop()
         self._exchange = exchange
         self._met = set(met)
-        self._asked: dict[int, tuple[asyncio.Future[Any], Sequence[Any], Made]] = {}
+        self._asked: dict[int, tuple[Answer[Any], Sequence[Any], Finish[Any]]] = {}
         self._orphans: dict[int, asyncio.Future[RunRecord | None]] = {}
 
     def greet(self, peer: Peer) -> None:
@@ -50,11 +45,12 @@ class ExecutorLine:
         self.greeted.set()
 
     def end(self, reason: str) -> None:
-        """Whoever waits for an answer gets WorkerLost."""
-        answers: list[asyncio.Future[Any]] = [answer for answer, *_ in self._asked.values()]
-        for wait in [*answers, *self._orphans.values()]:
-            if not wait.done():
-                wait.set_exception(WorkerLost(reason))
+        """Whoever waits for an answer gets WorkerLost, in a later turn of the loop: the pool is about to hear why."""
+        for answer, _, _ in self._asked.values():
+            self._loop.call_soon(_lose, answer, reason)
+        for orphan in self._orphans.values():
+            if not orphan.done():
+                orphan.set_exception(WorkerLost(reason))
         self._asked.clear()
 
     # --- sending
@@ -66,16 +62,11 @@ class ExecutorLine:
             self.send(Meet(), function.introduction)
 
     def ask(
-        self,
-        number: int,
-        header: ToPeer,
-        frames: Sequence[Any] = (),
-        refs: Sequence[Any] = (),
-        made: Made = _as_it_came,
-    ) -> asyncio.Future[Any]:
-        """The answer as `made` gives it. refs: the objects beside what is asked, kept alive until then."""
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        self._asked[number] = answer, refs, made
+        self, number: int, header: ToPeer, frames: Sequence[Any], refs: Sequence[Any], finish: Finish[T]
+    ) -> Answer[T]:
+        """refs: the objects beside it, kept alive until the answer."""
+        answer: Answer[T] = Answer()
+        self._asked[number] = answer, refs, finish
         self.send(header, frames)
         return answer
 
@@ -119,8 +110,10 @@ class ExecutorLine:
 
     def answered(self, done: Done, frames: Sequence[Any]) -> None:
         asked = self._asked.pop(done.number, None)
-        if asked is not None and not asked[0].done():
-            asked[0].set_result(asked[2](done, frames))
+        if asked is not None:
+            answer, _, finish = asked
+            if not answer.done():
+                answer.set_result(finish(done, frames))
 
     def refs(self, number: int) -> Sequence[Any] | None:
         """What stands beside something that was asked; None if it has been answered meanwhile."""
@@ -136,3 +129,8 @@ class ExecutorLine:
         orphan = self.orphan(slot)
         if not orphan.done():
             orphan.set_result(record)
+
+
+def _lose(answer: Answer[Any], reason: str) -> None:
+    if not answer.done():
+        answer.set_exception(WorkerLost(reason))

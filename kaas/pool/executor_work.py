@@ -97,7 +97,11 @@ class Work:
         from kaas.executor.executor import Request
 
         spec, task = self._function(invocation.function)
-        sources = unpack(invocation, spec, refs, objects)
+        try:
+            sources = unpack(invocation, spec, refs, objects)
+        except InputFailed as error:
+            error.task = task.label
+            raise
         names = (task.outputs[position].name for position in invocation.keep)
         kept = dict(zip(names, keep, strict=True)) if keep else {}
         request = Request(

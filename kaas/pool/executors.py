@@ -7,22 +7,25 @@ import itertools
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from kaas.error_codec import decode_error, encode_error
-from kaas.errors import InputFailed, KaasError
-from kaas.pool import messages, wire
+from kaas.error_codec import encode_error
+from kaas.errors import KaasError
+from kaas.pool import messages, replies, wire
+from kaas.pool.answer import Answer
 from kaas.pool.events import StartWorker
 from kaas.pool.exchange import Exchange, Peer
-from kaas.pool.executor_line import Answer, ExecutorLine
+from kaas.pool.executor_line import ExecutorLine
+from kaas.pool.functions import RegisteredFunction
 from kaas.pool.hosts import Hosts
 from kaas.pool.lives import Adoption
 from kaas.pool.messages import Block, Done, Framed, Named
-from kaas.pool.outputs import Inline
 from kaas.pool.payloads import Left, Orders, Payload
 from kaas.pool.residents import Placed, Residents
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Order, Reply, Survivor, WorkerLost
+
+T = TypeVar("T")
 
 RESCUE_LIMIT_S = 10.0
 """How long a worker that must go may write back the outputs that it keeps; others then run their tasks again."""
@@ -50,7 +53,7 @@ class Executors:
         self._lines: dict[int, ExecutorLine] = {}
         self._by_peer: dict[Peer, ExecutorLine] = {}
         self._strangers: dict[str, _Stranger] | None = None
-        self._returns: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- workers
 
@@ -123,33 +126,48 @@ class Executors:
 
     # --- what is asked of them
 
-    def run(self, worker: int, slot: int, call: Call) -> asyncio.Future[Reply] | Coroutine[Any, Any, Reply]:
+    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply]:
+        """In this very call it is sent, if it can be. It is never answered before this returns."""
         line, payload = self._lines.get(worker), call.payload
-        if line is None:
-            return _never_reached()
-        if isinstance(payload, Left):
-            return _orphaned(line, slot)
+        if line is None or isinstance(payload, Left):
+            return self._later(self._left(worker, slot))
+        function: RegisteredFunction = payload.function
         beside: Sequence[messages.Beside] = ()
         frames = payload.frames
         if payload.refs:
             try:
                 beside, frames = line.beside(payload.refs, frames)
             except OSError as error:
-                return _unreadable(call.label, error)
-        line.introduce(payload.function)
+                return self._later(_told(replies.unreadable(call.label, error)))
+        line.introduce(function)
         number = next(self._numbers)
-        parcel = not (payload.direct or payload.function.inline)
+        parcel = not (function.inline or payload.direct)
         header = messages.Run(number, slot, tuple(payload.keep.values()), parcel, beside)
         if parcel:
-            return self._collected(line, payload, line.ask(number, header, frames, payload.refs))
-        made = _raw if payload.direct else partial(_inline, payload.function.outputs)
-        return line.ask(number, header, frames, payload.refs, made)
+            ended = line.ask(number, header, frames, payload.refs, replies.whole)
+            return self._later(self._collected(line, payload, ended))
+        finish = replies.direct if payload.direct else partial(replies.inline, function)
+        return line.ask(number, header, frames, payload.refs, finish)
 
-    async def _collected(self, line: ExecutorLine, payload: Payload, asked: asyncio.Future[Answer]) -> Reply:
+    def _later(self, reply: Coroutine[Any, Any, Reply]) -> Answer[Reply]:
+        return Answer.of(self._task(reply))
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _left(self, worker: int, slot: int) -> Reply:
+        return Reply(record=await self._line(worker).orphan(slot))
+
+    async def _collected(
+        self, line: ExecutorLine, payload: Payload, ended: Answer[tuple[Done, Sequence[Any]]]
+    ) -> Reply:
         """A reply with the outputs in a parcel, and where the others are."""
-        done, answer = await asked
+        done, frames = await ended
         if done.failed:
-            return _failed(done, answer)
+            return replies.failed(done, frames)
         keep, positions = payload.keep, range(len(payload.function.outputs))
         for key in keep.values():
             self._residents.placed(key, line.worker)
@@ -205,8 +223,7 @@ class Executors:
         refs: Sequence[Any] = (),
     ) -> Reply:
         """What an executor makes of something that has no outputs."""
-        done, answer = await self._line(worker).ask(header.number, header, frames, refs)
-        return _failed(done, answer) if done.failed else Reply(record=done.record, lost=done.lost)
+        return await self._line(worker).ask(header.number, header, frames, refs, replies.plain)
 
     def _line(self, worker: int) -> ExecutorLine:
         line = self._lines.get(worker)
@@ -244,9 +261,7 @@ class Executors:
             case messages.Need(number=number):
                 self._supply(line, number)
             case messages.Written(key=key, parcel=parcel):
-                task = self._loop.create_task(self._return(line.worker, key, parcel))
-                self._returns.add(task)
-                task.add_done_callback(self._returns.discard)
+                self._task(self._return(line.worker, key, parcel))
             case messages.Orphaned(slot=slot, record=record):
                 line.orphaned(slot, record)
 
@@ -284,40 +299,12 @@ def _survivor(adoption: Adoption) -> Survivor:
     return Survivor(adoption.start, adoption.info, running, adoption.cached)
 
 
+async def _told(reply: Reply) -> Reply:
+    return reply
+
+
 def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
     calls: dict[int, tuple[Call, list[bytes]]] = {}
     for key, call in named.items():
         calls.setdefault(id(call), (call, []))[1].append(key)
     yield from calls.values()
-
-
-async def _never_reached() -> Reply:
-    raise WorkerLost("it ended before it was reached")
-
-
-async def _orphaned(line: ExecutorLine, slot: int) -> Reply:
-    return Reply(record=await line.orphan(slot))
-
-
-async def _unreadable(label: str, error: OSError) -> Reply:
-    message = f"an input of {label!r} cannot be read any more: {error}"
-    return Reply(error=InputFailed(message, task=label, reason=str(error)))
-
-
-def _raw(done: Done, frames: Sequence[Any]) -> Reply:
-    """A reply with the outputs as they came."""
-    return _failed(done, frames) if done.failed else Reply(frames, None, done.record, done.lost)
-
-
-def _inline(outputs: Sequence[tuple[str, tuple[int, ...]]], done: Done, frames: Sequence[Any]) -> Reply:
-    """A reply with the outputs as Ray's callers get them."""
-    if done.failed:
-        return _failed(done, frames)
-    layouts = zip(frames, outputs, strict=True)
-    return Reply(
-        tuple([Inline(bytes(data), dtype, shape) for data, (dtype, shape) in layouts]), None, done.record, done.lost
-    )
-
-
-def _failed(done: Done, frames: Sequence[Any]) -> Reply:
-    return Reply(error=decode_error(bytes(frames[0]), open_cause=False), record=done.record, lost=done.lost)

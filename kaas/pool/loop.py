@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
+from kaas.pool.answer import Answer
+
 NAME = "kaas-pool"
 
 T = TypeVar("T")
@@ -42,8 +44,8 @@ class PoolThread:
         """What becomes of work that runs there, awaited in another loop. Who cancels this cancels the work."""
         return await self.ask(self.task, work)
 
-    async def ask(self, begin: Callable[..., asyncio.Future[T]], *args: Any) -> T:
-        """As `run`, of a future that `begin` makes there, or of what it raises. Cheaper than a task."""
+    async def ask(self, begin: Callable[..., asyncio.Future[T] | Answer[T]], *args: Any) -> T:
+        """As `run`, of a future or an Answer that `begin` makes there, or of what it raises. Cheaper than a task."""
         here = asyncio.get_running_loop()
         answer: asyncio.Future[T] = here.create_future()
         crossing = _Crossing(here, answer)
@@ -72,9 +74,11 @@ class _Crossing:
     def __init__(self, here: asyncio.AbstractEventLoop, answer: asyncio.Future[Any]) -> None:
         self._here = here
         self._answer = answer
-        self._work: asyncio.Future[Any] | None = None  # also keeps a task alive, of which a loop does not take care
+        self._work: asyncio.Future[Any] | Answer[Any] | None = (
+            None  # also keeps a task alive, of which a loop does not take care
+        )
 
-    def begin(self, begin: Callable[..., asyncio.Future[Any]], args: tuple[Any, ...]) -> None:
+    def begin(self, begin: Callable[..., asyncio.Future[Any] | Answer[Any]], args: tuple[Any, ...]) -> None:
         try:
             self._work = begin(*args)
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
@@ -86,7 +90,7 @@ class _Crossing:
         if self._work is not None:
             self._work.cancel()
 
-    def _done(self, work: asyncio.Future[Any]) -> None:
+    def _done(self, work: asyncio.Future[Any] | Answer[Any]) -> None:
         if work.cancelled():
             self._here.call_soon_threadsafe(self._answer.cancel)
         elif (error := work.exception()) is not None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from kaas.config import Config
 from kaas.errors import PoolStopped
 from kaas.pool import wire
+from kaas.pool.answer import Answer
 from kaas.pool.clients import Clients, Objects
 from kaas.pool.core import Pool
 from kaas.pool.exchange import Exchange, Peer
@@ -118,7 +119,7 @@ class Service:
         frames: Sequence[Any],
         refs: Sequence[Any] = (),
         keep: Mapping[int, bytes] = NOTHING_KEPT,
-    ) -> asyncio.Future[Sequence[Any]]:
+    ) -> Answer[Sequence[Any]]:
         """Its outputs in declared order. frames: the encoded invocation. keep: keys of the outputs that stay on the
         device, by position.
 
@@ -127,7 +128,7 @@ class Service:
         """
         function = self.registry.get(invocation.function)
         if function is None:  # its registration, another message, may come later
-            return self._loop.create_task(self._invoke_later(invocation, frames, refs, keep))
+            return Answer.of(self._loop.create_task(self._invoke_later(invocation, frames, refs, keep)))
         ready = self._ground.objects.ready(refs) if refs and not invocation.ready else None
         request = self.begin(function, invocation, Payload(function, frames, refs, keep), ready, invocation.session)
         request.answer.add_done_callback(partial(self._answered, request))
@@ -143,7 +144,7 @@ class Service:
         await self.function(invocation.function)
         return await self.invoke(invocation, frames, refs, keep)
 
-    def _answered(self, request: Request, answer: asyncio.Future[Any]) -> None:
+    def _answered(self, request: Request, answer: Answer[Any]) -> None:
         if answer.cancelled():
             self.pool.cancelled(request)
 
