@@ -20,9 +20,11 @@ from kaas.variant import Variant
 if TYPE_CHECKING:
     from kaas.api import init, invoke, pardon, shutdown, stats, status
     from kaas.caching import flush, pin, prefetch, put, unpin
+    from kaas.calls import call
     from kaas.etasks import ETask, etask
     from kaas.executor.local import run_local
     from kaas.function import Function, register
+    from kaas.futures import Future
     from kaas.model import CompiledModel, load
     from kaas.pool.resident import Resident
 
@@ -34,6 +36,7 @@ __all__ = [
     "Device",
     "ETask",
     "Function",
+    "Future",
     "In",
     "InOut",
     "KTask",
@@ -54,6 +57,7 @@ __all__ = [
     "c64",
     "c128",
     "cache_root",
+    "call",
     "errors",
     "etask",
     "f16",
@@ -89,7 +93,9 @@ _ON_DEMAND = {
     **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.caching"),
     **dict.fromkeys(("ETask", "etask"), "kaas.etasks"),
     **dict.fromkeys(("CompiledModel", "load"), "kaas.model"),
+    "Future": "kaas.futures",
     "Resident": "kaas.pool.resident",
+    "call": "kaas.calls",
     "run_local": "kaas.executor.local",
 }
 """Names that bring Ray or the CUDA driver's bindings with them, or may, and the modules that hold them."""
@@ -98,4 +104,5 @@ _ON_DEMAND = {
 def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'kaas' has no attribute {name!r}")
-    return getattr(import_module(_ON_DEMAND[name]), name)
+    value = globals()[name] = getattr(import_module(_ON_DEMAND[name]), name)  # the next time it is found at once
+    return value

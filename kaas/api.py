@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
-import ray
-
 from kaas.config import Config, Device
-from kaas.errors import (
-    InvalidConfig,
-    InvalidRequest,
-    KaasError,
-    NotInitialized,
-    PolicyError,
-    PoolStopped,
-)
+from kaas.errors import InvalidConfig, InvalidRequest
 from kaas.executor import software
-from kaas.function import RETRIES, Function, Options
+from kaas.function import RETRIES, Function, Options, signature_of
 from kaas.graph import KTask
 from kaas.pool import policies
-from kaas.pool.packing import Signature, pack
-from kaas.pool.ray_pool import PoolActor
-from kaas.pool.ray_transport import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
+from kaas.pool.packing import pack
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
-from kaas.session import HERE, STORE, Session, answer_of, attach_running, current_session, plain, refuse_second_pool
-
-SOFTWARE_SLOTS = 16
-"""Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
-CONCURRENT_REQUESTS = 100_000
-POOL_OPTIONS: dict[str, Any] = {
-    "namespace": NAMESPACE,
-    "lifetime": "detached",
-    "get_if_exists": True,
-    "num_cpus": 0,
-    "max_concurrency": CONCURRENT_REQUESTS,
-    "max_restarts": -1,
-    "max_task_retries": -1,  # a kTask is pure, and what else is asked may be asked again
-}
-"""What Ray is told of a pool's actor."""
-
+from kaas.session import HERE, current_session, refuse_second_pool
 
 # --- the pool
 
@@ -52,6 +24,7 @@ POOL_OPTIONS: dict[str, Any] = {
 def init(
     address: str | None = None,
     *,
+    ray: bool = True,
     config: Config | None = None,
     devices: Sequence[Device] | None = None,
     policy: str | Callable[..., Any] | None = None,
@@ -60,12 +33,17 @@ def init(
 ) -> bool:
     """Attach this process to the pool of this name, or start it. Once more changes nothing.
 
-    Ray is started or connected to when the program has not done so.
+    Ray is started or connected to when the program has not done so. Without it (`ray=False`) the pool is a plain
+    process, with one for each device of this machine, and ends with the program that started it; other programs of the
+    same user attach to it by its name. There `kaas.call` runs kTasks; `kaas.invoke`, eTasks and what stays on a device
+    (`keep`) need Ray.
 
     Args:
         address: of a Ray cluster, as for ray.init; None: the running one, else a new one on this machine.
+        ray: False for a pool without Ray.
         config: None takes what runs, or the defaults. A pool that runs with another configuration refuses.
-        devices: short for Config(devices=...). Default: the GPUs that Ray finds, else two software GPUs.
+        devices: short for Config(devices=...). Default: the GPUs that Ray finds, or this machine has; else two software
+            GPUs.
         policy, record: short for Config(policy=...) and Config(record=...).
 
     Returns:
@@ -74,6 +52,8 @@ def init(
     Raises:
         ConfigMismatch, InvalidConfig
     """
+    if address is not None and not ray:
+        raise InvalidConfig(f"a pool without Ray is on this machine, not at {address!r}", field="address")
     given = {"devices": devices, "policy": policy, "record": record}
     named: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
     wanted = replace(config or Config(), **named) if named else config
@@ -83,53 +63,18 @@ def init(
     for device in (wanted and wanted.devices) or ():
         software.check(device)
     with HERE.lock:
-        if HERE.session is not None and not ray.is_initialized():
+        if HERE.session is not None and not HERE.session.alive():
             HERE.session = None
-        refuse_second_pool(name)
-        started = HERE.session.started_ray if HERE.session else _connect(address, wanted)
-        pool, opened = _open_pool(name, wanted)
-        if HERE.session is None or HERE.session.pool != pool:
-            client = ray.get_runtime_context().get_job_id()
-            HERE.session = Session(name, pool, client, started, pool.invoke).watch().attend()
-    return opened
+        refuse_second_pool(name, ray=ray)
+        if ray:
+            from kaas import ray_session
 
-
-def _connect(address: str | None, wanted: Config | None) -> bool:
-    """Connect to Ray; whether that started one."""
-    if ray.is_initialized():
-        return False
-    if address is not None:
-        ray.init(address=address)
-        return False
-    software = sum(device.kind == "software" for device in (wanted and wanted.devices) or ())
-    try:
-        ray.init(resources={SOFTWARE_RESOURCE: max(SOFTWARE_SLOTS, software)})
-    except ValueError:  # Ray has found a cluster to connect to, and says so before it connects
-        ray.init()
-        return False
-    return True
-
-
-def _open_pool(name: str, wanted: Config | None) -> tuple[Any, bool]:
-    """The running pool of this name, or a new one and True; a pool that is just ending gives way to a new one."""
-    gpus = int(cluster_resources().get("GPU", 0))
-    actor: Any = ray.remote(PoolActor).options(name=name, **POOL_OPTIONS)
-    refused = False
-    while True:
-        pool = actor.remote(name, (wanted or Config()).resolved(gpus))
-        try:
-            opened: bool = ray.get(pool.attach.remote(wanted))
-        except ray.exceptions.RayActorError:
-            if refused:
-                raise
-            refused = True
-        except KaasError as error:
-            if isinstance(error, PolicyError | InvalidConfig | PoolStopped):
-                ray.kill(pool)  # it never opened, or never will again: its name is free for a better one
-            if not isinstance(error, PoolStopped):
-                raise plain(error) from None
+            HERE.session, opened = ray_session.open_session(name, wanted, address)
         else:
-            return pool, opened
+            from kaas import process_session
+
+            HERE.session, opened = process_session.open_session(name, wanted)
+    return opened
 
 
 def shutdown() -> None:
@@ -140,16 +85,8 @@ def shutdown() -> None:
     """
     with HERE.lock:
         session, HERE.session = HERE.session, None
-        if session is None or not ray.is_initialized():
-            return
-        try:
-            for _ in range(2):  # answers leave the actor in order: when the second is here, those of all who waited are
-                ray.get(session.pool.stop.remote())
-            ray.kill(session.pool)
-        except ray.exceptions.RayActorError:
-            pass  # somebody else stopped it first
-        if session.started_ray:
-            ray.shutdown()
+        if session is not None and session.alive():
+            session.shut_down()
 
 
 def status() -> Status:
@@ -159,8 +96,7 @@ def status() -> Status:
         NotInitialized
         PoolStopped: the pool is gone; `init` starts another.
     """
-    result: Status = answer_of(current_session(), "status")
-    return result
+    return current_session().status()
 
 
 def stats(reset: bool = False) -> Stats:
@@ -170,8 +106,7 @@ def stats(reset: bool = False) -> Stats:
         NotInitialized
         PoolStopped: the pool is gone; `init` starts another.
     """
-    result: Stats = answer_of(current_session(), "stats", reset)
-    return result
+    return current_session().stats(reset)
 
 
 def pardon(task_or_function: KTask | Function) -> bool:
@@ -185,26 +120,28 @@ def pardon(task_or_function: KTask | Function) -> bool:
         PoolStopped: the pool is gone; `init` starts another.
     """
     function = task_or_function
-    signatures = function.upkeep()[0] if isinstance(function, Function) else (_signature(function),)
+    signatures = function.upkeep()[0] if isinstance(function, Function) else (signature_of(function),)
     session = current_session()
-    pardoned = [answer_of(session, "pardon", signature.key) for signature in signatures]
+    pardoned = [session.pardon(signature.key) for signature in signatures]
     return any(pardoned)
 
 
-def attach(name: str = "kaas", *, address: str = "auto") -> None:
+def attach(name: str = "kaas", *, address: str = "auto", ray: bool = True) -> None:
     """Attach this process to a pool that runs already; unlike `init` this starts nothing.
 
     Raises:
-        NotInitialized: no Ray at that address, or no pool of that name on it.
+        NotInitialized: no Ray at that address, or no pool of that name on it, or on this machine.
         ConfigMismatch: the process is attached to another pool.
     """
-    refuse_second_pool(name)
-    if not ray.is_initialized():
-        try:
-            ray.init(address=address, logging_level=logging.WARNING)
-        except (ConnectionError, ray.exceptions.RayError) as error:
-            raise NotInitialized(f"cannot connect to Ray at {address!r}: {error}") from error
-    attach_running(name)
+    refuse_second_pool(name, ray=ray)
+    if ray:
+        from kaas import ray_session
+
+        ray_session.attach(name, address)
+    else:
+        from kaas import process_session
+
+        process_session.attach(name)
 
 
 # --- invocations
@@ -262,11 +199,6 @@ def invoke(
     options = Options(client, deadline_s, scalars, retries, profile, keep or False)
     if not isinstance(task_or_function, KTask):
         raise InvalidRequest(f"kaas.invoke takes a KTask or a Function, not {task_or_function!r}")
-    signature = _signature(task_or_function)
-    message, refs = pack(signature, inputs, scalars, options.caller(session), STORE)
+    signature = signature_of(task_or_function)
+    message, refs = pack(signature, inputs, scalars, options.caller(session), session.store)
     return session.send(signature, message, refs)
-
-
-@lru_cache(maxsize=1024)
-def _signature(task: KTask) -> Signature:
-    return Signature.of(task)

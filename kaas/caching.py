@@ -16,7 +16,7 @@ from kaas.function import Function
 from kaas.pool import wire
 from kaas.pool.packing import Signature
 from kaas.request import raw_bytes
-from kaas.session import STORE, Session, answer_of, current_session
+from kaas.session import Session, current_session
 
 
 def put(value: Any) -> Any:
@@ -29,10 +29,10 @@ def put(value: Any) -> Any:
     Raises:
         NotInitialized, NotContiguous
     """
-    current_session()
+    session = current_session()
     kept = on_host("value", value)
     raw_bytes(Buffer("value", 1), kept)
-    return STORE.put(kept)
+    return session.store.put(kept)
 
 
 def prefetch(target: Any, device: int | None = None) -> Any:
@@ -46,7 +46,7 @@ def prefetch(target: Any, device: int | None = None) -> Any:
             InputFailed, DeviceUnavailable, and what is wrong with the function's code.
     """
     session = current_session()
-    return session.pool.upkeep.remote(*_message(session, "prefetch", target, device))
+    return session.prefetch(*_message(session, "prefetch", target, device))
 
 
 def pin(target: Any, device: int | None = None) -> None:
@@ -59,7 +59,7 @@ def pin(target: Any, device: int | None = None) -> None:
     """
     session = current_session()
     message = _message(session, "pin", target, device)
-    answer_of(session, "upkeep", *message)
+    session.upkeep(*message)
     session.pins[_name(target), device] = message
 
 
@@ -71,7 +71,7 @@ def unpin(target: Any = None, device: int | None = None) -> None:
         NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
     """
     session = current_session()
-    answer_of(session, "upkeep", *_message(session, "unpin", target, device))
+    session.upkeep(*_message(session, "unpin", target, device))
     for pinned in list(session.pins):
         if (target is None or pinned[0] == _name(target)) and device in (None, pinned[1]):
             del session.pins[pinned]
@@ -84,7 +84,7 @@ def flush(target: Any = None, device: int | None = None) -> None:
         NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
     """
     session = current_session()
-    answer_of(session, "upkeep", *_message(session, "flush", target, device))
+    session.upkeep(*_message(session, "flush", target, device))
 
 
 def _name(target: Any) -> bytes:
@@ -115,9 +115,9 @@ def _message(session: Session, action: str, target: Any, device: int | None) -> 
         for signature in signatures:
             session.introduce(signature)
         functions, objects = tuple(signature.key for signature in signatures), _bound(signatures)
-    elif STORE.is_ref(target):
+    elif session.store.is_ref(target):
         refs, objects = [target], True
     elif target is not None or action not in ("unpin", "flush"):
         raise InvalidRequest(f"kaas.{action} takes a Function or an ObjectRef, not {target!r}")
-    ready = action in ("unpin", "flush") or not refs or STORE.complete(refs)
+    ready = action in ("unpin", "flush") or not refs or session.store.complete(refs)
     return wire.encode(wire.Upkeep(action, device, functions, objects, ready, client)), refs

@@ -178,13 +178,33 @@ class Config:
 
     def differences(self, running: Config) -> tuple[str, ...]:
         """The names of fields in which this wish differs from a running pool; devices left open differ from none."""
+        return self._differences(
+            _identity, {each.name: _identity(getattr(running, each.name)) for each in fields(self)}
+        )
+
+    def described(self) -> dict[str, str]:
+        """Its fields as text, in which code is there by its name only."""
+        return {each.name: described(getattr(self, each.name)) for each in fields(self)}
+
+    def differences_from(self, running: Mapping[str, str]) -> tuple[str, ...]:
+        """As `differences`, from a configuration that is known as it was described."""
+        return self._differences(described, running)
+
+    def _differences(self, identity: Callable[[Any], Any], running: Mapping[str, Any]) -> tuple[str, ...]:
         wanted = self if self.devices is None else self.resolved(0)
         return tuple(
-            each.name
-            for each in fields(self)
-            if _identity(getattr(wanted, each.name)) != _identity(getattr(running, each.name))
-            and not (each.name == "devices" and self.devices is None)
+            name
+            for name in running
+            if identity(getattr(wanted, name)) != running[name] and not (name == "devices" and self.devices is None)
         )
+
+
+def described(value: Any) -> str:
+    """What a value of a configuration is compared by, as text; code is there by its name."""
+    if isinstance(value, partial):
+        entries = [described(value.func), *map(repr, value.args), *(f"{k}={v!r}" for k, v in value.keywords.items())]
+        return f"partial({', '.join(entries)})"
+    return f"{value.__module__}.{value.__qualname__}" if isinstance(value, FunctionType | type) else repr(value)
 
 
 def _identity(value: Any) -> Any:

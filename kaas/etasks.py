@@ -14,7 +14,7 @@ from kaas.errors import InvalidRequest, KaasError
 from kaas.function import Options
 from kaas.pool import wire
 from kaas.pool.values import packed, pickled, split
-from kaas.session import STORE, Session, session_for
+from kaas.ray_session import STORE, RaySession, ray_session_for
 
 RESERVED = ("remote", "options", "bind")
 """Names that a class of eTasks cannot have methods of, since its handle has them."""
@@ -142,7 +142,7 @@ class ETask:
         return self._target.__qualname__.rpartition("<locals>.")[2]
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        session = session_for(self._pool)
+        session = ray_session_for(self._pool, "an eTask")
         session.check()
         spec = self._introduce(session)
         message, refs = _message(spec, method, self._options, session, args, kwargs)
@@ -150,7 +150,7 @@ class ETask:
         call = session.pool.call.options(max_task_retries=retries) if retries else session.pool.call
         return call.remote(message, refs)
 
-    def _introduce(self, session: Session) -> wire.ETaskSpec:
+    def _introduce(self, session: RaySession) -> wire.ETaskSpec:
         """Tell the pool of it, once; the message needs no answer."""
         self._pool = session.name
         spec = self._spec or self._describe()
@@ -192,7 +192,7 @@ def _message(
     spec: wire.ETaskSpec,
     method: str,
     options: Options,
-    session: Session,
+    session: RaySession,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[bytes, list[Any]]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import ray
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from kaas.arguments import Buffer
 from kaas.errors import InvalidRequest, KaasError, NotInitialized
 from kaas.graph import KTask
 from kaas.pool import wire
-from kaas.pool.packing import Caller, Signature, bind, bind_variants, choose_signature, pack
-from kaas.session import STORE, Session, current_session, session_for
+from kaas.pool.packing import Caller, Signature, Store, bind, bind_variants, choose_signature, pack
+from kaas.session import HERE, Session, current_session
 from kaas.variant import Variant, of_shapes
+
+if TYPE_CHECKING:
+    from kaas.futures import Future
 
 RETRIES = 3
 MOST_RETRIES = 1 << 16
@@ -35,7 +38,7 @@ def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Functio
     session = current_session()
     if not isinstance(task, KTask):
         raise InvalidRequest(f"kaas.register takes a KTask, not {task!r}")
-    signature, objects = bind(task, constants, STORE)
+    signature, objects = bind(task, constants, session.store)
     return _registered(session, task.label, (signature,), objects)
 
 
@@ -50,16 +53,31 @@ def register_variants(name: str, variants: Sequence[Variant], constants: Mapping
         NotInitialized, PoolStopped, InvalidRequest
     """
     session = current_session()
-    signatures, objects = bind_variants(variants, constants, STORE)
+    signatures, objects = bind_variants(variants, constants, session.store)
     return _registered(session, name, signatures, objects)
 
 
 def _registered(session: Session, name: str, signatures: tuple[Signature, ...], objects: tuple[Any, ...]) -> Function:
-    refs = tuple(value for value in objects if isinstance(value, ray.ObjectRef))
-    function = Function(session.name, name, signatures, ray.put(objects) if objects else None, refs)
+    store = session.store
+    refs = tuple(value for value in objects if store.is_ref(value))
+    function = Function(session.name, name, signatures, _Bound(store.put_all(objects) if objects else None, refs))
     for signature in signatures:
         session.introduce(signature)
     return function
+
+
+def session_for(pool: str) -> Session:
+    """This process's session; a Ray task that has none, or whose pool is gone, is attached to this pool.
+
+    Raises:
+        NotInitialized
+    """
+    session = HERE.session
+    if "ray" not in sys.modules or (session is not None and session.alive() and not session.gone):
+        return current_session()
+    from kaas import ray_session
+
+    return ray_session.session_for(pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +117,23 @@ class Options:
         return Caller(client, self.deadline_s, self.retries, self.profile, keep, session.id)
 
 
+@lru_cache(maxsize=1024)
+def signature_of(task: KTask) -> Signature:
+    """That of a kTask without constants."""
+    return Signature.of(task)
+
+
+class _Bound:
+    """What a function and its copies have bound: the reference to their constants, and those among these that were
+    references; they are forgotten when they are known to be complete."""
+
+    __slots__ = ("__weakref__", "awaited", "constants")
+
+    def __init__(self, constants: Any, awaited: Sequence[Any]) -> None:
+        self.constants = constants
+        self.awaited = list(awaited)
+
+
 class Function:
     """A registered kTask with its constants bound, or several that share them: a model's variants, of which each
     invocation takes the one for the shapes of its inputs. It can be sent to Ray tasks and used there."""
@@ -108,15 +143,13 @@ class Function:
         pool: str,
         name: str,
         signatures: tuple[Signature, ...],
-        constants: Any,
-        awaited: Sequence[Any],
+        bound: _Bound,
         options: Options | None = None,
     ) -> None:
         self._pool = pool
         self._name = name
         self._signatures = signatures
-        self._constants = constants
-        self._awaited = list(awaited)  # constants that were references; emptied when they are known to be complete
+        self._bound = bound
         self._options = options or Options()
 
     @property
@@ -167,7 +200,7 @@ class Function:
         return self._with((self._signatures[number],), self._options)
 
     def _with(self, signatures: tuple[Signature, ...], options: Options) -> Function:
-        return Function(self._pool, self._name, signatures, self._constants, self._awaited, options)
+        return Function(self._pool, self._name, signatures, self._bound, options)
 
     def remote(self, /, *arrays: Any, **inputs: Any) -> Any:
         """Invoke it; see `invoke` for what inputs may be and what comes back. Scalars may stand among the inputs.
@@ -178,37 +211,76 @@ class Function:
         In a Ray task that has not called `init`, this attaches to the pool in which the function was registered.
         """
         session = session_for(self._pool)
-        options = self._options
-        scalars = dict(options.scalars or {})
+        return self.send(session, inputs, self._with_scalars(inputs), arrays)
+
+    def call(self, /, *arrays: Any, **inputs: Any) -> Future:
+        """As `remote`, by `kaas.call`: the answer comes as a `kaas.Future`, and not by way of Ray."""
+        session = session_for(self._pool)
+        return self.ask(session, inputs, self._with_scalars(inputs), arrays)
+
+    def _with_scalars(self, inputs: dict[str, Any]) -> Options:
+        """Its options, with the scalars that stand among the inputs, which are taken from there."""
         first = self._signatures[0]
-        for name in [n for n in inputs if n in first.task.scalars and n not in first.taken]:
-            scalars[name] = inputs.pop(name)
-        return self.send(session, inputs, replace(options, scalars=scalars), arrays)
+        among = [name for name in inputs if name in first.task.scalars and name not in first.taken]
+        if not among:
+            return self._options
+        scalars = dict(self._options.scalars or {}) | {name: inputs.pop(name) for name in among}
+        return replace(self._options, scalars=scalars)
 
     def send(
         self, session: Session, inputs: Mapping[str, Any], options: Options | None = None, arrays: Sequence[Any] = ()
     ) -> Any:
         """What `remote` and `invoke` do; options: other ones than its own."""
-        options = options or self._options
-        if self._awaited and STORE.complete(self._awaited):
-            self._awaited.clear()
-        caller = options.caller(session)
-        signature, inputs = choose_signature(self._name, self._signatures, arrays, inputs, STORE)
-        message, refs = pack(signature, inputs, options.scalars, caller, STORE, self._constants, self._awaited)
+        signature, message, refs = self._packed(session, session.store, inputs, options or self._options, arrays)
         try:
             return session.send(signature, message, refs)
         except KaasError:
             raise
-        except ValueError as error:  # Ray no longer knows who owns the constants
-            raise NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again") from error
+        except ValueError as error:
+            raise self._outlived() from error
+
+    def ask(
+        self, session: Session, inputs: Mapping[str, Any], options: Options | None = None, arrays: Sequence[Any] = ()
+    ) -> Future:
+        """What `call` and `kaas.call` do."""
+        session.check()
+        options = options or self._options
+        if options.keep:
+            raise InvalidRequest(f"{self!r}: kaas.call gives arrays; only kaas.invoke can keep outputs on the device")
+        calls, bound = session.calls, self._bound
+        with calls.aside(session.store) as aside:
+            signature, message, beside = self._packed(session, aside, inputs, options, arrays)
+            try:
+                return calls.submit(signature, message, beside, bound.constants, bound)
+            except KaasError:
+                raise
+            except ValueError as error:
+                raise self._outlived() from error
+
+    def _packed(
+        self, session: Session, store: Store, inputs: Mapping[str, Any], options: Options, arrays: Sequence[Any]
+    ) -> tuple[Signature, bytes, list[Any]]:
+        bound = self._bound
+        if bound.awaited and store.complete(bound.awaited):
+            bound.awaited.clear()
+        signature, inputs = choose_signature(self._name, self._signatures, arrays, inputs, store)
+        caller = options.caller(session)
+        return signature, *pack(signature, inputs, options.scalars, caller, store, bound.constants, bound.awaited)
+
+    def _outlived(self) -> NotInitialized:
+        """What to raise when Ray no longer knows who owns the constants."""
+        return NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again")
 
     def upkeep(self) -> tuple[tuple[Signature, ...], list[Any]]:
         """What `kaas.caching` says of it: its signatures, and the references to its constants and to those awaited."""
-        return self._signatures, [*(() if self._constants is None else (self._constants,)), *self._awaited]
+        return self._signatures, [
+            *(() if self._bound.constants is None else (self._bound.constants,)),
+            *self._bound.awaited,
+        ]
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = [(signature.task, signature.spec.bindings, signature.inputs) for signature in self._signatures]
-        return _function, (self._pool, self._name, parts, self._constants, self._awaited, self._options)
+        return _function, (self._pool, self._name, parts, self._bound.constants, self._bound.awaited, self._options)
 
     def __repr__(self) -> str:
         bound = dict.fromkeys(binding.buffer for signature in self._signatures for binding in signature.spec.bindings)
@@ -227,4 +299,4 @@ def _function(
     options: Options,
 ) -> Function:
     signatures = tuple(Signature.of(*part) for part in parts)
-    return Function(pool, name, signatures, constants, awaited, options)
+    return Function(pool, name, signatures, _Bound(constants, awaited), options)

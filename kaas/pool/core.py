@@ -12,7 +12,8 @@ import itertools
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from kaas.config import Config
 from kaas.errors import (
@@ -23,6 +24,7 @@ from kaas.errors import (
     PoolStopped,
 )
 from kaas.pool.accounts import Accounts, client_known
+from kaas.pool.answer import Answer
 from kaas.pool.backlog import Backlog
 from kaas.pool.caches import Caches
 from kaas.pool.events import (
@@ -56,6 +58,8 @@ from kaas.pool.suspects import Case, Verdict, judge
 from kaas.pool.transport import Call, Order, Reply, Survivor, Transport, WorkerLost
 from kaas.pool.wire import RunRecord
 from kaas.store import Store
+
+T = TypeVar("T")
 
 GRACE_S = 2.0
 """How much later than the run limit the pool itself ends an executor, which may do so more gently, and say more. Also
@@ -126,15 +130,31 @@ class Pool:
             KaasError: of whatever kind, when the request did not succeed.
             asyncio.CancelledError: the caller cancelled it.
         """
-        self._check_open()
-        request = self._admit(call, inputs_ready)
+        request = self.begin(call, inputs_ready)
         try:
             return await request.answer
         except asyncio.CancelledError:
-            if request.answer.cancelled():
-                self._note(request, "cancelled")
-            self._abandon(request)
+            self.cancelled(request)
             raise
+
+    def begin(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Request:
+        """As `submit`, for who waits for the request's answer without a task, and tells `cancelled` of its end.
+
+        Raises:
+            KaasError: it is not taken in.
+        """
+        self._check_open()
+        return self._admit(call, inputs_ready)
+
+    def cancelled(self, request: Request) -> None:
+        """The wait for a request's answer was cancelled."""
+        if request.answer.cancelled():
+            self._note(request, "cancelled")
+        self._abandon(request)
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request is queued, or runs, with its caller or without."""
+        return request.id in self._requests
 
     async def upkeep(self, order: Order, device: int | None = None) -> None:
         """Carry out an order about caches on the worker of one device, or of each.
@@ -280,16 +300,20 @@ class Pool:
             if request.worker is None:
                 self._leave(request)
 
-    def task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         return self._loop.create_task(work, context=self._context)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
+        self._begun(work).add_done_callback(self._background_done)
+
+    def _begun(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that ends with the pool."""
         task = self.task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._background_done)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _background_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._break(error)
 
@@ -304,7 +328,7 @@ class Pool:
             self._ledger.write(Entry(call.label, call.client, None, type(error).__name__))
             raise
         self._sessions.uses(call.session, call.client)
-        request = Request(next(self._ids), call, self._loop.time(), self._loop.create_future())
+        request = Request(next(self._ids), call, self._loop.time(), Answer())
         self._requests[request.id] = request
         self._caches.arrived(request)
         if call.deadline_s is not None:
@@ -363,6 +387,8 @@ class Pool:
             self._caches.left(request)
             if request.worker is None:
                 self._backlog.leave(request.call.client)
+            if request.left is not None:
+                request.left()
         return request
 
     def _note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:
@@ -376,18 +402,33 @@ class Pool:
         self._backlog.leave(request.call.client)
         request.dispatched_s = self._loop.time()
         worker.running[request.id] = request
-        self.background(self._run(request, worker, decision.slot))
+        self._run(request, worker, decision.slot)
 
-    async def _run(self, request: Request, worker: Worker, slot: int) -> None:
+    def _run(self, request: Request, worker: Worker, slot: int) -> None:
         grace_s = 0 if worker.kind is WorkerKind.ETASK else GRACE_S
         limit = self._loop.call_later(self._config.run_limit_s + grace_s, self._overrun, request, worker)
+        ran = partial(self._ran, request, worker, slot, limit)
+        reply = self._transport.run(worker.id, slot, request.call)
+        if not isinstance(reply, Answer):
+            reply = Answer.of(self._begun(reply))
+        if reply.done():
+            self._loop.call_soon(ran, reply)  # not here, within what an event has led to
+        else:
+            reply.add_done_callback(ran)
+
+    def _ran(self, request: Request, worker: Worker, slot: int, limit: asyncio.TimerHandle, run: Answer[Reply]) -> None:
+        """A run has ended, or its worker."""
+        limit.cancel()
+        if run.cancelled():
+            return  # by the pool's own end
         try:
-            reply = await self._transport.run(worker.id, slot, request.call)
+            self._replied(request, worker, slot, run.result())
         except WorkerLost as lost:
             self.gone(worker, str(lost))
-            return
-        finally:
-            limit.cancel()
+        except Exception as error:  # noqa: BLE001 - as in `_tell`
+            self._break(error)
+
+    def _replied(self, request: Request, worker: Worker, slot: int, reply: Reply) -> None:
         if worker.id not in self._workers:
             return
         if isinstance(reply.error, DeviceLost):
@@ -472,7 +513,7 @@ class Pool:
         for event in events:
             self._tell(event)
         for slot, request in zip(survivor.running, worker.running.values(), strict=True):
-            self.background(self._run(request, worker, slot))
+            self._run(request, worker, slot)
         self.background(self._outlive(worker))
 
     def _stop(self, worker_id: int) -> None:

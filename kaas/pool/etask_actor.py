@@ -17,8 +17,9 @@ from ray.exceptions import RayError, RayTaskError
 from kaas.config import Device
 from kaas.errors import KaasError
 from kaas.pool import wire
+from kaas.pool.lost import InputLost
 from kaas.pool.outputs import unpacked
-from kaas.pool.resident import InputLost, Resident
+from kaas.pool.resident import Resident
 from kaas.pool.status import WorkerInfo
 from kaas.pool.values import Argument, packed, pickled
 

@@ -8,55 +8,62 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from kaas.config import Device
+from kaas.config import Config
 from kaas.errors import ETaskFailed, InputFailed, KaasError
 from kaas.pool import wire
 from kaas.pool.etask_actor import WATCH, ETaskActor
 from kaas.pool.etasks import ETaskPayload, ETasks
 from kaas.pool.events import StartWorker
 from kaas.pool.outputs import Packed, Stored
+from kaas.pool.ray_hosts import Resources, one_line
 from kaas.pool.readiness import Readiness
 from kaas.pool.results import fetched
 from kaas.pool.status import WorkerInfo
-from kaas.pool.transport import Reply
+from kaas.pool.transport import Call, Reply, WorkerLost
 
 CLOSE_LIMIT_S = 5.0
 """How long an instance's own `close` may take."""
 
 
 class ETaskWorkers:
-    """What `RayTransport` hands over of workers of this kind."""
+    """A `Transport` of workers of this kind, but for what is about caches."""
 
-    def __init__(self, etasks: ETasks, readiness: Readiness) -> None:
+    def __init__(self, config: Config, etasks: ETasks, readiness: Readiness) -> None:
+        assert config.devices is not None, "a pool gets a resolved configuration"
+        self._devices = config.devices
+        self._share = 1 / config.etask_workers  # of its device, that a worker reserves
         self._etasks = etasks
         self._readiness = readiness
+        self._resources = Resources()
         self._actors: dict[int, Any] = {}
         self._start_s: dict[int, float] = {}  # what a worker took to start, until its first call is charged with it
 
-    def __contains__(self, worker: int) -> bool:
-        return worker in self._actors
-
-    def actor(self, start: StartWorker, device: Device, options: dict[str, Any]) -> Any:
-        """A worker's actor, which Ray begins to start."""
-        etask = self._etasks[start.function]
+    async def start(self, start: StartWorker) -> WorkerInfo:
+        clock = asyncio.get_running_loop().time
+        etask, device = self._etasks[start.function], self._devices[start.device]
+        options = {"num_cpus": 0, **self._resources.of(device, self._share)}
         decorate: Any = ray.remote  # whose types do not know concurrency groups
         actor_class = decorate(concurrency_groups={WATCH: 1}, max_concurrency=1, **options)(ETaskActor)
-        self._actors[start.worker] = actor_class.remote(device, etask.code, etask.spec.path)
-        return self._actors[start.worker]
-
-    async def start(self, worker: int, actor: Any) -> WorkerInfo:
-        """Raises whatever kept it from starting."""
-        clock = asyncio.get_running_loop().time
+        actor = self._actors[start.worker] = actor_class.remote(device, etask.code, etask.spec.path)
         began = clock()
         try:
             info: WorkerInfo = await actor.start.remote()
         except RayTaskError as error:
-            raise error.cause from None
-        self._start_s[worker] = clock() - began
+            raise error.cause from None  # what kept it from starting, without Ray's traceback
+        self._start_s[start.worker] = clock() - began
         return info
 
-    async def run(self, worker: int, payload: ETaskPayload) -> Reply:
-        """Raises RayActorError when the worker ends first."""
+    async def run(self, worker: int, slot: int, call: Call) -> Reply:  # noqa: ARG002 - it has one
+        if worker not in self._actors:
+            raise WorkerLost("it ended before it was reached")
+        try:
+            return await self._run(worker, call.payload)
+        except RayActorError as error:
+            raise WorkerLost(one_line(error)) from error
+        except RayError as error:
+            return Reply(error=KaasError(f"a worker failed in a way it should not: {error}"))
+
+    async def _run(self, worker: int, payload: ETaskPayload) -> Reply:
         method = self._actors[worker].call.options(num_returns=2)
         ref, last = method.remote(payload.message, payload.refs)
         try:
@@ -77,8 +84,15 @@ class ETaskWorkers:
             await incomplete
         return Reply(Stored(fetched, ref), record=record)
 
-    async def close(self, worker: int) -> str:
-        """Let an idle worker's instance put things in order; what went wrong, or ""."""
+    async def ended(self, worker: int) -> str:
+        try:
+            await self._actors[worker].watch.remote()
+        except RayError as error:
+            return one_line(error)
+        return "its watch returned"
+
+    async def stop(self, worker: int) -> str:
+        """Lets its instance put things in order."""
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 trouble: str = await self._actors[worker].close.remote()
@@ -88,9 +102,11 @@ class ETaskWorkers:
             return f"its process ended: {error}" if isinstance(error, RayActorError) else str(error)
         return trouble
 
-    def forget(self, worker: int) -> None:
-        self._actors.pop(worker, None)
+    def kill(self, worker: int) -> None:
         self._start_s.pop(worker, None)
+        actor = self._actors.pop(worker, None)
+        if actor is not None:
+            ray.kill(actor)
 
 
 def _failed(label: str, failure: wire.ETaskFailure) -> KaasError:

@@ -17,12 +17,12 @@ KNOWN_CONSTANTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class RegisteredFunction:
-    """A registered function. task_ref: the kTask's bytes in Ray's store, from where each executor takes them once."""
+    """A registered function. introduction: what an executor is told of it once: the spec, and the kTask's bytes."""
 
     key: str
     label: str
     spec: wire.FunctionSpec
-    task_ref: Any
+    introduction: tuple[bytes, bytes] = field(repr=False)
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
     output_bytes: tuple[int, ...]
     inline: bool
@@ -30,23 +30,17 @@ class RegisteredFunction:
     constants: dict[bytes, tuple[ObjectUse, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: wire.FunctionSpec, task: KTask, task_ref: Any) -> RegisteredFunction:
+    def of(cls, spec: wire.FunctionSpec, task: KTask, task_bytes: bytes) -> RegisteredFunction:
         return cls(
             key=spec.key,
             label=task.label,
             spec=spec,
-            task_ref=task_ref,
+            introduction=(wire.encode(spec), task_bytes),
             outputs=tuple((buffer.dtype, buffer.shape) for buffer in task.outputs),
             output_bytes=tuple(buffer.nbytes for buffer in task.outputs),
             inline=sum(buffer.nbytes for buffer in task.outputs) <= wire.INLINE_OUTPUT_BYTES,
             input_bytes={buffer.name: buffer.nbytes for buffer in task.inputs},
         )
-
-    @property
-    def introduction(self) -> tuple[bytes, list[Any]]:
-        """What an executor has to be told of it before its first request: the spec, and the reference to the kTask's
-        bytes, in a list so that Ray hands over the reference and not the bytes."""
-        return wire.encode(self.spec), [self.task_ref]
 
     def uses(self, invocation: wire.Invocation, refs: Sequence[Any]) -> tuple[ObjectUse, ...]:
         """What a policy hears of a request's inputs."""

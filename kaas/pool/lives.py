@@ -1,19 +1,20 @@
-"""What an executor's process knows of the lives of its pool: whose calls still count, and what earlier ones left."""
+"""The lives of a pool as an executor's process sees them: whose messages count, and what earlier ones left running."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kaas.pool.events import StartWorker
+from kaas.pool.lines import Line, LineLost
+from kaas.pool.messages import FromPeer, Need, Run
+from kaas.pool.parcels import Parcels
 from kaas.pool.status import WorkerInfo
-
-WRITTEN_AT_ONCE = 4
-"""Outputs that were written back and not collected yet; who writes more waits."""
+from kaas.pool.supplies import Supplies
+from kaas.pool.wire import decode_invocation
 
 
 class Post(NamedTuple):
@@ -37,97 +38,100 @@ class Adoption:
     """An executor that outlived a process of its pool, as it answers to the next.
 
     Fields:
-        start: as what it was started. life: the number of the pool's life that now begins for it; calls that wait say
-            it. running: what it still runs, by slot. functions: keys of those it has met. cached: keys on its device.
+        start: as what it was started. running: what it still runs, by slot. functions: keys of those it has met.
+        cached: keys on its device.
     """
 
     start: StartWorker
     info: WorkerInfo
-    life: int
     running: dict[int, Orphan]
     functions: frozenset[str]
     cached: tuple[bytes, ...]
 
 
-class Run:
-    """An invocation while it runs in a slot. result: what came of it, None while it runs or if it failed."""
+class Life:
+    """One life of the pool, as long as it or this process does not end, and all that is only good for it.
 
-    __slots__ = ("ended", "message", "result")
+    Fields:
+        receiving: who has it may receive from the line.
+    """
 
-    def __init__(self, message: bytes) -> None:
-        self.message = message
-        self.ended = False
-        self.result: Any = None
+    def __init__(self, name: str, line: Line) -> None:
+        """
+        Args:
+            name: as in the pool's Address.
+        """
+        self.name = name
+        self.line = line
+        self.supplies = Supplies(lambda number: line.send(Need(number)))
+        self.parcels = Parcels()
+        self.receiving = threading.Lock()
+        self.over = False
+
+    def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
+        """To the pool, unless it has ended: what is said of one life means nothing to the next."""
+        with suppress(LineLost):
+            self.line.send(header, frames)
+
+    def close(self) -> None:
+        """Whoever waits for the pool goes on."""
+        self.over = True
+        self.supplies.close()
+        self.parcels.close()
+        self.line.close()
+
+
+class Running:
+    """An invocation while it runs in a slot, and the life that asked for it.
+
+    Fields:
+        frames: those behind the header.
+    """
+
+    __slots__ = ("asked", "frames", "invocation", "life")
+
+    def __init__(self, life: Life, asked: Run, frames: Sequence[Any]) -> None:
+        self.life = life
+        self.asked = asked
+        self.invocation = decode_invocation(frames[0])
+        self.frames = frames
 
 
 class Lives:
-    """A pool's process that ends leaves its calls here, each in a thread that it has for itself. With the next life
-    they return, so that the new calls can take their places; runs go on to their ends, and that can be waited for."""
+    """All of them, one after the other: what runs goes on from one to the next. All methods may be called from any
+    thread.
+
+    Fields:
+        now: the last that began.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._life = 0
-        self._runs: dict[int, Run] = {}
-        self._orphans: dict[int, Run] = {}
-        self._written: deque[tuple[bytes, Any]] = deque()
+        self._runs: dict[int, Running] = {}
+        self.now: Life | None = None
 
-    def begin(self) -> tuple[int, dict[int, bytes]]:
-        """A new life: its number, and the messages of what runs, by slot. Outputs that were written back for an earlier
-        one are dropped: nobody can name them any more."""
+    def begin(self, life: Life) -> dict[int, Running]:
+        """What runs, by slot; who had asked for it has ended."""
         with self._changed:
-            self._life += 1
-            self._orphans = dict(self._runs)
-            self._written.clear()
+            former, self.now = self.now, life
+            left = dict(self._runs)
             self._changed.notify_all()
-            return self._life, {slot: run.message for slot, run in self._orphans.items()}
+        if former is not None:
+            former.close()
+        return left
 
-    def wait(self, life: int) -> None:
+    def wait(self, name: str) -> None:
         """Until a later life begins."""
         with self._changed:
-            self._changed.wait_for(lambda: self._life != life)
+            self._changed.wait_for(lambda: self.now is not None and self.now.name != name)
 
-    # --- runs
-
-    @contextmanager
-    def running(self, slot: int, message: bytes) -> Iterator[Run]:
-        run = self._runs[slot] = Run(message)
-        try:
-            yield run
-        finally:
-            with self._changed:
-                if self._runs.get(slot) is run:
-                    del self._runs[slot]
-                run.ended = True
-                if self._orphans:
-                    self._changed.notify_all()
-
-    def orphan(self, life: int, slot: int) -> Any:
-        """The result of what ran in a slot when a life began, once it has ended; None if it failed, or at the end of
-        that life."""
+    def started(self, run: Running) -> Running:
         with self._changed:
-            run = self._orphans.get(slot)
-            self._changed.wait_for(lambda: self._life != life or run is None or run.ended)
-            if self._life != life or run is None:
-                return None
-            self._orphans.pop(slot, None)
-            return run.result
+            self._runs[run.asked.slot] = run
+        return run
 
-    # --- outputs that are written back
-
-    def write(self, key: bytes, array: Any) -> None:
-        """Hand out an output; waits for room."""
+    def ended(self, run: Running) -> Life | None:
+        """The life that has adopted this run, if its own is over."""
         with self._changed:
-            life = self._life
-            self._changed.wait_for(lambda: self._life != life or len(self._written) < WRITTEN_AT_ONCE)
-            if self._life == life:
-                self._written.append((key, array))
-                self._changed.notify_all()
-
-    def written(self, life: int) -> tuple[bytes, Any] | None:
-        """The next output that was handed out, once there is one; None at the end of that life."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._life != life or self._written)
-            if self._life != life:
-                return None
-            self._changed.notify_all()
-            return self._written.popleft()
+            del self._runs[run.asked.slot]
+            return None if self.now is run.life else self.now

@@ -53,7 +53,7 @@ class Framed(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A value in memory that the sender shares (`kaas.pool.blocks`): of a file that process pid has open as fd."""
+    """A value in memory that the sender shares (`kaas.pool.blocks`): part of a file that process pid has open as fd."""
 
     pid: int
     fd: int
@@ -230,10 +230,10 @@ class Need(msgspec.Struct, frozen=True, array_like=True, tag=41):
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True, tag=42):
-    """A kept output has come back. parcel: as above; None: its array's bytes are the frame."""
+    """A kept output has come back. parcel: under which number its array waits to be collected."""
 
     key: bytes
-    parcel: int | None = None
+    parcel: int
 
 
 class Orphaned(msgspec.Struct, frozen=True, array_like=True, tag=43):

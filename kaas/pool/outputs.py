@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from kaas.arguments import Buffer
 from kaas.dtypes import numpy_dtype
+from kaas.request import outputs_type
 
 
 class Inline:
@@ -61,3 +63,20 @@ def unpacked(parts: Sequence[bytes]) -> Any:
 def array_of(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The array of these bytes, read-only like everything that comes out of Ray."""
     return np.frombuffer(data, numpy_dtype(dtype)).reshape(shape)
+
+
+def outputs_from(buffers: Sequence[Buffer]) -> Callable[[Sequence[Any]], Any]:
+    """How frames, one for each output, become the output's array, or a named tuple of several; all are read-only and
+    the frames' own memory."""
+    layouts = [(numpy_dtype(buffer.dtype), buffer.shape) for buffer in buffers]
+    if len(layouts) == 1:
+        ((only_dtype, only_shape),) = layouts
+        return lambda frames: _read_only(frames[0], only_dtype, only_shape)
+    named = outputs_type(tuple(buffer.name for buffer in buffers))
+    return lambda frames: named(*(_read_only(data, *layout) for data, layout in zip(frames, layouts, strict=True)))
+
+
+def _read_only(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    array = np.frombuffer(data, dtype).reshape(shape)
+    array.flags.writeable = False
+    return array

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kaas.arguments import Buffer
-from kaas.errors import InvalidRequest, UnexpectedInput
+from kaas.errors import InputFailed, InvalidRequest, UnexpectedInput
 from kaas.executor.tensors import on_host
 from kaas.graph import KTask
 from kaas.pool import wire
+from kaas.pool.held_ref import HeldRef
 from kaas.request import View, check_names, encode_scalars, input_bytes, mapping
 from kaas.variant import Variant, by_position, choose
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Store(Protocol):
-    """What packing needs of Ray's object store."""
+    """What packing needs of where objects are."""
 
     def is_ref(self, value: Any) -> bool: ...
 
@@ -132,7 +133,9 @@ def _bind(
         entry = entries.setdefault(id(source), len(objects))
         if entry == len(objects):
             objects.append(on_host(name, source))
-        if not store.is_ref(source):
+        if isinstance(source, HeldRef):
+            source.check_fit(known[name], offset)
+        elif not store.is_ref(source):
             kept = objects[entry]
             input_bytes(known[name], kept if offset is None else View(kept, offset))
         bindings.append(wire.Binding(name, entry, offset))
@@ -239,6 +242,8 @@ class _Packing:
     def add(self, buffer: Buffer, value: Any) -> None:
         source, offset = (value.source, value.offset_bytes) if isinstance(value, View) else (value, None)
         if self._store.is_ref(source):
+            if isinstance(source, HeldRef):
+                source.check_fit(buffer, offset)
             position = self._positions.setdefault(source, len(self.refs))
             if position == len(self.refs):
                 self.refs.append(source)
@@ -259,7 +264,11 @@ class _Packing:
 def unpack(
     invocation: wire.Invocation, spec: wire.FunctionSpec, refs: Sequence[Any], get: Callable[[Any], Any]
 ) -> dict[str, Source]:
-    """The sources of an invocation's inputs, as the executor takes them. get: the object of a reference, waited for."""
+    """The sources of an invocation's inputs, as the executor takes them. get: the object of a reference, waited for.
+
+    Raises:
+        InputFailed: a value that travels beside the message could not be had.
+    """
     from kaas.executor.executor import Source
 
     sources = {name: Source(value=data) for name, data in invocation.values}
@@ -268,7 +277,7 @@ def unpack(
         if item.shared:
             sources[item.buffer] = Source(key=ref.binary(), fetch=_Fetch(get, ref), offset_bytes=item.offset_bytes)
         else:
-            sources[item.buffer] = Source(value=memoryview(get(ref)))
+            sources[item.buffer] = Source(value=_by_value(item.buffer, ref, get))
     if invocation.constants is not None:
         constants = _Constants(get, refs[invocation.constants])
         for binding in spec.bindings:
@@ -279,6 +288,14 @@ def unpack(
                 constant=True,
             )
     return sources
+
+
+def _by_value(buffer: str, ref: Any, get: Callable[[Any], Any]) -> memoryview:
+    try:
+        return memoryview(get(ref))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputFailed(f"input {buffer!r} could not be had: {reason}", buffer=buffer, reason=reason) from error
 
 
 def unpack_objects(

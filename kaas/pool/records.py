@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from kaas.errors import DeviceLost, ExecutorDied
+from kaas.pool.answer import Answer
 from kaas.pool.events import PhysicalDevice, RequestArrived, Residency, Running, WorkerAdopted, WorkerKind
 from kaas.pool.stats import Entry
 from kaas.pool.status import DeviceStatus, PinStatus, WorkerInfo
@@ -21,12 +22,13 @@ class Request:
 
     Fields:
         charged: how many of its retries are used. alone: it is a suspect, and nothing may run beside it.
+        left: is called when it neither is queued nor runs any more.
     """
 
     id: int
     call: Call
     arrived_s: float
-    answer: asyncio.Future[Any]
+    answer: Answer[Any]
     attempt: int = 1
     worker: Worker | None = None
     dispatched_s: float = 0.0
@@ -34,6 +36,7 @@ class Request:
     timer: asyncio.TimerHandle | None = None
     charged: int = 0
     alone: bool = False
+    left: Callable[[], None] | None = None
 
     @property
     def inputs_exist(self) -> bool:
@@ -119,7 +122,7 @@ def adopted(
     worker.settled.set()
     running = []
     for slot, call in survivor.running.items():
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: Answer[Any] = Answer()
         answer.cancel()
         request = Request(next(ids), call, now_s, answer, worker=worker, dispatched_s=now_s)
         worker.running[request.id] = request

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 from kaas.errors import KaasError
 from kaas.graph import KTask
@@ -17,13 +15,12 @@ REGISTRATION_LIMIT_S = 30.0
 
 
 class Registry:
-    """Belongs to one event loop. put: ray.put, for the kTasks, which executors take from there."""
+    """Belongs to one event loop."""
 
-    def __init__(self, store: Store, put: Callable[[bytes], Any]) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._put = put
         self._functions: dict[str, RegisteredFunction] = {}
-        self._task_refs: dict[str, Any] = {}
+        self._tasks: dict[str, bytes] = {}
         self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
         tasks = store.read(TASKS)
         for spec in map(wire.decode_function, store.read(FUNCTIONS).values()):
@@ -50,9 +47,8 @@ class Registry:
             expected.set_result(registered)
 
     def _add(self, spec: wire.FunctionSpec, task: bytes) -> RegisteredFunction:
-        if spec.task_key not in self._task_refs:
-            self._task_refs[spec.task_key] = self._put(task)
-        added = RegisteredFunction.of(spec, KTask.from_msgpack(task), self._task_refs[spec.task_key])
+        task = self._tasks.setdefault(spec.task_key, task)  # the same bytes for all functions of one kTask
+        added = RegisteredFunction.of(spec, KTask.from_msgpack(task), task)
         self._functions[spec.key] = added
         return added
 

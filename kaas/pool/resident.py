@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,31 +9,7 @@ import ray
 from ray.exceptions import RayError
 
 from kaas.errors import KaasError, NotInitialized, ResultLost
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """How to make an output anew that ended with its executor; what it takes lives as long as somebody can name it.
-
-    Fields:
-        message, refs: the invocation, without anything to keep. function: introduces its function to an executor.
-        output: which one of how many outputs.
-    """
-
-    message: bytes
-    refs: Sequence[Any] = field(repr=False)
-    function: tuple[bytes, list[Any]] = field(repr=False)
-    output: int
-    outputs: int
-
-
-class InputLost(Exception):
-    """An input of a request is Lost."""
-
-    def __init__(self, resident: Resident, lost: Lost) -> None:
-        super().__init__("the executor that had it ended")
-        self.key = resident.key
-        self.lost = lost
+from kaas.pool.lost import InputLost, Lost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +57,7 @@ class Resident:
         """
         value = self._array_or_lost()
         if isinstance(value, Lost):
-            raise InputLost(self, value)
+            raise InputLost(self.key, value)
         return value
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kaas.errors import KaasError
+from kaas.pool.answer import Answer
 from kaas.pool.events import ObjectUse, StartWorker, WorkerKind
 from kaas.pool.status import WorkerInfo
 from kaas.pool.wire import RunRecord
@@ -82,8 +83,8 @@ class Transport(Protocol):
         """Start a worker. Raises whatever kept it from starting."""
         ...
 
-    async def run(self, worker: int, slot: int, call: Call) -> Reply:
-        """Raises WorkerLost when the worker ends first."""
+    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]:
+        """Fails with WorkerLost when the worker ends first. An Answer goes on in the same turn of the loop."""
         ...
 
     async def upkeep(self, worker: int, order: Order) -> Reply:

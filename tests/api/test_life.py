@@ -18,7 +18,7 @@ import kaas
 from kaas import errors, softgpu
 from kaas.pool.events import Decision, Dispatch, Event, RequestArrived
 from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.ray_transport import NAMESPACE
+from kaas.pool.ray_hosts import NAMESPACE
 from kaas.session import HERE
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 

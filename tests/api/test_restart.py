@@ -15,7 +15,7 @@ import ray
 
 import kaas
 from kaas import errors
-from kaas.pool.ray_transport import NAMESPACE
+from kaas.pool.ray_hosts import NAMESPACE
 from kaas.session import current_session
 from kaas.store import FUNCTIONS, TASKS, SqliteStore
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task

@@ -1,14 +1,35 @@
-"""What earlier lives of a pool have left in an executor: their calls return, their runs can be waited for."""
+"""What an executor's process has from one life of its pool to the next: runs go on, all that waits for a pool ends."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
-from kaas.pool.lives import WRITTEN_AT_ONCE, Lives
+import pytest
+
+from kaas.pool import wire
+from kaas.pool.lines import Line, LineLost
+from kaas.pool.lives import Life, Lives, Running
+from kaas.pool.messages import FromPeer, Need, Run
+from kaas.pool.parcels import WRITTEN_AT_ONCE
 
 PATIENCE_S = 30
+INVOCATION = wire.encode(wire.Invocation("f", "alice", None, 0, True, {}, [], [], None))
+
+
+class FakeLine:
+    def __init__(self) -> None:
+        self.sent: list[FromPeer] = []
+        self.closed = False
+
+    def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:  # noqa: ARG002 - as a Line's
+        if self.closed:
+            raise LineLost("this line is closed")
+        self.sent.append(header)
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class Call:
@@ -16,8 +37,14 @@ class Call:
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._result: list[Any] = []
-        self._thread = threading.Thread(target=lambda: self._result.append(function(*args)), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(function, *args), daemon=True)
         self._thread.start()
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> None:
+        try:
+            self._result.append(function(*args))
+        except Exception as error:  # noqa: BLE001 - it is the result
+            self._result.append(error)
 
     @property
     def pending(self) -> bool:
@@ -28,66 +55,95 @@ class Call:
         return self._result[0]
 
 
-def test_calls_of_earlier_lives_return() -> None:
+def new_life(name: str) -> Life:
+    return Life(name, cast(Line, FakeLine()))
+
+
+def run_in(life: Life, slot: int) -> Running:
+    return Running(life, Run(7, slot), [INVOCATION])
+
+
+def test_a_later_life_is_waited_for() -> None:
     lives = Lives()
-    watch, written = Call(lives.wait, 0), Call(lives.written, 0)
+    early = Call(lives.wait, "first")
+    lives.begin(new_life("first"))
+    watch = Call(lives.wait, "first")
+    assert early.pending
     assert watch.pending
-    assert written.pending
-    assert lives.begin() == (1, {})
-    assert watch.result() is None
-    assert written.result() is None
-    late = Call(lives.wait, 0)
-    assert late.result() is None
-    assert Call(lives.wait, 1).pending
+    lives.begin(new_life("second"))
+    assert early.result() is watch.result() is None
+    assert Call(lives.wait, "first").result() is None
+    assert Call(lives.wait, "second").pending
 
 
-def test_runs_of_earlier_lives_are_waited_for() -> None:
-    lives = Lives()
-    with lives.running(0, b"first") as first, lives.running(1, b"second"):
-        life, running = lives.begin()
-        assert running == {0: b"first", 1: b"second"}
-        ends = [Call(lives.orphan, life, slot) for slot in (0, 1)]
-        assert all(end.pending for end in ends)
-        first.result = "made"
-    assert [end.result() for end in ends] == ["made", None]
-    with lives.running(0, b"third"):
-        assert lives.orphan(life, 0) is None  # which ran before has ended
-        assert lives.begin() == (2, {0: b"third"})
+def test_runs_go_on_and_are_adopted() -> None:
+    lives, first, second = Lives(), new_life("first"), new_life("second")
+    assert lives.begin(first) == {}
+    runs = [lives.started(run_in(first, slot)) for slot in range(3)]
+    assert lives.ended(runs[2]) is None
+    assert lives.begin(second) == {0: runs[0], 1: runs[1]}
+    assert first.over
+    assert lives.ended(runs[0]) is second
+    new = lives.started(run_in(second, 0))
+    third = new_life("third")
+    assert lives.begin(third) == {0: new, 1: runs[1]}
+    assert lives.ended(runs[1]) is lives.ended(new) is third
+    assert runs[0].invocation.client == "alice"
 
 
-def test_who_waits_for_a_run_returns_when_its_own_life_ends() -> None:
-    lives = Lives()
-    with lives.running(0, b"first"):
-        life, _ = lives.begin()
-        end = Call(lives.orphan, life, 0)
-        assert end.pending
-        later, running = lives.begin()
-        assert end.result() is None
-        assert running == {0: b"first"}
-        again = Call(lives.orphan, later, 0)
-        assert again.pending
-    assert again.result() is None
+def test_what_is_said_of_a_life_that_is_over_means_nothing() -> None:
+    life = new_life("first")
+    life.send(Need(1))
+    life.close()
+    life.send(Need(2))
+    assert cast(FakeLine, life.line).sent == [Need(1)]
+
+
+def test_supplies_are_asked_for_and_end_with_their_life() -> None:
+    life = new_life("first")
+    asked = Call(life.supplies.ask, 5)
+    failed = Call(life.supplies.ask, 6)
+    left = Call(life.supplies.ask, 7)
+    life.supplies.bring(4, ["what nobody wants"])
+    sent = cast(FakeLine, life.line).sent
+    while asked.pending:  # it asks in its own time
+        life.supplies.bring(5, ["a", "b"])
+    while failed.pending:
+        life.supplies.bring(6, ValueError("gone"))
+    assert asked.result() == ["a", "b"]
+    assert str(failed.result()) == "gone"
+    assert left.pending
+    life.close()
+    assert isinstance(left.result(), ConnectionError)
+    assert sorted(need.number for need in sent if isinstance(need, Need)) == [5, 6, 7]
+    assert isinstance(Call(life.supplies.ask, 8).result(), LineLost)
+
+
+def test_parcels_are_collected_once() -> None:
+    parcels = new_life("first").parcels
+    first, second = parcels.pack(["a", "b"]), parcels.pack(["c"])
+    assert parcels.collect(second) == ["c"]
+    assert parcels.collect(first) == ["a", "b"]
+    with pytest.raises(KeyError):
+        parcels.collect(first)
+
+
+def test_outputs_that_are_written_back_make_room_for_others() -> None:
+    parcels = new_life("first").parcels
+    numbers = [parcels.pack_written(f"output {count}") for count in range(WRITTEN_AT_ONCE)]
+    held_up = Call(parcels.pack_written, "one more")
+    assert parcels.collect(parcels.pack(["a run's"])) == ["a run's"]
+    assert held_up.pending
+    assert numbers[0] is not None
+    assert parcels.collect(numbers[0]) == ["output 0"]
+    assert parcels.collect(held_up.result()) == ["one more"]
 
 
 def test_outputs_that_nobody_collects_hold_up_nobody_in_the_next_life() -> None:
-    lives = Lives()
-    for number in range(WRITTEN_AT_ONCE):
-        lives.write(b"%d" % number, number)
-    held_up = Call(lives.write, b"more", "dropped")
+    life = new_life("first")
+    for count in range(WRITTEN_AT_ONCE):
+        life.parcels.pack_written(count)
+    held_up = Call(life.parcels.pack_written, "dropped")
     assert held_up.pending
-    life, _ = lives.begin()
-    held_up.result()
-    lives.write(b"new", "array")
-    assert lives.written(life) == (b"new", "array")
-
-
-def test_outputs_come_in_order_and_make_room() -> None:
-    lives = Lives()
-    for number in range(WRITTEN_AT_ONCE):
-        lives.write(b"%d" % number, number)
-    held_up = Call(lives.write, b"last", "last")
-    assert [lives.written(0) for _ in range(WRITTEN_AT_ONCE + 1)] == [
-        *((b"%d" % number, number) for number in range(WRITTEN_AT_ONCE)),
-        (b"last", "last"),
-    ]
-    held_up.result()
+    life.close()
+    assert held_up.result() is None

@@ -67,19 +67,18 @@ def register(known: Registry, task_key: str, task: bytes, *bindings: wire.Bindin
 
 
 def test_functions_of_an_earlier_life_are_known(store: SqliteStore) -> None:
-    puts: list[bytes] = []
-    first, add = Registry(store, puts.append), add_task()
+    first, add = Registry(store), add_task()
     plain = register(first, add.key, add.to_msgpack())
     bound = register(first, add.key, add.to_msgpack(), wire.Binding("a", 0))
     register(first, add.key, add.to_msgpack())
-    assert len(puts) == 1  # both are of one kTask
-    second = Registry(reopened(store), puts.append)
+    second = Registry(reopened(store))
     assert second.labels == first.labels == (add.label, add.label)
     for key in (plain, bound):
         known, before = second.get(key), first.get(key)
         assert known is not None
         assert before is not None
         assert (known.key, known.spec, known.outputs) == (key, before.spec, before.outputs)
+        assert known.introduction == before.introduction == (wire.encode(known.spec), add.to_msgpack())
     assert second.get(scale_task().key) is None
 
 
@@ -87,7 +86,7 @@ def test_a_function_may_be_told_of_later(store: SqliteStore, monkeypatch: pytest
     scale = scale_task()
 
     async def main() -> None:
-        known = Registry(store, id)
+        known = Registry(store)
         waiting = asyncio.ensure_future(known.registered(scale.key))
         await asyncio.sleep(0)
         register(known, scale.key, scale.to_msgpack())
@@ -101,9 +100,9 @@ def test_a_function_may_be_told_of_later(store: SqliteStore, monkeypatch: pytest
 
 def test_a_function_without_its_task_is_not_known(store: SqliteStore) -> None:
     scale = scale_task()
-    register(Registry(store, id), scale.key, scale.to_msgpack())
+    register(Registry(store), scale.key, scale.to_msgpack())
     store.clear(TASKS)
-    assert Registry(store, id).labels == ()
+    assert Registry(store).labels == ()
     assert len(store.read(FUNCTIONS)) == 1
 
 

@@ -1,0 +1,188 @@
+"""The answer to a call, which need not have come yet: to be waited for, awaited or cancelled."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from asyncio import Future as Waiter
+
+_log = logging.getLogger(__name__)
+_UNMADE: Any = object()
+
+
+class Asked(Protocol):
+    """Where an answer comes from."""
+
+    lock: threading.Lock
+    """Guards what answers know."""
+
+    def wait(self, answer: Answer, timeout_s: float | None) -> None:
+        """Until it has ended, or the time is up; with 0, what has already come is taken."""
+        ...
+
+    def watch(self, answer: Answer) -> None:
+        """Somebody wants to hear when it ends, and does not wait. Called with the lock held."""
+        ...
+
+    def forget(self, answer: Answer) -> None:
+        """It was cancelled."""
+        ...
+
+
+class Answer:
+    """What came of a question, or will. number: of the question. ended: whether it is here; then frames or an error
+    are, unless it was cancelled. waiting: to be set when it is, of each thread that waits."""
+
+    __slots__ = ("asked", "callbacks", "cancelled", "ended", "error", "frames", "number", "waiting")
+
+    def __init__(self, asked: Asked, number: int) -> None:
+        self.asked = asked
+        self.number = number
+        self.ended = False
+        self.cancelled = False
+        self.frames: Sequence[Any] = ()
+        self.error: BaseException | None = None
+        self.callbacks: list[Callable[[], Any]] = []
+        self.waiting: list[threading.Event] = []
+
+    def end(self, frames: Sequence[Any] = (), error: BaseException | None = None, *, cancelled: bool = False) -> bool:
+        """This came of it; whether nothing had."""
+        with self.asked.lock:
+            if self.ended:
+                return False
+            self.frames, self.error, self.cancelled = frames, error, cancelled
+            self.ended = True
+            for event in self.waiting:
+                event.set()
+        for callback in self.callbacks:
+            _call(callback)
+        return True
+
+    def when_ended(self, callback: Callable[[], Any]) -> None:
+        with self.asked.lock:
+            if not self.ended:
+                self.callbacks.append(callback)
+                if len(self.callbacks) == 1:
+                    self.asked.watch(self)
+                return
+        _call(callback)
+
+
+class Future:
+    """What `kaas.call` gives, for any number of threads and for any event loop.
+
+    Its value is the output's array, read-only; of several outputs a named tuple of them, in declared order.
+    """
+
+    __slots__ = ("__weakref__", "_answer", "_make", "_value")
+
+    def __init__(self, answer: Answer, make: Callable[[Sequence[Any]], Any]) -> None:
+        self._answer = answer
+        self._make = make
+        self._value = _UNMADE
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The value, once it is there.
+
+        Args:
+            timeout: seconds to wait at most; the call goes on after it.
+
+        Raises:
+            KaasError: of the call, with its fields and its cause. TimeoutError: the time is up; of a deadline it is
+                `DeadlineExceeded`, which is one too. concurrent.futures.CancelledError
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame, and must not be referred to by it
+        if self._value is _UNMADE:
+            self._value = self._make(self._answer.frames)
+        return self._value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What `result` raises for the call itself; None if there is a value.
+
+        Raises:
+            TimeoutError, concurrent.futures.CancelledError
+        """
+        answer = self._answer
+        if not answer.ended:
+            answer.asked.wait(answer, timeout)
+            if not answer.ended:
+                raise TimeoutError(f"no answer within {timeout} s")
+        if answer.cancelled:
+            raise CancelledError
+        return answer.error
+
+    def done(self) -> bool:
+        """Whether there is a value or an error, or it was cancelled."""
+        answer = self._answer
+        if not answer.ended:
+            answer.asked.wait(answer, 0)
+        return answer.ended
+
+    def cancelled(self) -> bool:
+        return self._answer.cancelled
+
+    def cancel(self) -> bool:
+        """Nobody waits for it any more: if it is queued, it does not run; if it runs, its slot is free when its kernels
+        end. Returns whether it is cancelled; it is not if it had ended."""
+        answer = self._answer
+        if answer.end(cancelled=True):
+            answer.asked.forget(answer)
+        return answer.cancelled
+
+    def add_done_callback(self, fn: Callable[[Future], Any]) -> None:
+        """Have fn called with this future when it has ended, in whichever thread notices, or here if it has."""
+        self._answer.when_ended(lambda: fn(self))
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """In any event loop. Cancelling who awaits it cancels the call."""
+        import asyncio
+
+        if not self._answer.ended:
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            self._answer.when_ended(lambda: _wake(loop, waiter))
+            try:
+                yield from waiter
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        if self._answer.cancelled:
+            raise asyncio.CancelledError
+        return self.result()
+
+    def __repr__(self) -> str:
+        answer = self._answer
+        if not answer.ended:
+            state = "pending"
+        elif answer.cancelled:
+            state = "cancelled"
+        else:
+            state = "finished" if answer.error is None else f"raised {type(answer.error).__name__}"
+        return f"<kaas.Future {answer.number} {state}>"
+
+
+def _call(callback: Callable[[], Any]) -> None:
+    try:
+        callback()
+    except Exception:  # noqa: BLE001 - it is of whoever added it; the others are called too
+        _log.exception("a callback of a kaas.Future raised")
+
+
+def _wake(loop: AbstractEventLoop, waiter: Waiter[None]) -> None:
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(wake)

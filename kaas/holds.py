@@ -1,0 +1,96 @@
+"""The objects that a session has the pool hold, since calls name them by their keys only."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+
+@dataclass(slots=True)
+class _Held:
+    ref: Any
+    users: int = 0
+
+
+class Holds:
+    """References that calls name, or functions for as long as they live, each held once.
+
+    hold: has the pool hold references. drop: lets it let go; the pool counts, so a drop may overtake a hold.
+    """
+
+    def __init__(self, hold: Callable[[list[Any]], None], drop: Callable[[list[bytes]], None]) -> None:
+        self._hold = hold
+        self._drop = drop
+        self._lock = threading.Lock()
+        self._held: dict[bytes, _Held] = {}
+        self._kept: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._unkept: SimpleQueue[list[bytes]] | None = None
+
+    def use(self, refs: Sequence[Any]) -> list[bytes]:
+        """Their keys, for `release`."""
+        keys = [ref.binary() for ref in refs]
+        with self._lock:
+            new = [ref for key, ref in zip(keys, refs, strict=True) if self._add(key, ref)]
+            if new:
+                try:
+                    self._hold(new)
+                except BaseException:
+                    self._subtract(keys)
+                    raise
+        return keys
+
+    def _add(self, key: bytes, ref: Any) -> bool:
+        held = self._held.setdefault(key, _Held(ref))
+        held.users += 1
+        return held.users == 1
+
+    def release(self, keys: Iterable[bytes]) -> None:
+        with self._lock:
+            unused = self._subtract(keys)
+        if unused:
+            self._drop(unused)
+
+    def _subtract(self, keys: Iterable[bytes]) -> list[bytes]:
+        unused = []
+        for key in keys:
+            held = self._held[key]
+            held.users -= 1
+            if not held.users:
+                del self._held[key]
+                unused.append(key)
+        return unused
+
+    def keep(self, owner: Any, refs: Sequence[Any]) -> None:
+        """Hold these for as long as their owner lives; again for the same owner changes nothing."""
+        if owner in self._kept:
+            return
+        keys = self.use(refs)
+        with self._lock:
+            first = owner not in self._kept
+            self._kept.add(owner)
+            if self._unkept is None:
+                self._unkept = SimpleQueue()
+                threading.Thread(target=self._tidy, args=(self._unkept,), name="kaas-holds", daemon=True).start()
+            unkept = self._unkept
+        if first:  # an owner may be collected while this thread holds any lock at all, so another one lets go
+            weakref.finalize(owner, unkept.put, keys).atexit = False
+        else:
+            self.release(keys)
+
+    def _tidy(self, unkept: SimpleQueue[list[bytes]]) -> None:
+        while keys := unkept.get():
+            self.release(keys)
+
+    def again(self) -> None:
+        """Have a pool that has started again hold them all."""
+        with self._lock:
+            if self._held:
+                self._hold([held.ref for held in self._held.values()])
+
+    def close(self) -> None:
+        if self._unkept is not None:
+            self._unkept.put([])

@@ -1,0 +1,290 @@
+"""Programs that speak to the pool over ZeroMQ: their messages become requests, and what comes of these goes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kaas.error_codec import encode_error
+from kaas.errors import InvalidRequest, KaasError
+from kaas.pool import answers, wire
+from kaas.pool.answer import Answer
+from kaas.pool.exchange import Exchange, Peer
+from kaas.pool.messages import (
+    Ask,
+    Beside,
+    Block,
+    Cancel,
+    Drop,
+    Failure,
+    Framed,
+    FromPeer,
+    Hello,
+    Named,
+    Register,
+    Release,
+    Result,
+    Submit,
+)
+from kaas.pool.payloads import Payload
+from kaas.pool.records import Request
+
+if TYPE_CHECKING:
+    from kaas.pool.service import Service
+
+LONGEST_S = 1e9
+"""Deadlines lie below this, about thirty years."""
+YES, NO = b"1", b"0"
+
+
+class Objects(Protocol):
+    """The objects that requests name: Ray's, or those that a pool without Ray holds itself."""
+
+    def ref(self, session: str, named: Named) -> Any:
+        """What the workers' hosts know it by. Raises KaasError if the session does not hold it."""
+        ...
+
+    def coming(self, session: str, named: Sequence[Named]) -> Awaitable[None] | None:
+        """None if the session holds these, or never will; else it is done when it does, in a limited time."""
+        ...
+
+    def ready(self, refs: Sequence[Any]) -> asyncio.Future[Any] | None:
+        """None if all exist, else what is done when they do."""
+        ...
+
+    async def keep(self, session: str, beside: Sequence[Beside], frames: Sequence[Any]) -> None:
+        """Hold values for a session, as an Ask says. Raises KaasError."""
+        ...
+
+    def drop(self, session: str, keys: Iterable[bytes]) -> None: ...
+
+    def session_ended(self, session: str) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """A program. peer: its newest line. open: what it waits for, by its own numbers."""
+
+    name: str
+    peer: Peer
+    open: dict[int, Answer[Any] | asyncio.Future[Any]] = field(default_factory=dict)
+
+
+class Clients:
+    """Belongs to one event loop."""
+
+    def __init__(self, service: Service, exchange: Exchange, objects: Objects) -> None:
+        self._service = service
+        self._exchange = exchange
+        self._send = exchange.send
+        self._objects = objects
+        self._loop = asyncio.get_running_loop()
+        self._sessions: dict[str, _Session] = {}
+        self._by_peer: dict[Peer, _Session] = {}
+        self._silence: asyncio.Event | None = None  # somebody waits for it
+
+    def greet(self, peer: Peer, hello: Hello) -> None:
+        """A session has a line, its first or a new one, where from now on it gets all its answers."""
+        session = self._sessions.get(hello.name)
+        if session is None:
+            session = self._sessions[hello.name] = _Session(hello.name, peer)
+        elif session.peer is not peer:
+            self._forget(session.peer)
+            session.peer = peer
+        self._by_peer[peer] = session
+
+    def _forget(self, peer: Peer) -> None:
+        """What else comes from there counts no more."""
+        del self._by_peer[peer]
+        self._exchange.forget(peer)
+
+    def session_ended(self, name: str) -> None:
+        """A program has ended."""
+        session = self._sessions.pop(name, None)
+        if session is None:
+            return
+        self._forget(session.peer)
+        for wait in list(session.open.values()):
+            wait.cancel()
+
+    async def answered(self) -> None:
+        """Wait until all who asked have their answers."""
+        while any(session.open for session in self._sessions.values()):
+            self._silence = asyncio.Event()
+            await self._silence.wait()
+
+    def _closed(self, session: _Session, number: int) -> None:
+        del session.open[number]
+        if self._silence is not None:
+            self._silence.set()
+
+    def receive(self, peer: Peer, message: FromPeer, frames: Sequence[Any]) -> None:
+        session = self._by_peer.get(peer)
+        if session is None:
+            return  # an earlier line of a session, which has another now
+        try:
+            self._take(session, message, frames)
+        except Exception as error:  # noqa: BLE001 - whatever a message says, its sender gets an answer
+            if isinstance(message, Submit | Ask):
+                self._fail(session, message.number, error)
+
+    def _take(self, session: _Session, message: FromPeer, frames: Sequence[Any]) -> None:
+        """
+        Raises:
+            KaasError, or whatever else a senseless message leads to.
+        """
+        match message:
+            case Submit():
+                if message.number not in session.open:  # else it was sent once more
+                    self._submit(session, message, frames)
+            case Cancel(number):
+                if number in session.open:
+                    session.open[number].cancel()
+            case Ask():
+                if message.number not in session.open:
+                    self._ask(session, message, frames)
+            case Register():
+                self._service.registry.register(bytes(frames[0]), bytes(frames[1]))
+            case Drop(keys):
+                self._objects.drop(session.name, keys)
+
+    def _fail(self, session: _Session, number: int, error: BaseException, held: bool = False) -> None:
+        if not isinstance(error, KaasError):
+            error = InvalidRequest(f"the pool cannot make sense of a message: {type(error).__name__}: {error}")
+        self._send(session.peer, Failure(number, held), [encode_error(error)])
+
+    def _refs(self, session: _Session, beside: Sequence[Beside], frames: Sequence[Any]) -> list[Any]:
+        """
+        Raises:
+            KaasError
+        """
+        for item in beside:
+            if isinstance(item, Framed) and not 0 < item.frame <= len(frames):
+                raise InvalidRequest(f"a message of {len(frames)} frames has no frame {item.frame}")
+            if isinstance(item, Block) and not (session.peer.shares and item.pid == session.peer.pid):
+                raise InvalidRequest("a program shares its own memory, and that only with a pool that can read it")
+        return [self._objects.ref(session.name, item) if isinstance(item, Named) else item for item in beside]
+
+    # --- invocations
+
+    def _submit(self, session: _Session, message: Submit, frames: Sequence[Any]) -> None:
+        named = [item for item in message.beside if type(item) is Named]
+        coming = self._objects.coming(session.name, named) if named else None
+        if coming is None:
+            self._begin(session, message, frames)
+            return
+        task = self._loop.create_task(self._begin_later(coming, session, message, frames))
+        session.open[message.number] = task
+        task.add_done_callback(partial(self._began, session, message))
+
+    async def _begin_later(
+        self, coming: Awaitable[None], session: _Session, message: Submit, frames: Sequence[Any]
+    ) -> None:
+        await coming
+        self._begin(session, message, frames)
+
+    def _began(self, session: _Session, message: Submit, task: asyncio.Future[None]) -> None:
+        """What was to begin later has begun, or never will."""
+        if task.cancelled():
+            self._closed(session, message.number)
+            if _blocks(message.beside):
+                self._released(session, message.number)
+        elif (error := task.exception()) is not None:
+            self._closed(session, message.number)
+            self._fail(session, message.number, error)
+
+    def _begin(self, session: _Session, message: Submit, frames: Sequence[Any]) -> None:
+        """
+        Raises:
+            KaasError, or whatever else a senseless message leads to.
+        """
+        invocation = wire.decode_invocation(frames[0])
+        function = self._service.registry.get(invocation.function)
+        if function is None:
+            raise KaasError(f"the pool has not been told of function {invocation.function}")
+        if invocation.keep:
+            raise InvalidRequest("only kaas.invoke has outputs that stay on the device")
+        if invocation.deadline_s is not None and not 0 < invocation.deadline_s < LONGEST_S:
+            raise InvalidRequest(f"deadline_s is a positive number of seconds, not {invocation.deadline_s!r}")
+        refs: Sequence[Any] = ()
+        ready = None
+        if message.beside:
+            refs = self._refs(session, message.beside, frames)
+            if not invocation.ready:
+                ready = self._objects.ready([ref for ref in refs if not isinstance(ref, Framed | Block)])
+        payload = Payload(function, frames, refs, direct=True)
+        request = self._service.begin(function, invocation, payload, ready, session.name)
+        session.open[message.number] = request.answer
+        blocks = _blocks(message.beside)
+        request.answer.add_done_callback(partial(self._answered, session, message.number, request, blocks))
+
+    def _answered(self, session: _Session, number: int, request: Request, blocks: bool, answer: Answer[Any]) -> None:
+        self._closed(session, number)
+        if answer.cancelled():
+            self._service.pool.cancelled(request)
+            if blocks:
+                self._release(session, number, request)
+            return
+        error = answer.exception()
+        if error is None:
+            self._send(session.peer, Result(number), answer.result())
+            return
+        held = blocks and self._service.pool.holds(request)
+        self._fail(session, number, error, held)
+        if held:
+            self._release(session, number, request)
+
+    def _release(self, session: _Session, number: int, request: Request) -> None:
+        """Tell when nobody reads a request's Blocks any more."""
+        if self._service.pool.holds(request):
+            request.left = partial(self._released, session, number)
+        else:
+            self._released(session, number)
+
+    def _released(self, session: _Session, number: int) -> None:
+        self._send(session.peer, Release(number))
+
+    # --- all else
+
+    def _ask(self, session: _Session, message: Ask, frames: Sequence[Any]) -> None:
+        task = session.open[message.number] = self._loop.create_task(self._carry_out(session, message, frames))
+        task.add_done_callback(partial(self._asked, session, message.number))
+
+    def _asked(self, session: _Session, number: int, task: asyncio.Future[Sequence[bytes]]) -> None:
+        self._closed(session, number)
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self._fail(session, number, error)
+        else:
+            self._send(session.peer, Result(number), task.result())
+
+    async def _carry_out(self, session: _Session, message: Ask, frames: Sequence[Any]) -> Sequence[bytes]:
+        """
+        Raises:
+            KaasError, or whatever else a senseless message leads to.
+        """
+        service = self._service
+        match message.what:
+            case "status":
+                return [answers.encode(service.status())]
+            case "stats":
+                return [answers.encode(service.stats(bytes(frames[0]) == YES))]
+            case "pardon":
+                return [YES if service.pool.pardon(bytes(frames[0]).decode()) else NO]
+            case "upkeep":
+                await service.upkeep(bytes(frames[0]), self._refs(session, message.beside, frames))
+            case "hold":
+                await self._objects.keep(session.name, message.beside, frames)
+            case "stop":
+                await service.stop()
+            case _:
+                raise InvalidRequest(f"a pool cannot be asked for {message.what!r}")
+        return []
+
+
+def _blocks(beside: Sequence[Beside]) -> bool:
+    return any(type(item) is Block for item in beside)

@@ -1,0 +1,136 @@
+"""The pool's end of one executor's line: what it was asked and has not answered, and what it knows already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from kaas.pool.answer import Answer
+from kaas.pool.events import StartWorker
+from kaas.pool.exchange import Exchange, Peer
+from kaas.pool.functions import RegisteredFunction
+from kaas.pool.messages import Beside, Block, Done, Framed, Meet, Named, ToPeer
+from kaas.pool.transport import WorkerLost
+from kaas.pool.wire import RunRecord
+
+T = TypeVar("T")
+Finish = Callable[[Done, Sequence[Any]], T]
+"""Makes of a Done and the frames behind it what is waited for."""
+
+
+class ExecutorLine:
+    """Before its executor has said Hello nothing can be sent; `greeted` is set then."""
+
+    __slots__ = ("_asked", "_exchange", "_loop", "_met", "_orphans", "device", "greeted", "peer", "worker")
+
+    def __init__(self, exchange: Exchange, start: StartWorker, met: frozenset[str] = frozenset()) -> None:
+        """met: keys of functions that it knows."""
+        self.worker = start.worker
+        self.device = start.device
+        self.greeted = asyncio.Event()
+        self.peer: Peer | None = None
+        self._loop = asyncio.get_running_loop()
+        self._exchange = exchange
+        self._met = set(met)
+        self._asked: dict[int, tuple[Answer[Any], Sequence[Any], Finish[Any]]] = {}
+        self._orphans: dict[int, asyncio.Future[RunRecord | None]] = {}
+
+    def greet(self, peer: Peer) -> None:
+        """It has begun. What had been asked when it begins again may be lost, and nobody would know."""
+        if self.peer is not None:
+            self.end("its line to the pool broke")
+            self._met.clear()
+        self.peer = peer
+        self.greeted.set()
+
+    def end(self, reason: str) -> None:
+        """Whoever waits for an answer gets WorkerLost, in a later turn of the loop: the pool is about to hear why."""
+        for answer, _, _ in self._asked.values():
+            self._loop.call_soon(_lose, answer, reason)
+        for orphan in self._orphans.values():
+            if not orphan.done():
+                orphan.set_exception(WorkerLost(reason))
+        self._asked.clear()
+
+    # --- sending
+
+    def introduce(self, function: RegisteredFunction) -> None:
+        """Before what is about a function; once is enough, since messages arrive in their order."""
+        if function.key not in self._met:
+            self._met.add(function.key)
+            self.send(Meet(), function.introduction)
+
+    def ask(
+        self, number: int, header: ToPeer, frames: Sequence[Any], refs: Sequence[Any], finish: Finish[T]
+    ) -> Answer[T]:
+        """refs: the objects beside it, kept alive until the answer."""
+        answer: Answer[T] = Answer()
+        self._asked[number] = answer, refs, finish
+        self.send(header, frames)
+        return answer
+
+    def send(self, header: ToPeer, frames: Sequence[Any] = ()) -> None:
+        assert self.peer is not None, "it has been greeted"
+        self._exchange.send(self.peer, header, frames)
+
+    def beside(self, refs: Sequence[Any], frames: Sequence[Any]) -> tuple[list[Beside], Sequence[Any]]:
+        """What stands beside a message as this executor can read it, and the frames with what it points to.
+
+        Raises:
+            OSError: a client's memory is gone.
+        """
+        sent = list(frames)
+        beside: list[Beside] = []
+        for ref in refs:
+            match ref:
+                case Framed():
+                    beside.append(ref)
+                case Block():
+                    beside.append(self.placed(ref, sent))
+                case _:
+                    beside.append(Named(ref.binary()))
+        return beside, sent
+
+    def placed(self, value: Any, frames: list[Any]) -> Framed | Block:
+        """A Block or a buffer as this executor can read it; it may become one more frame.
+
+        Raises:
+            OSError: a client's memory is gone.
+        """
+        assert self.peer is not None, "it has been greeted"
+        if isinstance(value, Block):
+            if self.peer.shares:  # it is on this machine, as the pool is, and whoever the pool takes Blocks of
+                return value
+            value = self._exchange.inbox.view(value)
+        frames.append(value)
+        return Framed(len(frames))  # the header stands before them
+
+    # --- receiving
+
+    def answered(self, done: Done, frames: Sequence[Any]) -> None:
+        asked = self._asked.pop(done.number, None)
+        if asked is not None:
+            answer, _, finish = asked
+            if not answer.done():
+                answer.set_result(finish(done, frames))
+
+    def refs(self, number: int) -> Sequence[Any] | None:
+        """What stands beside something that was asked; None if it has been answered meanwhile."""
+        return self._asked[number][1] if number in self._asked else None
+
+    def orphan(self, slot: int) -> asyncio.Future[RunRecord | None]:
+        """The end of what ran in a slot when its pool began anew."""
+        if slot not in self._orphans:
+            self._orphans[slot] = self._loop.create_future()
+        return self._orphans[slot]
+
+    def orphaned(self, slot: int, record: RunRecord | None) -> None:
+        orphan = self.orphan(slot)
+        if not orphan.done():
+            orphan.set_result(record)
+
+
+def _lose(answer: Answer[Any], reason: str) -> None:
+    if not answer.done():
+        answer.set_exception(WorkerLost(reason))

@@ -1,0 +1,184 @@
+"""What an executor does with messages: it knows functions, and turns invocations into runs, orders into loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from kaas.errors import InputFailed, KaasError
+from kaas.graph import KTask
+from kaas.pool import wire
+from kaas.pool.beside import Objects
+from kaas.pool.lost import InputLost
+from kaas.pool.packing import unpack, unpack_keyed, unpack_objects
+
+if TYPE_CHECKING:
+    from kaas.executor.executor import Executor, Result, RunStats
+    from kaas.pool.messages import Beside
+
+Told = tuple[bytes, bytes]
+"""A function as it is told of: its encoded spec, and its kTask's bytes."""
+NOTHING = wire.RunRecord({}, {}, [], [], 0.0)
+"""What is measured of something that runs nothing and moves nothing."""
+
+T = TypeVar("T")
+
+
+class Work:
+    """Around one executor. All methods may be called from any thread."""
+
+    def __init__(self, executor: Executor, introduce: Callable[[str], Told] | None = None) -> None:
+        """
+        Args:
+            introduce: gives a function by its key that nobody has told of: one whose output, kept elsewhere, is lost.
+        """
+        self.executor = executor
+        self._introduce = introduce
+        self._told: dict[str, tuple[wire.FunctionSpec, bytes]] = {}
+        self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
+
+    # --- functions
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """Keys of those that it was told of."""
+        return frozenset(self._told)
+
+    def meet(self, spec: bytes, task: bytes) -> None:
+        """A function that messages will name. What is wrong with its kTask shows in these."""
+        known = wire.decode_function(spec)
+        self._told.setdefault(known.key, (known, bytes(task)))
+
+    def label(self, key: str) -> str:
+        """A function's name for people."""
+        return self._functions[key][1].label if key in self._functions else key
+
+    def _function(self, key: str) -> tuple[wire.FunctionSpec, KTask]:
+        known = self._functions.get(key)
+        if known is not None:
+            return known
+        if key not in self._told:
+            if self._introduce is None:
+                raise KaasError(f"an executor has not been told of function {key}")
+            self.meet(*self._introduce(key))
+        spec, task = self._told[key]
+        known = self._functions[key] = spec, KTask.from_msgpack(task)
+        return known
+
+    # --- runs
+
+    def run(
+        self,
+        invocation: wire.Invocation,
+        beside: Sequence[Beside],
+        objects: Objects,
+        slot: int,
+        keep: Sequence[bytes] = (),
+        copy: bool = False,
+    ) -> Result:
+        """
+        Args:
+            keep: keys of the outputs that stay on the device. copy: they come back too.
+
+        Raises:
+            What `Executor.run` raises, and KaasError for a function that nobody knows.
+        """
+        return self._with_inputs(lambda: self._attempt(invocation, beside, objects, slot, keep, copy), objects, slot)
+
+    def _attempt(
+        self,
+        invocation: wire.Invocation,
+        refs: Sequence[object],
+        objects: Objects,
+        slot: int | None,
+        keep: Sequence[bytes] = (),
+        copy: bool = False,
+    ) -> Result:
+        from kaas.executor.executor import Request
+
+        spec, task = self._function(invocation.function)
+        try:
+            sources = unpack(invocation, spec, refs, objects)
+        except InputFailed as error:
+            error.task = task.label
+            raise
+        names = (task.outputs[position].name for position in invocation.keep)
+        kept = dict(zip(names, keep, strict=True)) if keep else {}
+        request = Request(
+            task,
+            sources,
+            invocation.scalars,
+            invocation.client,
+            invocation.profile,
+            keep=kept,
+            copy_kept=copy,
+        )
+        return self.executor.run(request, slot)
+
+    def _with_inputs(self, attempt: Callable[[], T], objects: Objects, slot: int | None = None) -> T:
+        """What needs inputs, of which some may have ended with the executor that kept them: these are computed anew
+        here, each before what reads it, in the slot that would otherwise wait for them."""
+        missing: list[InputLost] = []
+        while True:
+            try:
+                if not missing:
+                    return attempt()
+                lost = missing[-1].lost
+                result = self._attempt(wire.decode_invocation(lost.message), lost.refs, objects, slot)
+            except InputFailed as failed:
+                if not isinstance(failed.__cause__, InputLost):
+                    raise
+                missing.append(failed.__cause__)
+            else:
+                objects.made[missing.pop().key] = list(result.outputs.values())[lost.output]
+
+    # --- orders about the cache
+
+    def upkeep(self, upkeep: wire.Upkeep, beside: Sequence[Beside], objects: Objects) -> wire.RunRecord:
+        """What a program wants of the cache.
+
+        Raises:
+            What `Executor.prepare`, `load` and `flush` raise.
+        """
+        executor = self.executor
+        met = [self._function(key) for key in upkeep.functions]
+        specs = [spec for spec, _ in met]
+        sources = unpack_objects(upkeep, specs, beside, objects)
+        everything = not (upkeep.objects or upkeep.functions)
+        keys = None if everything else [source.key for source in sources if source.key is not None]
+        match upkeep.action:
+            case "flush":
+                return evicted(executor.flush(keys))
+            case "unpin":
+                executor.unpin(keys)
+                return NOTHING
+            case _:
+                for _, task in met:
+                    executor.prepare(task)
+                pin = upkeep.action == "pin"
+                return _of_cache(self._with_inputs(lambda: executor.load(sources, pin=pin), objects))
+
+    def follow(self, decided: wire.Decided, beside: Sequence[Beside], objects: Objects) -> wire.RunRecord:
+        """What the policy decided about the cache.
+
+        Raises:
+            What `Executor.load` and `flush` raise.
+        """
+        if not decided.loads:
+            return evicted(self.executor.flush(decided.drops))
+        sources = unpack_keyed(decided.loads, beside, objects)
+        return _of_cache(self._with_inputs(lambda: self.executor.load(sources), objects))
+
+
+def evicted(keys: Sequence[bytes]) -> wire.RunRecord:
+    return wire.RunRecord({}, {}, [], list(keys), 0.0)
+
+
+def record_of(stats: RunStats) -> wire.RunRecord:
+    """What a run measured, as the pool hears it."""
+    moved = list(stats.loaded), list(stats.evicted)
+    return wire.RunRecord(stats.stages, stats.tiers, *moved, stats.device_s, stats.kernels)
+
+
+def _of_cache(stats: RunStats) -> wire.RunRecord:
+    return wire.RunRecord({}, stats.tiers, list(stats.loaded), list(stats.evicted), 0.0)

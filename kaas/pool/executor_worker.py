@@ -1,0 +1,290 @@
+"""An executor's process but for what it runs under: it opens a device, and does what the pool says over a line.
+
+As many threads receive and run as there are slots, and one more. One at a time receives; when that is told to run
+something, it lets another receive and runs it itself, so that no request waits for a thread to wake up.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kaas.config import Device
+from kaas.error_codec import decode_error, encode_error
+from kaas.errors import KaasError
+from kaas.pool import messages, wire
+from kaas.pool.beside import Get, Objects, Parts, same
+from kaas.pool.blocks import Inbox
+from kaas.pool.executor_work import NOTHING, Told, Work, evicted, record_of
+from kaas.pool.lines import Line, LineLost
+from kaas.pool.lives import Life, Lives, Running
+from kaas.pool.messages import Done
+from kaas.pool.status import WorkerInfo
+
+if TYPE_CHECKING:
+    from kaas.executor.executor import Executor
+
+CONNECT_LIMIT_S = 10.0
+"""How long the pool may take to greet an executor."""
+LINGER_S = 2.0
+"""How long a process whose device is lost stays, so that all its answers arrive: everybody in it is told at once."""
+LOST_STATUS = 3
+"""The exit status of a process that ended by itself, since its device was lost."""
+
+Frames = Sequence[Any]
+Order = messages.Upkeep | messages.Follow | messages.WriteBack | messages.Discard
+
+
+class ExecutorWorker:
+    """One device."""
+
+    _work: Work
+
+    def __init__(
+        self,
+        device: Device,
+        options: Mapping[str, Any],
+        name: str,
+        node: str,
+        *,
+        get: Get = same,
+        introduce: Callable[[str], Told] | None = None,
+        line_lost: Callable[[], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            options: those of `kaas.executor.Executor`. name: the worker's number. node: where it is. introduce: as
+                `Work` takes it. line_lost: called when the pool's process has ended.
+        """
+        self._device = device
+        self._options = options
+        self._name = name
+        self._node = node
+        self._get = get
+        self._introduce = introduce
+        self._line_lost = line_lost
+        self._lives = Lives()
+        self._inbox = Inbox()
+        self._leaving: threading.Timer | None = None
+        # Orders keep their order; they wait for no run, nor a run for them. Those about what is kept do not wait for a
+        # load either, which may wait for another executor.
+        self._upkeep: SimpleQueue[tuple[Life, Order, Frames]] = SimpleQueue()
+        self._write_back: SimpleQueue[tuple[Life, Order, Frames]] = SimpleQueue()
+
+    @property
+    def work(self) -> Work:
+        return self._work
+
+    def start(self, address: messages.Address) -> WorkerInfo:
+        """Open the device, and go on line.
+
+        Raises:
+            DeviceUnavailable; what `Line.connect` raises.
+        """
+        from kaas.executor import software
+        from kaas.executor.device import open_device
+        from kaas.executor.executor import Executor
+
+        if self._device.kind == "software":
+            software.load(self._device)
+        device = open_device(self._device.kind, memory_bytes=self._device.memory_bytes)
+        executor = Executor(device, **self._options, on_write_back=self.written)
+        self.serve(executor, address)
+        info, slots = device.info(), self._options["slots"]
+        return WorkerInfo(os.getpid(), self._node, info.name, info.memory_bytes, info.compute_capability, slots)
+
+    def serve(self, executor: Executor, address: messages.Address) -> None:
+        """Go on line with an executor, of the options' slots, whose `on_write_back` is `written`.
+
+        Raises:
+            What `Line.connect` raises.
+        """
+        self._work = Work(executor, self._introduce)
+        for orders, name in ((self._upkeep, "kaas-upkeep"), (self._write_back, "kaas-write-back")):
+            threading.Thread(target=self._follow, args=(orders,), name=name, daemon=True).start()
+        self.begin(address)
+
+    def begin(self, address: messages.Address) -> dict[int, Running]:
+        """Go on line with the process that the pool has now; gives what was asked by an earlier one and still runs, by
+        slot.
+
+        Raises:
+            What `Line.connect` raises.
+        """
+        line = Line.connect(address, self._node, "executor", self._name, secrets.token_hex(8), CONNECT_LIMIT_S)
+        life = Life(address.life, line)
+        left = self._lives.begin(life)
+        for number in range(self._options["slots"] + 1):
+            threading.Thread(target=self._serve, args=(life,), name=f"kaas-runs-{number}", daemon=True).start()
+        return left
+
+    # --- what goes another way than the line
+
+    def wait(self, life: str) -> None:
+        """Until a later life of the pool begins."""
+        self._lives.wait(life)
+
+    def supply(self, number: int, objects: Sequence[Any]) -> None:
+        """What the pool gives for a Need."""
+        if self._lives.now is not None:
+            self._lives.now.supplies.bring(number, objects)
+
+    def collect(self, parcel: int) -> Sequence[Any]:
+        """The arrays of a parcel.
+
+        Raises:
+            KeyError: there is no such parcel.
+        """
+        assert self._lives.now is not None, "begin comes first"
+        return self._lives.now.parcels.collect(parcel)
+
+    def written(self, key: bytes, array: Any) -> None:
+        """Takes an output that the executor writes back."""
+        life = self._lives.now
+        number = None if life is None else life.parcels.pack_written(array)
+        if life is not None and number is not None:
+            life.send(messages.Written(key, number))
+
+    # --- what comes over the line
+
+    def _serve(self, life: Life) -> None:
+        while True:
+            run = self._next(life)
+            if run is None:
+                return
+            self._run(run)
+            del run  # and what came with it: the next one may be long in coming
+
+    def _next(self, life: Life) -> Running | None:
+        """The next invocation, once there is one; all else is done or passed on. None: the life is over."""
+        with life.receiving:
+            while not life.over:
+                try:
+                    received = life.line.receive()
+                except LineLost:
+                    self._lost(life)
+                    break
+                if received is None:
+                    continue
+                message, frames = received
+                if type(message) is messages.Run:
+                    return self._lives.started(Running(life, message, frames))
+                self._take(life, message, frames)
+        return None
+
+    def _take(self, life: Life, message: messages.ToPeer, frames: Frames) -> None:
+        match message:
+            case messages.Meet():
+                self._work.meet(frames[0], frames[1])
+            case messages.Upkeep() | messages.Follow():
+                self._upkeep.put((life, message, frames))
+            case messages.WriteBack() | messages.Discard():
+                self._write_back.put((life, message, frames))
+            case messages.Supply():
+                came = [Parts(items, frames) for items in message.objects]
+                life.supplies.bring(message.number, decode_error(frames[0]) if message.error else came)
+
+    def _lost(self, life: Life) -> None:
+        """The pool's process has ended; what runs goes on."""
+        if not life.over:
+            life.close()
+            if self._line_lost is not None:
+                self._line_lost()
+
+    # --- runs
+
+    def _run(self, run: Running) -> None:
+        asked, life = run.asked, run.life
+        objects = self._objects(life, asked, run.frames, (run.invocation.constants,))
+        outputs: Frames = ()
+        record = None
+        try:
+            result = self._work.run(run.invocation, asked.beside, objects, asked.slot, asked.keep, not asked.parcel)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+            done, outputs = self._failure(asked.number, error)
+        else:
+            record, outputs = record_of(result.stats), list(result.outputs.values())
+            if asked.parcel and outputs:
+                done, outputs = Done(asked.number, record, self._why_lost(), False, life.parcels.pack(outputs)), ()
+            else:
+                done, outputs = Done(asked.number, record, self._why_lost()), [_bytes(array) for array in outputs]
+        adopted_by = self._lives.ended(run)
+        if adopted_by is None:
+            life.send(done, outputs)
+        else:
+            adopted_by.send(messages.Orphaned(asked.slot, record))
+
+    # --- orders
+
+    def _follow(self, orders: SimpleQueue[tuple[Life, Order, Frames]]) -> None:
+        while True:
+            self._obey(*orders.get())
+
+    def _obey(self, life: Life, order: Order, frames: Frames) -> None:
+        if life.over:
+            return
+        answer: Frames = ()
+        try:
+            done = Done(order.number, self._do(life, order, frames), self._why_lost())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the pool is told
+            done, answer = self._failure(order.number, error)
+        life.send(done, answer)
+
+    def _do(self, life: Life, order: Order, frames: Frames) -> wire.RunRecord:
+        work = self._work
+        match order:
+            case messages.Upkeep():
+                upkeep = wire.decode_upkeep(frames[0])
+                objects = self._objects(life, order, frames, (0,) if upkeep.functions else ())
+                return work.upkeep(upkeep, order.beside, objects)
+            case messages.Follow():
+                decided = wire.decode_decided(frames[0])
+                constants = {load.ref for load in decided.loads if load.entry is not None}
+                return work.follow(decided, order.beside, self._objects(life, order, frames, constants))
+            case messages.WriteBack():
+                work.executor.write_back(order.keys)
+                return NOTHING
+            case messages.Discard():
+                return evicted(work.executor.discard(order.keys))
+
+    # --- both
+
+    def _objects(
+        self,
+        life: Life,
+        asked: messages.Run | messages.Upkeep | messages.Follow,
+        frames: Frames,
+        constants: Container[int | None],
+    ) -> Objects:
+        return Objects(
+            asked.beside, frames, self._inbox, partial(life.supplies.ask, asked.number), self._get, constants
+        )
+
+    def _failure(self, number: int, error: Exception) -> tuple[Done, Frames]:
+        if not isinstance(error, KaasError):
+            foreign, error = error, KaasError(f"an executor failed in a way it should not: {error!r}")
+            error.__cause__ = foreign
+        return Done(number, lost=self._why_lost(), failed=True), [encode_error(error)]
+
+    def _why_lost(self) -> str:
+        """Why the device is lost, if it is; then this process ends, by itself if the pool does not see to it."""
+        lost = self._work.executor.lost
+        if lost is None:
+            return ""
+        if self._leaving is None:
+            self._leaving = threading.Timer(LINGER_S, os._exit, (LOST_STATUS,))
+            self._leaving.daemon = True
+            self._leaving.start()
+        return lost.message
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array's memory: bfloat16 and float8 arrays have no buffer protocol."""
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,111 @@
+"""An event loop on a thread of its own, and the way there and back for another loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar
+
+from kaas.pool.answer import Answer
+
+NAME = "kaas-pool"
+
+T = TypeVar("T")
+
+
+class PoolThread:
+    """The thread on which a pool lives. The loop of Ray, or of whoever else has one, only passes things on to it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        # nothing there runs in the context of some caller: Ray cancels what a cancelled call has begun
+        self._context = Context()
+        self._thread = threading.Thread(target=self._serve, name=NAME, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, from another one; what still runs there is cancelled."""
+        self.post(self.loop.stop)
+        self._thread.join()
+
+    def post(self, function: Callable[..., Any], *args: Any) -> None:
+        """Have something called there."""
+        self.loop.call_soon_threadsafe(function, *args, context=self._context)
+
+    def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin work. Only there."""
+        return self.loop.create_task(work, context=self._context)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What becomes of work that runs there, awaited in another loop. Who cancels this cancels the work."""
+        return await self.ask(self.task, work)
+
+    async def ask(self, begin: Callable[..., asyncio.Future[T] | Answer[T]], *args: Any) -> T:
+        """As `run`, of a future or an Answer that `begin` makes there, or of what it raises. Cheaper than a task."""
+        here = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = here.create_future()
+        crossing = _Crossing(here, answer)
+        self.post(crossing.begin, begin, args)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.post(crossing.cancel)
+            raise
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        rest = asyncio.all_tasks(self.loop)
+        for task in rest:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
+        self.loop.close()
+
+
+class _Crossing:
+    """A wait of one loop for a future of another, to which all methods but the last belong."""
+
+    __slots__ = ("_answer", "_here", "_work")
+
+    def __init__(self, here: asyncio.AbstractEventLoop, answer: asyncio.Future[Any]) -> None:
+        self._here = here
+        self._answer = answer
+        self._work: asyncio.Future[Any] | Answer[Any] | None = (
+            None  # also keeps a task alive, of which a loop does not take care
+        )
+
+    def begin(self, begin: Callable[..., asyncio.Future[Any] | Answer[Any]], args: tuple[Any, ...]) -> None:
+        try:
+            self._work = begin(*args)
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            self._tell(error=error)
+        else:
+            self._work.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
+    def _done(self, work: asyncio.Future[Any] | Answer[Any]) -> None:
+        if work.cancelled():
+            self._here.call_soon_threadsafe(self._answer.cancel)
+        elif (error := work.exception()) is not None:
+            self._tell(error=error)
+        else:
+            self._tell(work.result())
+
+    def _tell(self, value: Any = None, error: BaseException | None = None) -> None:
+        if not self._answer.cancelled():  # else its loop may have ended
+            self._here.call_soon_threadsafe(self._give, value, error)
+
+    def _give(self, value: Any, error: BaseException | None) -> None:
+        if self._answer.done():
+            return
+        if error is None:
+            self._answer.set_result(value)
+        else:
+            self._answer.set_exception(error)

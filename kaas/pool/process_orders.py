@@ -1,0 +1,29 @@
+"""What the plain processes of a pool without Ray are told when they are started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kaas.config import Config, Device
+from kaas.pool.messages import Address
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOrders:
+    """config: None for the defaults."""
+
+    name: str
+    config: Config | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOrders:
+    """options: those of `kaas.executor.Executor`. name: its worker's number. address, node: of the pool."""
+
+    device: Device
+    options: Mapping[str, Any]
+    name: str
+    address: Address
+    node: str

@@ -1,0 +1,111 @@
+"""A pool without Ray: `python -m kaas.pool.process_pool`, started by the program that it ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+from kaas.config import Config
+from kaas.errors import InvalidConfig, KaasError
+from kaas.pool.exchange import Exchange
+from kaas.pool.executors import Executors
+from kaas.pool.messages import Hello
+from kaas.pool.names import Notice, Place
+from kaas.pool.objects import HeldObjects
+from kaas.pool.process_hosts import ProcessHosts
+from kaas.pool.process_orders import PoolOrders
+from kaas.pool.processes import on_end, ordered, say_failed, say_ready
+from kaas.pool.residents import Residents
+from kaas.pool.service import Service
+from kaas.store import SqliteStore, Store
+
+NODE = "here"
+"""The one node of a pool without Ray."""
+COUNT_GPUS = "from kaas.executor.device import gpu_count; print(gpu_count())"
+
+
+class _Machine:
+    """This machine, as what a pool stands on."""
+
+    node = NODE
+    host = None
+    again = False
+
+    def __init__(self, config: Config) -> None:
+        self.objects = HeldObjects()
+        self.hosts = ProcessHosts(config, NODE)
+        self.service: Service | None = None
+        self._watched: set[str] = set()
+
+    def workers(self, exchange: Exchange, residents: Residents) -> tuple[Executors, Executors]:
+        executors = Executors(exchange, self.hosts, residents)
+        return executors, executors
+
+    def came(self, hello: Hello) -> None:
+        if hello.name not in self._watched:
+            self._watched.add(hello.name)
+            on_end(asyncio.get_running_loop(), hello.pid, lambda: self._left(hello.name))
+
+    def _left(self, session: str) -> None:
+        self._watched.discard(session)
+        if self.service is not None:
+            self.service.session_ended(session)
+
+
+async def run(orders: PoolOrders, says: int) -> None:
+    """From the pool's start to its end.
+
+    Raises:
+        KaasError: it cannot be; nobody was told yet.
+    """
+    loop = asyncio.get_running_loop()
+    config = orders.config or Config()
+    config = config.resolved(0 if config.devices else count_gpus())
+    place = Place(orders.name)
+    machine = _Machine(config)
+    service = machine.service = await Service.open(orders.name, config, machine, opened_store(config.store))
+    notice = place.announce(Notice(service.address, NODE, config.described()))
+    loop.add_signal_handler(signal.SIGTERM, service.stopped.set)
+    say_ready(says, b"")
+    await service.stopped.wait()
+    place.withdraw(notice)
+    machine.hosts.kill_all()
+    await service.clients.answered()
+    service.close()
+
+
+def opened_store(wanted: str | Store | None) -> Store:
+    """What `Config.store` means without Ray. Such a pool does not start again: nothing has to outlive it.
+
+    Raises:
+        InvalidConfig
+    """
+    store = SqliteStore(wanted or ":memory:") if not isinstance(wanted, Store) else wanted
+    try:
+        store.open()
+    except Exception as error:  # what a store of a user's raises is its own
+        raise InvalidConfig(f"store {wanted!r} cannot be opened: {error}", field="store") from error
+    return store
+
+
+def count_gpus() -> int:
+    """The GPUs of this machine; in a process of its own, since a driver that is loaded does not leave."""
+    counted = subprocess.run([sys.executable, "-P", "-c", COUNT_GPUS], capture_output=True, text=True, check=False)
+    return int(counted.stdout) if not counted.returncode else 0
+
+
+def main() -> None:
+    says = int(sys.argv[1])
+    orders: PoolOrders = ordered(sys.stdin.buffer)
+    try:
+        asyncio.run(run(orders, says))
+    except KaasError as error:
+        say_failed(says, error)
+    os._exit(0)  # whatever threads there are
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Plain Python processes: how a child is started, says that it is ready, and ends with its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import IO, Any, TypeVar
+
+from kaas.error_codec import decode_error, encode_error
+from kaas.errors import KaasError
+
+T = TypeVar("T")
+
+READY, FAILED = b"+", b"-"
+"""What a child's word to its parent begins with."""
+
+
+class Child:
+    """A process that runs a module's `main`. It has its orders from here, and one word to say: that it is ready, or
+    what kept it from that."""
+
+    def __init__(self, module: str, orders: Any, environment: Mapping[str, str] | None = None) -> None:
+        """
+        Args:
+            orders: what `ordered` gives there; anything that can be pickled. environment: beside this process's own.
+        """
+        self._word, says = os.pipe()
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(says)],
+                stdin=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
+                pass_fds=(says,),
+                start_new_session=True,  # Ctrl-C is for the program at the terminal
+            )
+        except BaseException:
+            os.close(self._word)
+            raise
+        finally:
+            os.close(says)
+        assert self.process.stdin is not None, "a pipe"
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:  # its end shows in its word
+            stdin.write(pickle.dumps((os.getpid(), orders)))
+
+    def wait_ready(self) -> bytes:
+        """What it says when it is ready.
+
+        Raises:
+            KaasError: what kept it from that.
+        """
+        with os.fdopen(self._word, "rb") as word:
+            return self._understood(word.read())
+
+    async def ready(self) -> bytes:
+        """As `wait_ready`, in an event loop."""
+        loop = asyncio.get_running_loop()
+        said: list[bytes] = []
+        ended = loop.create_future()
+
+        def read() -> None:
+            data = os.read(self._word, 1 << 16)
+            said.append(data)
+            if not data and not ended.done():
+                ended.set_result(None)
+
+        loop.add_reader(self._word, read)
+        try:
+            await ended
+        finally:
+            loop.remove_reader(self._word)
+            os.close(self._word)
+        return self._understood(b"".join(said))
+
+    def _understood(self, word: bytes) -> bytes:
+        if word.startswith(READY):
+            return word.removeprefix(READY)
+        if word.startswith(FAILED):
+            raise decode_error(word.removeprefix(FAILED))
+        raise KaasError(f"process {self.process.pid} ended before it was ready: {how_it_ended(self.process.wait())}")
+
+
+def ordered(stdin: IO[bytes]) -> Any:
+    """In a child: its orders. From now on it ends with its parent."""
+    parent, orders = pickle.load(stdin)
+    end_with(parent)
+    return orders
+
+
+def say_ready(file: int, word: bytes) -> None:
+    """In a child, once: it is ready."""
+    with os.fdopen(file, "wb") as says:
+        says.write(READY + word)
+
+
+def say_failed(file: int, error: KaasError) -> None:
+    """In a child, instead: what keeps it from being ready."""
+    with os.fdopen(file, "wb") as says:
+        says.write(FAILED + encode_error(error))
+
+
+def end_with(parent: int, end: Callable[[], Any] = lambda: os._exit(0)) -> None:
+    """Has this process end when its parent does, also if that has just done so."""
+    watched = pidfd(parent)
+    if watched is None or os.getppid() != parent:  # another process may have its number by now
+        end()
+        return
+
+    def watch() -> None:
+        ended = select.poll()
+        ended.register(watched, select.POLLIN)
+        ended.poll()
+        end()
+
+    threading.Thread(target=watch, name="kaas-parent", daemon=True).start()
+
+
+def pidfd(pid: int) -> int | None:
+    """A file that is readable once the process has ended; None if it has."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def on_end(loop: asyncio.AbstractEventLoop, pid: int, then: Callable[[], Any]) -> None:
+    """Call something in this loop, which is the running one, when a process has ended."""
+    watched = pidfd(pid)
+    if watched is None:
+        loop.call_soon(then)
+        return
+
+    def ended() -> None:
+        loop.remove_reader(watched)
+        os.close(watched)
+        then()
+
+    loop.add_reader(watched, ended)
+
+
+def how_it_ended(status: int) -> str:
+    """A return code of a subprocess, for people."""
+    if status >= 0:
+        return f"exit status {status}"
+    return f"killed by {signal.Signals(-status).name}"

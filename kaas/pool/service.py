@@ -1,0 +1,237 @@
+"""The pool as its callers see it, whatever way they come: functions, invocations, caches, figures, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from kaas.config import Config
+from kaas.errors import PoolStopped
+from kaas.pool import wire
+from kaas.pool.answer import Answer
+from kaas.pool.clients import Clients, Objects
+from kaas.pool.core import Pool
+from kaas.pool.exchange import Exchange, Peer
+from kaas.pool.executors import Executors
+from kaas.pool.functions import RegisteredFunction
+from kaas.pool.messages import Address, Done, FromPeer, Hello, Need, Orphaned, Written
+from kaas.pool.payloads import Orders, Payload
+from kaas.pool.records import Request
+from kaas.pool.registry import Registry
+from kaas.pool.residents import Residents
+from kaas.pool.stats import Stats
+from kaas.pool.status import Status
+from kaas.pool.transport import Call, Order, Transport
+from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, TASKS, Store
+
+FROM_EXECUTORS = frozenset((Done, Need, Written, Orphaned))
+NOTHING_KEPT: Mapping[int, bytes] = {}
+
+
+class Ground(Protocol):
+    """What a pool stands on: Ray, or plain processes."""
+
+    @property
+    def node(self) -> str:
+        """Where the pool runs, as its peers know it."""
+        ...
+
+    @property
+    def host(self) -> str | None:
+        """The name under which other nodes reach it; None: nobody comes from there."""
+        ...
+
+    @property
+    def again(self) -> bool:
+        """Whether this process of the pool replaces one that ended."""
+        ...
+
+    @property
+    def objects(self) -> Objects: ...
+
+    def workers(self, exchange: Exchange, residents: Residents) -> tuple[Executors, Transport]:
+        """The executors, and the way to the workers of all kinds."""
+        ...
+
+    def came(self, hello: Hello) -> None:
+        """A client has a line."""
+        ...
+
+
+class Service:
+    """One pool. All methods belong to the event loop in which it was opened."""
+
+    def __init__(self, name: str, config: Config, ground: Ground, store: Store) -> None:
+        self._name = name
+        self._ground = ground
+        self._store = store
+        self._passing = (ACCOUNTS,) if config.store is not None else (ACCOUNTS, FAULTS, FUNCTIONS, TASKS)
+        self._loop = asyncio.get_running_loop()
+        self._waits: set[asyncio.Future[Any]] = set()  # for what `upkeep` is about
+        self.stopped = asyncio.Event()
+        self.residents = Residents(self._loop)
+        self._exchange = Exchange(self._loop, ground.node, ground.host)
+        self._executors, transport = ground.workers(self._exchange, self.residents)
+        self.pool = Pool(name, config, transport)
+        if not ground.again:
+            store.clear(*self._passing)
+        self.registry = Registry(store)
+        self.clients = Clients(self, self._exchange, ground.objects)
+
+    @classmethod
+    async def open(cls, name: str, config: Config, ground: Ground, store: Store) -> Service:
+        """A pool that begins, or goes on with what an earlier process of it has left. store: open.
+
+        Raises:
+            KaasError: this pool cannot be.
+        """
+        service = cls(name, config, ground, store)
+        service._exchange.open(service._receive, service._greet)
+        service.pool.open(await service._executors.survivors() if ground.again else (), store)
+        return service
+
+    @property
+    def address(self) -> Address:
+        return self._exchange.address
+
+    def _greet(self, peer: Peer, hello: Hello) -> None:
+        if hello.role == "executor":
+            self._executors.greet(peer, hello)
+        else:
+            self.clients.greet(peer, hello)
+            self._ground.came(hello)
+
+    def _receive(self, peer: Peer, message: FromPeer, frames: Sequence[Any]) -> None:
+        if type(message) in FROM_EXECUTORS:
+            self._executors.receive(peer, message, frames)
+        else:
+            self.clients.receive(peer, message, frames)
+
+    # --- invocations
+
+    def invoke(
+        self,
+        invocation: wire.Invocation,
+        frames: Sequence[Any],
+        refs: Sequence[Any] = (),
+        keep: Mapping[int, bytes] = NOTHING_KEPT,
+    ) -> Answer[Sequence[Any]]:
+        """Its outputs in declared order. frames: the encoded invocation. keep: keys of the outputs that stay on the
+        device, by position.
+
+        Raises:
+            KaasError: here, if it is not taken in.
+        """
+        function = self.registry.get(invocation.function)
+        if function is None:  # its registration, another message, may come later
+            return Answer.of(self._loop.create_task(self._invoke_later(invocation, frames, refs, keep)))
+        ready = self._ground.objects.ready(refs) if refs and not invocation.ready else None
+        request = self.begin(function, invocation, Payload(function, frames, refs, keep), ready, invocation.session)
+        request.answer.add_done_callback(partial(self._answered, request))
+        return request.answer
+
+    async def function(self, key: str) -> RegisteredFunction:
+        """A function, once it is known. Raises KaasError if it does not become so."""
+        return self.registry.get(key) or await self.registry.registered(key)
+
+    async def _invoke_later(
+        self, invocation: wire.Invocation, frames: Sequence[Any], refs: Sequence[Any], keep: Mapping[int, bytes]
+    ) -> Sequence[Any]:
+        await self.function(invocation.function)
+        return await self.invoke(invocation, frames, refs, keep)
+
+    def _answered(self, request: Request, answer: Answer[Any]) -> None:
+        if answer.cancelled():
+            self.pool.cancelled(request)
+
+    def begin(
+        self,
+        function: RegisteredFunction,
+        invocation: wire.Invocation,
+        payload: Payload,
+        ready: asyncio.Future[Any] | None,
+        session: str,
+    ) -> Request:
+        """Take an invocation in. ready: done when what it names exists.
+
+        Raises:
+            KaasError
+        """
+        call = Call(
+            label=function.label,
+            client=invocation.client,
+            deadline_s=invocation.deadline_s,
+            retries=invocation.retries,
+            uses=function.uses(invocation, payload.refs),
+            payload=payload,
+            function=function.key,
+            session=session,
+        )
+        return self.pool.begin(call, ready)
+
+    def session_ended(self, session: str) -> None:
+        """A program has ended."""
+        self.clients.session_ended(session)
+        self.pool.session_ended(session)
+        self._ground.objects.session_ended(session)
+
+    # --- caches
+
+    async def upkeep(self, message: bytes, refs: Sequence[Any]) -> None:
+        """Do something to the caches, once what it is about is complete.
+
+        Raises:
+            KaasError
+        """
+        upkeep = wire.decode_upkeep(message)
+        functions = [await self.function(key) for key in upkeep.functions]
+        incomplete = self._ground.objects.ready(refs) if refs and not upkeep.ready else None
+        if incomplete is not None:
+            await self._unless_stopped(incomplete)
+        target = refs[0].binary() if upkeep.objects else "".join(upkeep.functions).encode()
+        label = ", ".join(dict.fromkeys(function.label for function in functions))
+        order = Order(Orders(functions, message, refs), label, upkeep.client)
+        if upkeep.action == "unpin":
+            self.pool.unpin(target or None, upkeep.device)
+        if upkeep.action == "pin":
+            await self.pool.pin(target, order, upkeep.device)
+        else:
+            await self.pool.upkeep(order, upkeep.device)
+
+    async def _unless_stopped(self, wait: asyncio.Future[Any]) -> None:
+        """
+        Raises:
+            PoolStopped: nobody waits for it any more.
+        """
+        self._waits.add(wait)
+        try:
+            await asyncio.wait([wait])
+        finally:
+            self._waits.discard(wait)
+        if wait.cancelled() or isinstance(wait.exception(), asyncio.CancelledError):
+            raise PoolStopped(f"pool {self._name!r} was shut down", pool=self._name)
+        wait.result()
+
+    # --- the pool itself
+
+    def status(self) -> Status:
+        return replace(self.pool.status(self.registry.labels), pid=os.getpid())
+
+    def stats(self, reset: bool) -> Stats:
+        return self.pool.stats(reset)
+
+    async def stop(self) -> None:
+        """Answer all who wait, end the executors and forget; what is asked later is refused."""
+        await self.pool.close()
+        for wait in self._waits:
+            wait.cancel()
+        self._store.clear(*self._passing)
+        self.stopped.set()
+
+    def close(self) -> None:
+        """Let go of the sockets."""
+        self._exchange.close()

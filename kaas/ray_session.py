@@ -1,0 +1,315 @@
+"""A process's way to a pool on Ray: how one is started or found, and what it is told again when it starts anew."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, ClassVar
+
+import ray
+
+from kaas.config import Config
+from kaas.errors import InvalidConfig, KaasError, NotInitialized, PolicyError, PoolStopped
+from kaas.pool import wire
+from kaas.pool.messages import Address
+from kaas.pool.packing import Signature
+from kaas.pool.ray_ground import existing
+from kaas.pool.ray_hosts import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
+from kaas.pool.ray_pool import PoolActor
+from kaas.pool.stats import Stats
+from kaas.pool.status import Status
+from kaas.request import outputs_type
+from kaas.session import HERE, Session, needs_ray
+
+SOFTWARE_SLOTS = 16
+"""Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
+CONCURRENT_REQUESTS = 100_000
+POOL_OPTIONS: dict[str, Any] = {
+    "namespace": NAMESPACE,
+    "lifetime": "detached",
+    "get_if_exists": True,
+    "num_cpus": 0,
+    "max_concurrency": CONCURRENT_REQUESTS,
+    "max_restarts": -1,
+    "max_task_retries": -1,  # a kTask is pure, and what else is asked may be asked again
+}
+"""What Ray is told of a pool's actor."""
+
+
+class _RayStore:
+    """Ray's object store as packing sees it."""
+
+    is_ref = staticmethod(lambda value: isinstance(value, ray.ObjectRef))
+    put = staticmethod(ray.put)
+    put_all = staticmethod(ray.put)
+
+    @staticmethod
+    def complete(refs: Sequence[Any]) -> bool:
+        unique = list(dict.fromkeys(refs))
+        return not existing(unique, len(unique), 0)[1]
+
+
+STORE = _RayStore()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RaySession(Session):
+    """
+    Fields:
+        pool: its actor. invoke: the method of that, looked up once. started_ray: `init` started Ray for this.
+        registered: how each function and eTask, by its key, is made known to the pool.
+    """
+
+    ray: ClassVar[bool] = True
+    pool: Any
+    invoke: Any
+    started_ray: bool = False
+    registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    etask_calls: Iterator[int] = field(default_factory=count)
+
+    @classmethod
+    def to(cls, name: str, pool: Any, started_ray: bool = False) -> RaySession:
+        """A session that the pool knows of."""
+        client = ray.get_runtime_context().get_job_id()
+        session = cls(name, client, pool=pool, invoke=pool.invoke, started_ray=started_ray)
+        return session.watch().attend()
+
+    @property
+    def store(self) -> _RayStore:
+        return STORE
+
+    def alive(self) -> bool:
+        return bool(ray.is_initialized())
+
+    def watch(self, life: str = "") -> RaySession:
+        """Note the pool's end, so that calls after it say so at once, and when it starts again."""
+        self.pool.next_life.remote(life).future().add_done_callback(partial(self._note, life))
+        return self
+
+    def _note(self, life: str, watched: Future[str]) -> None:
+        ended = watched.exception() is not None
+        if ended or not watched.result():
+            self.gone = True
+            gone = PoolStopped(f"pool {self.name!r} is gone", pool=self.name)
+            threading.Thread(target=self.end_calls, args=(gone,), daemon=True).start()
+        else:  # in a thread of its own: Ray calls this in one that must not send
+            threading.Thread(target=self._go_on, args=(life, watched.result()), daemon=True).start()
+
+    def _go_on(self, before: str, life: str) -> None:
+        """The pool is in another life than before, in which it knows no pins, and no functions if its store is lost."""
+        if not ray.is_initialized():
+            return
+        if before:
+            for register in list(self.registered.values()):
+                register()
+            for pin in list(self.pins.values()):
+                self.pool.upkeep.remote(*pin)
+        if self._calls is not None:
+            self._calls.moved(life)
+        self.watch(life)
+
+    def attend(self) -> RaySession:
+        """Let the pool note this process's end."""
+        self.pool.attend.remote(self.id, [self.pool.attended.remote(self.id)])
+        return self
+
+    def address(self) -> tuple[Address, str]:
+        if not ray.is_initialized():
+            raise PoolStopped(f"pool {self.name!r} is gone: Ray has ended", pool=self.name)
+        address: Address = self._answer(self.pool.address)
+        return address, ray.get_runtime_context().get_node_id()
+
+    def hold(self, life: str, refs: list[Any]) -> None:
+        self.pool.hold.remote(self.id, life, refs)
+
+    def drop(self, keys: list[bytes]) -> None:
+        self.calls.drop(keys)
+
+    def introduce(self, signature: Signature) -> None:
+        self.check()
+        if signature.key not in self.registered:
+            spec, task = wire.encode(signature.spec), signature.task.to_msgpack()
+            self.register(signature.key, lambda: self.pool.register.remote(spec, task))
+
+    def register(self, key: str, tell: Callable[[], Any]) -> None:
+        """Tell the pool of a function, now and in each later life of it."""
+        self.registered[key] = tell
+        tell()
+
+    def send(self, signature: Signature, message: bytes, refs: list[Any]) -> Any:
+        self.introduce(signature)
+        outputs = signature.task.outputs
+        if len(outputs) == 1:
+            return self.invoke.remote(message, refs) if refs else self.invoke.remote(message)
+        sent = self.invoke.options(num_returns=len(outputs)).remote(message, refs)
+        return outputs_type(tuple(buffer.name for buffer in outputs))(*sent)
+
+    def prefetch(self, message: bytes, refs: list[Any]) -> Any:
+        return self.pool.upkeep.remote(message, refs)
+
+    def upkeep(self, message: bytes, refs: list[Any]) -> None:
+        self._answer(self.pool.upkeep, message, refs)
+
+    def status(self) -> Status:
+        status: Status = self._answer(self.pool.status)
+        return status
+
+    def stats(self, reset: bool) -> Stats:
+        stats: Stats = self._answer(self.pool.stats, reset)
+        return stats
+
+    def pardon(self, function: str) -> bool:
+        pardoned: bool = self._answer(self.pool.pardon, function)
+        return pardoned
+
+    def _answer(self, method: Any, *args: Any) -> Any:
+        """What the pool's actor answers.
+
+        Raises:
+            PoolStopped, KaasError
+        """
+        try:
+            return ray.get(method.remote(*args))
+        except ray.exceptions.RayActorError as error:
+            raise PoolStopped(f"pool {self.name!r} is gone: {error}", pool=self.name) from error
+        except KaasError as error:
+            raise plain(error) from None
+
+    def shut_down(self) -> None:
+        try:
+            for _ in range(2):  # answers leave the actor in order: when the second is here, those of all who waited are
+                ray.get(self.pool.stop.remote())
+            ray.kill(self.pool)
+        except ray.exceptions.RayActorError:
+            pass  # somebody else stopped it first
+        self.end_calls(PoolStopped(f"pool {self.name!r} was shut down", pool=self.name))
+        if self.started_ray:
+            ray.shutdown()
+
+
+# --- a pool is started or found
+
+
+def open_session(name: str, wanted: Config | None, address: str | None) -> tuple[RaySession, bool]:
+    """This process's session, or a new one, with the pool of this name; True: this call started the pool. Belongs to
+    who holds HERE's lock.
+
+    Raises:
+        ConfigMismatch, InvalidConfig
+    """
+    session = HERE.session
+    assert session is None or isinstance(session, RaySession), "the caller refuses pools of another kind"
+    started = session.started_ray if session else connect(address, wanted)
+    pool, opened = _open_pool(name, wanted)
+    if session is None or session.pool != pool:
+        session = RaySession.to(name, pool, started)
+    return session, opened
+
+
+def connect(address: str | None, wanted: Config | None) -> bool:
+    """Connect to Ray; whether that started one."""
+    if ray.is_initialized():
+        return False
+    if address is not None:
+        ray.init(address=address)
+        return False
+    software = sum(device.kind == "software" for device in (wanted and wanted.devices) or ())
+    try:
+        ray.init(resources={SOFTWARE_RESOURCE: max(SOFTWARE_SLOTS, software)})
+    except ValueError:  # Ray has found a cluster to connect to, and says so before it connects
+        ray.init()
+        return False
+    return True
+
+
+def _open_pool(name: str, wanted: Config | None) -> tuple[Any, bool]:
+    """The running pool of this name, or a new one and True; a pool that is just ending gives way to a new one."""
+    gpus = int(cluster_resources().get("GPU", 0))
+    actor: Any = ray.remote(PoolActor).options(name=name, **POOL_OPTIONS)
+    refused = False
+    while True:
+        pool = actor.remote(name, (wanted or Config()).resolved(gpus))
+        try:
+            opened: bool = ray.get(pool.attach.remote(wanted))
+        except ray.exceptions.RayActorError:
+            if refused:
+                raise
+            refused = True
+        except KaasError as error:
+            if isinstance(error, PolicyError | InvalidConfig | PoolStopped):
+                ray.kill(pool)  # it never opened, or never will again: its name is free for a better one
+            if not isinstance(error, PoolStopped):
+                raise plain(error) from None
+        else:
+            return pool, opened
+
+
+def attach(name: str, address: str) -> None:
+    """Attach this process to a pool that runs already.
+
+    Raises:
+        NotInitialized
+    """
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, logging_level=logging.WARNING)
+        except (ConnectionError, ray.exceptions.RayError) as error:
+            raise NotInitialized(f"cannot connect to Ray at {address!r}: {error}") from error
+    attach_running(name)
+
+
+def attach_running(name: str) -> Session:
+    """This process's session; without one, it is attached to the pool of this name.
+
+    Raises:
+        NotInitialized: no such pool runs.
+    """
+    with HERE.lock:
+        if HERE.session is None or HERE.session.gone:
+            try:
+                pool = ray.get_actor(name, namespace=NAMESPACE)
+            except ValueError as error:
+                raise NotInitialized(f"no pool {name!r} runs") from error
+            HERE.session = RaySession.to(name, pool)
+        return HERE.session
+
+
+def session_for(pool: str) -> Session:
+    """This process's session; a Ray task that has none, or whose pool is gone, is attached to this pool.
+
+    Raises:
+        NotInitialized
+    """
+    session = HERE.session
+    if session is not None and session.alive() and not (session.gone and _in_ray_worker()):
+        return session
+    if not ray.is_initialized() or not _in_ray_worker():  # a driver has to call init
+        raise NotInitialized("call kaas.init() first")
+    return attach_running(pool)
+
+
+def ray_session_for(pool: str, what: str) -> RaySession:
+    """As `session_for`, for what only a pool on Ray does.
+
+    Raises:
+        NotInitialized, InvalidRequest
+    """
+    session = session_for(pool)
+    if not isinstance(session, RaySession):
+        raise needs_ray(what, session.name)
+    return session
+
+
+def _in_ray_worker() -> bool:
+    return bool(ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
+
+
+def plain(error: KaasError) -> KaasError:
+    """An error as it was raised, out of the class that Ray makes of it."""
+    cause = getattr(error, "cause", error)
+    return cause if isinstance(cause, KaasError) else error

@@ -1,0 +1,153 @@
+"""Who receives from a line that many threads wait on: one of them, for itself and for the others.
+
+When it has what it waited for it leaves that to the next. So a thread that waits alone has its answer without any other
+thread. Only where nobody waits, for callbacks and event loops, there is a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, Protocol
+
+from kaas.pool.lines import Line, LineLost
+from kaas.pool.messages import ToPeer
+
+
+class Awaited(Protocol):
+    """What a thread waits for. waiting: set when it has ended, or when it is this thread's turn to receive; guarded, as
+    `ended` is, by the receiver's lock."""
+
+    waiting: list[threading.Event]
+
+    @property
+    def ended(self) -> bool: ...
+
+
+class Receiver:
+    """take: what has come. lost: a line has ended; it then gives another, or ends what is waited for."""
+
+    def __init__(self, take: Callable[[ToPeer, Sequence[Any]], None], lost: Callable[[Line], None]) -> None:
+        self.lock = threading.Lock()
+        self._take = take
+        self._lost = lost
+        self._line: Line | None = None
+        self._receiving = False
+        self._turns: dict[threading.Event, None] = {}
+        self._watched = _Watched()
+
+    def use(self, line: Line | None) -> None:
+        """Receive from this line from now on; None: from none. Called with the lock held."""
+        self._line = line
+        self._pass_on()
+
+    def wait(self, until: Awaited, timeout_s: float | None) -> None:
+        """Until something has ended or the time is up; with 0, what has come already is taken."""
+        end_s = None if timeout_s is None else monotonic() + timeout_s
+        while not until.ended:
+            turn = None
+            with self.lock:
+                line = None if self._receiving else self._line
+                if until.ended:
+                    return
+                if line is not None:
+                    self._receiving = True
+                else:
+                    turn = threading.Event()
+                    self._turns[turn] = None
+                    until.waiting.append(turn)
+            if line is not None:
+                self._receive(line, until, end_s)
+            elif turn is not None:
+                self._await_turn(turn, until, end_s)
+            if end_s is not None and monotonic() >= end_s:
+                return
+
+    def take_all(self) -> None:
+        """What has come already."""
+        self.wait(_Never(), 0)
+
+    def _receive(self, line: Line, until: Awaited, end_s: float | None) -> None:
+        try:
+            while not until.ended:
+                arrived = line.receive(None if end_s is None else max(0.0, end_s - monotonic()))
+                if arrived is None:
+                    return
+                self._take(*arrived)
+        except LineLost:
+            self._lost(line)
+        finally:
+            with self.lock:
+                self._receiving = False
+                self._pass_on()
+
+    def _await_turn(self, turn: threading.Event, until: Awaited, end_s: float | None) -> None:
+        try:
+            turn.wait(None if end_s is None else max(0.0, end_s - monotonic()))
+        finally:
+            with self.lock:
+                del self._turns[turn]
+                until.waiting.remove(turn)
+                if until.ended or not turn.is_set():
+                    self._pass_on()  # it may have been its turn, which it does not want any more
+
+    def _pass_on(self) -> None:
+        if self._turns and not self._receiving and self._line is not None:
+            next(iter(self._turns)).set()
+
+    def wake(self) -> None:
+        """Something has ended otherwise: whoever receives may have waited for it."""
+        with self.lock:
+            line = self._line if self._receiving else None
+        if line is not None:
+            line.wake()
+
+    # --- what has nobody who waits
+
+    def watch(self, number: int) -> None:
+        """Receive until this one is `unwatch`ed, even if nobody waits. Called with the lock held, as the next ones."""
+        watched = self._watched
+        watched.numbers.add(number)
+        watched.some.set()
+        if watched.thread is None:
+            watched.thread = threading.Thread(target=self._attend, name="kaas-answers", daemon=True)
+            watched.thread.start()
+
+    def unwatch(self, number: int) -> None:
+        self._watched.numbers.discard(number)
+
+    def close(self) -> None:
+        self._line = None
+        self._watched.numbers.clear()
+        self._watched.closed = True
+        self._watched.some.set()
+
+    def _attend(self) -> None:
+        watched = self._watched
+        while not watched.closed:
+            watched.some.wait()
+            watched.some.clear()
+            self.wait(watched, None)
+
+
+class _Watched:
+    """What the thread of its own waits for: that none is left to be watched."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.waiting: list[threading.Event] = []
+        self.some = threading.Event()
+        self.closed = False
+        self.thread: threading.Thread | None = None
+
+    @property
+    def ended(self) -> bool:
+        return not self.numbers
+
+
+class _Never:
+    ended = False
+
+    def __init__(self) -> None:
+        self.waiting: list[threading.Event] = []
