@@ -4,6 +4,10 @@ Four clients send requests in an open loop at 70 % of what software GPUs with mo
 then with an executor killed every 5 s, the pool once, and every 10 s a kernel that ends its device: of a new function,
 and every other time of one that does so again until it is in quarantine. Times of requests that were sent within 15 s
 after the pool's end are not in the 99th percentile; the outage is the longest time without any answer then.
+
+    python -m benchmarks.chaos [--path ray|zmq] [--seconds S] [--json]
+
+The requests go by kaas.invoke, over Ray, or with --path zmq by kaas.call.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ import ray
 import kaas
 from benchmarks.report import parser, report
 from kaas import softgpu
-from kaas.session import current_session
+from kaas.ray_session import plain
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 CLIENTS = ("ada", "bob", "cyd", "dan")
@@ -48,6 +52,7 @@ IN_FLIGHT = 4 * DEVICES
 EXECUTOR_EVERY_S = 5.0
 POISON_EVERY_S = 10.0
 LEFT_OUT_S = 15.0
+PATHS = ("ray", "zmq")
 PATIENCE_S = 90.0
 """How long after the last request answers may come: more than the run limit."""
 
@@ -73,7 +78,7 @@ class Sent:
             return "unanswered"
         error = self.future.exception()
         if error is not None:
-            return type(getattr(error, "cause", error)).__name__ if isinstance(error, kaas.KaasError) else "wrong"
+            return type(plain(error)).__name__ if isinstance(error, kaas.KaasError) else "wrong"
         expected = np.float32(self.number) * np.float32(0.5) + np.float32(1)
         return "wrong" if self.poison or not (self.future.result() == expected).all() else "right"
 
@@ -84,21 +89,27 @@ class Load:
 
     function: Any
     chance: random.Random
+    path: str
     sent: list[Sent] = field(default_factory=list)
 
     def send(self) -> Sent:
         number = len(self.sent)
         client = CLIENTS[self.chance.randrange(len(CLIENTS))]
         x = np.full(N, number, np.float32)
-        return self.note(number, lambda: kaas.invoke(self.function, {"x": x}, client=client))
+        return self.note(number, self.function, x, client)
 
     def poison(self, which: int) -> Sent:
         """which: names the function."""
         x = np.zeros(N, np.float32)
-        return self.note(len(self.sent), lambda: kaas.invoke(task(which), {"x": x}, client="eve"), poison=True)
+        return self.note(len(self.sent), task(which), x, "eve", poison=True)
 
-    def note(self, number: int, invoke: Callable[[], Any], *, poison: bool = False) -> Sent:
-        sent = Sent(number, monotonic(), invoke().future(), poison)
+    def note(self, number: int, function: Any, x: Any, client: str, *, poison: bool = False) -> Sent:
+        at_s = monotonic()
+        if self.path == "ray":
+            answer: Future[Any] = kaas.invoke(function, {"x": x}, client=client).future()
+        else:
+            answer = awaited(kaas.call(function, {"x": x}, client=client))
+        sent = Sent(number, at_s, answer, poison)
         self.sent.append(sent)
 
         def answered(_: Future[Any]) -> None:
@@ -130,6 +141,21 @@ class Load:
         return PEAK_REQUESTS / (monotonic() - began)
 
 
+def awaited(call: kaas.Future) -> Future[Any]:
+    """The answer as `wait` takes it."""
+    answer = Future[Any]()
+
+    def answered(_: kaas.Future) -> None:
+        error = call.exception()
+        if error is None:
+            answer.set_result(call.result())
+        else:
+            answer.set_exception(error)
+
+    call.add_done_callback(answered)
+    return answer
+
+
 def task(poison: int | None = None) -> kaas.KTask:
     """y = x * 0.5 + w; poison: without w, so that its kernel reads at address 0, and each number another function."""
     x, w, y = (kaas.Buffer(name, N, "float32") for name in "xwy")
@@ -148,8 +174,7 @@ class Chaos:
         self._thread = ThreadPoolExecutor(1)
         self.done: Counter[str] = Counter()
         self.pool_killed_s: float | None = None
-        pool = current_session().pool
-        self._pool_pid = ray.get(pool.__ray_call__.remote(lambda _: os.getpid()))
+        self._pool_pid = kaas.status().pid
 
     def _events(self, seconds: float, pool_kill: bool) -> Iterator[tuple[float, Callable[[], None]]]:
         for turn in range(1, int(seconds / EXECUTOR_EVERY_S)):
@@ -196,12 +221,13 @@ class Chaos:
 def main() -> None:
     options = parser(__doc__.partition("\n")[0] if __doc__ else "")
     options.add_argument("--seconds", type=float, default=SECONDS, help="how long things are killed")
+    options.add_argument("--path", choices=PATHS, default=PATHS[0], help="how the requests go")
     options.add_argument("--no-pool-kill", action="store_true", help="executors and poison only")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     model = softgpu.Model(kernels={"step": softgpu.Takes(KERNEL_S)})
     kaas.init(devices=[kaas.Device("software", DEVICE_BYTES, model)] * DEVICES)
-    load = Load(kaas.register(task(), {"w": np.ones(N, np.float32)}), random.Random(given.seed))
+    load = Load(kaas.register(task(), {"w": np.ones(N, np.float32)}), random.Random(given.seed), given.path)
     for _ in range(2):  # the first is the warm-up
         peak = load.peak()
     rate = LOAD * peak
@@ -210,7 +236,7 @@ def main() -> None:
         hard = load.open_loop(rate, given.seconds)
     bars, detail = judge(quiet, hard, chaos.pool_killed_s)
     detail |= {"requests_per_s": rate, "kernel_ms": KERNEL_S * 1e3, "devices": DEVICES, **chaos.done}
-    report("chaos", bars, detail, given.json)
+    report("chaos", bars, {"path": given.path, **detail}, given.json)
     kaas.shutdown()
     ray.shutdown()
 

@@ -26,7 +26,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is im
 import ray
 
 import kaas
-from benchmarks.overhead import ELEMENTS, build
+from benchmarks.path import ELEMENTS, build
 from kaas.pool.events import Decision, Event, PhysicalDevice, Policy
 from kaas.pool.policies import POLICIES
 from kaas.pool.simulation.reading import read

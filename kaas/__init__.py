@@ -104,4 +104,5 @@ _ON_DEMAND = {
 def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'kaas' has no attribute {name!r}")
-    return getattr(import_module(_ON_DEMAND[name]), name)
+    value = globals()[name] = getattr(import_module(_ON_DEMAND[name]), name)  # the next time it is found at once
+    return value

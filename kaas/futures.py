@@ -16,23 +16,62 @@ _log = logging.getLogger(__name__)
 _UNMADE: Any = object()
 
 
-class Receiving(Protocol):
-    """Where answers come from, as futures see it."""
+class Asked(Protocol):
+    """Where an answer comes from."""
 
     lock: threading.Lock
-    """Guards what futures know."""
+    """Guards what answers know."""
 
-    def wait(self, future: Future, timeout_s: float | None) -> None:
-        """Until the future has ended, or the time is up; with 0, what has already come is taken."""
+    def wait(self, answer: Answer, timeout_s: float | None) -> None:
+        """Until it has ended, or the time is up; with 0, what has already come is taken."""
         ...
 
-    def watch(self, future: Future) -> None:
+    def watch(self, answer: Answer) -> None:
         """Somebody wants to hear when it ends, and does not wait. Called with the lock held."""
         ...
 
-    def forget(self, future: Future) -> None:
+    def forget(self, answer: Answer) -> None:
         """It was cancelled."""
         ...
+
+
+class Answer:
+    """What came of a question, or will. number: of the question. ended: whether it is here; then frames or an error
+    are, unless it was cancelled. waiting: to be set when it is, of each thread that waits."""
+
+    __slots__ = ("asked", "callbacks", "cancelled", "ended", "error", "frames", "number", "waiting")
+
+    def __init__(self, asked: Asked, number: int) -> None:
+        self.asked = asked
+        self.number = number
+        self.ended = False
+        self.cancelled = False
+        self.frames: Sequence[Any] = ()
+        self.error: BaseException | None = None
+        self.callbacks: list[Callable[[], Any]] = []
+        self.waiting: list[threading.Event] = []
+
+    def end(self, frames: Sequence[Any] = (), error: BaseException | None = None, *, cancelled: bool = False) -> bool:
+        """This came of it; whether nothing had."""
+        with self.asked.lock:
+            if self.ended:
+                return False
+            self.frames, self.error, self.cancelled = frames, error, cancelled
+            self.ended = True
+            for event in self.waiting:
+                event.set()
+        for callback in self.callbacks:
+            _call(callback)
+        return True
+
+    def when_ended(self, callback: Callable[[], Any]) -> None:
+        with self.asked.lock:
+            if not self.ended:
+                self.callbacks.append(callback)
+                if len(self.callbacks) == 1:
+                    self.asked.watch(self)
+                return
+        _call(callback)
 
 
 class Future:
@@ -41,20 +80,12 @@ class Future:
     Its value is the output's array, read-only; of several outputs a named tuple of them, in declared order.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_cancelled", "_error", "_frames", "_make", "_receiving", "_value",
-                 "ended", "number", "waiting")  # fmt: skip
+    __slots__ = ("__weakref__", "_answer", "_make", "_value")
 
-    def __init__(self, receiving: Receiving, number: int, make: Callable[[Sequence[Any]], Any]) -> None:
-        self._receiving = receiving
+    def __init__(self, answer: Answer, make: Callable[[Sequence[Any]], Any]) -> None:
+        self._answer = answer
         self._make = make
-        self._frames: Sequence[Any] = ()
         self._value = _UNMADE
-        self._error: BaseException | None = None
-        self._cancelled = False
-        self._callbacks: list[Callable[[Future], Any]] = []
-        self.number = number
-        self.ended = False
-        self.waiting: list[threading.Event] = []
 
     def result(self, timeout: float | None = None) -> Any:
         """The value, once it is there.
@@ -73,7 +104,7 @@ class Future:
             finally:
                 del error  # it refers to this frame, and must not be referred to by it
         if self._value is _UNMADE:
-            self._value = self._make(self._frames)
+            self._value = self._make(self._answer.frames)
         return self._value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -82,85 +113,70 @@ class Future:
         Raises:
             TimeoutError, concurrent.futures.CancelledError
         """
-        if not self.ended:
-            self._receiving.wait(self, timeout)
-            if not self.ended:
+        answer = self._answer
+        if not answer.ended:
+            answer.asked.wait(answer, timeout)
+            if not answer.ended:
                 raise TimeoutError(f"no answer within {timeout} s")
-        if self._cancelled:
+        if answer.cancelled:
             raise CancelledError
-        return self._error
+        return answer.error
 
     def done(self) -> bool:
         """Whether there is a value or an error, or it was cancelled."""
-        if not self.ended:
-            self._receiving.wait(self, 0)
-        return self.ended
+        answer = self._answer
+        if not answer.ended:
+            answer.asked.wait(answer, 0)
+        return answer.ended
 
     def cancelled(self) -> bool:
-        return self._cancelled
+        return self._answer.cancelled
 
     def cancel(self) -> bool:
         """Nobody waits for it any more: if it is queued, it does not run; if it runs, its slot is free when its kernels
         end. Returns whether it is cancelled; it is not if it had ended."""
-        if self.end(cancelled=True):
-            self._receiving.forget(self)
-        return self._cancelled
+        answer = self._answer
+        if answer.end(cancelled=True):
+            answer.asked.forget(answer)
+        return answer.cancelled
 
     def add_done_callback(self, fn: Callable[[Future], Any]) -> None:
         """Have fn called with this future when it has ended, in whichever thread notices, or here if it has."""
-        with self._receiving.lock:
-            if not self.ended:
-                self._callbacks.append(fn)
-                if len(self._callbacks) == 1:
-                    self._receiving.watch(self)
-                return
-        self._call(fn)
+        self._answer.when_ended(lambda: fn(self))
 
     def __await__(self) -> Generator[Any, None, Any]:
         """In any event loop. Cancelling who awaits it cancels the call."""
         import asyncio
 
-        if not self.ended:
+        if not self._answer.ended:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
-            self.add_done_callback(lambda _: _wake(loop, waiter))
+            self._answer.when_ended(lambda: _wake(loop, waiter))
             try:
                 yield from waiter
             except asyncio.CancelledError:
                 self.cancel()
                 raise
-        if self._cancelled:
+        if self._answer.cancelled:
             raise asyncio.CancelledError
         return self.result()
 
-    def end(self, frames: Sequence[Any] = (), error: BaseException | None = None, *, cancelled: bool = False) -> bool:
-        """Give it what came of the call; whether nothing had."""
-        with self._receiving.lock:
-            if self.ended:
-                return False
-            self._frames, self._error, self._cancelled = frames, error, cancelled
-            self.ended = True
-            callbacks = self._callbacks
-            for event in self.waiting:
-                event.set()
-        for fn in callbacks:
-            self._call(fn)
-        return True
-
-    def _call(self, fn: Callable[[Future], Any]) -> None:
-        try:
-            fn(self)
-        except Exception:  # noqa: BLE001 - it is of whoever added it; the others are called too
-            _log.exception("a callback of %r raised", self)
-
     def __repr__(self) -> str:
-        if not self.ended:
+        answer = self._answer
+        if not answer.ended:
             state = "pending"
-        elif self._cancelled:
+        elif answer.cancelled:
             state = "cancelled"
         else:
-            state = "finished" if self._error is None else f"raised {type(self._error).__name__}"
-        return f"<kaas.Future {self.number} {state}>"
+            state = "finished" if answer.error is None else f"raised {type(answer.error).__name__}"
+        return f"<kaas.Future {answer.number} {state}>"
+
+
+def _call(callback: Callable[[], Any]) -> None:
+    try:
+        callback()
+    except Exception:  # noqa: BLE001 - it is of whoever added it; the others are called too
+        _log.exception("a callback of a kaas.Future raised")
 
 
 def _wake(loop: AbstractEventLoop, waiter: Waiter[None]) -> None:

@@ -17,7 +17,7 @@ from kaas.config import Config
 from kaas.errors import ConfigMismatch, InvalidConfig, NotInitialized, PoolStopped
 from kaas.pool import answers
 from kaas.pool.held_ref import HeldRef
-from kaas.pool.messages import Address
+from kaas.pool.messages import Address, Named
 from kaas.pool.names import Notice, Place
 from kaas.pool.objects import Keep, encode_keep, key_of
 from kaas.pool.packing import Signature
@@ -25,9 +25,13 @@ from kaas.pool.process_orders import PoolOrders
 from kaas.pool.processes import Child
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
+from kaas.pool.wire import INLINE_INPUT_BYTES
 from kaas.request import raw_bytes
 from kaas.session import HERE, Session, needs_ray
+from kaas.session_calls import Aside
 
+AT_ONCE = 32
+"""Values that go to the pool in one message: they take memory, and a file each, a second time until it has them."""
 _ANY = Buffer("value", 1)
 
 
@@ -50,21 +54,29 @@ class _HeldStore:
     def put(self, value: Any) -> HeldRef:
         data, dtype = raw_bytes(_ANY, value)
         key = key_of(data)
-        self._hold(Keep([key]), [data])
+        self._hold([key], [data])
         return self._ref(key, data.nbytes, dtype)
 
     def put_all(self, values: tuple[Any, ...]) -> HeldRef:
         parts = [value if isinstance(value, HeldRef) else raw_bytes(_ANY, value)[0] for value in values]
         keys = [part.binary() if isinstance(part, HeldRef) else key_of(part) for part in parts]
         together = key_of(b"".join(keys))
-        self._hold(Keep(keys, together), parts)
+        for begin in range(0, len(keys), AT_ONCE):
+            self._hold(keys[begin : begin + AT_ONCE], parts[begin : begin + AT_ONCE])
+        self._session.ask("hold", [encode_keep(Keep(keys, together))], [Named(key) for key in keys])
+        self._session.calls.drop(keys)
         return self._ref(together, sum(part.nbytes for part in parts), None)
 
-    def _hold(self, keep: Keep, parts: Sequence[HeldRef | memoryview]) -> None:
-        calls = self._session.calls
-        with calls.aside(self) as aside:
-            beside = [part if isinstance(part, HeldRef) else aside.put(part) for part in parts]
-            self._session.ask("hold", [encode_keep(keep)], beside)
+    def _hold(self, keys: Sequence[bytes], parts: Sequence[HeldRef | memoryview]) -> None:
+        with self._session.calls.aside(self) as aside:
+            beside = [self._beside(part, aside) for part in parts]
+            self._session.ask("hold", [encode_keep(Keep(keys))], beside)
+
+    @staticmethod
+    def _beside(part: HeldRef | memoryview, aside: Aside) -> Any:
+        if isinstance(part, HeldRef):
+            return part
+        return aside.put(part) if part.nbytes > INLINE_INPUT_BYTES else bytes(part)
 
     def _ref(self, key: bytes, nbytes: int, dtype: str | None) -> HeldRef:
         ref = HeldRef(key, nbytes, dtype)
@@ -122,9 +134,6 @@ class ProcessSession(Session):
     def introduce(self, signature: Signature) -> None:
         self.check()
         self.calls.introduce(signature)
-
-    def tell(self, *_: bytes) -> None:
-        raise AssertionError("calls tell of functions themselves, each once on a line")
 
     def send(self, *_: Any) -> Any:
         raise needs_ray("kaas.invoke", self.name)

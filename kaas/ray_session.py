@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ import ray
 
 from kaas.config import Config
 from kaas.errors import InvalidConfig, KaasError, NotInitialized, PolicyError, PoolStopped
+from kaas.pool import wire
 from kaas.pool.messages import Address
 from kaas.pool.packing import Signature
 from kaas.pool.ray_ground import existing
@@ -61,12 +62,14 @@ class RaySession(Session):
     """
     Fields:
         pool: its actor. invoke: the method of that, looked up once. started_ray: `init` started Ray for this.
+        registered: how each function and eTask, by its key, is made known to the pool.
     """
 
     ray: ClassVar[bool] = True
     pool: Any
     invoke: Any
     started_ray: bool = False
+    registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
     etask_calls: Iterator[int] = field(default_factory=count)
 
     @classmethod
@@ -127,8 +130,16 @@ class RaySession(Session):
     def drop(self, keys: list[bytes]) -> None:
         self.calls.drop(keys)
 
-    def tell(self, spec: bytes, task: bytes) -> Any:
-        return self.pool.register.remote(spec, task)
+    def introduce(self, signature: Signature) -> None:
+        self.check()
+        if signature.key not in self.registered:
+            spec, task = wire.encode(signature.spec), signature.task.to_msgpack()
+            self.register(signature.key, lambda: self.pool.register.remote(spec, task))
+
+    def register(self, key: str, tell: Callable[[], Any]) -> None:
+        """Tell the pool of a function, now and in each later life of it."""
+        self.registered[key] = tell
+        tell()
 
     def send(self, signature: Signature, message: bytes, refs: list[Any]) -> Any:
         self.introduce(signature)

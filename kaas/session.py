@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, NotInitialized, PoolStopped
-from kaas.pool import wire
+from kaas.pool.packing import Store
 
 if TYPE_CHECKING:
     from kaas.pool.messages import Address
-    from kaas.pool.packing import Signature, Store
+    from kaas.pool.packing import Signature
     from kaas.pool.stats import Stats
     from kaas.pool.status import Status
     from kaas.session_calls import Calls
+
+
+class ObjectStore(Store, Protocol):
+    """Where objects are that outlive a request: Ray's store, or the pool itself."""
+
+    def put_all(self, values: tuple[Any, ...]) -> Any:
+        """One reference to several values, of which some may be references."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -27,15 +34,13 @@ class Session(ABC):
 
     Fields:
         ray: whether the pool is on Ray. client: whom requests are billed to that name nobody else.
-        registered: how each function, by its key, is made known to the pool. pins: the orders for what this program has
-            pinned. gone: the pool has ended for good.
+        pins: the orders for what this program has pinned. gone: the pool has ended for good.
     """
 
     ray: ClassVar[bool]
     name: str
     client: str
     id: str = field(default_factory=partial(token_hex, 8))
-    registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
     pins: dict[tuple[bytes, int | None], tuple[bytes, list[Any]]] = field(default_factory=dict)
     gone: bool = False
     _calls: Calls | None = None
@@ -48,18 +53,6 @@ class Session(ABC):
         """
         if self.gone:
             raise PoolStopped(f"pool {self.name!r} is gone; kaas.init() starts another", pool=self.name)
-
-    def introduce(self, signature: Signature) -> None:
-        """Tell the pool of a function, once; the message needs no answer."""
-        self.check()
-        if signature.key not in self.registered:
-            spec, task = wire.encode(signature.spec), signature.task.to_msgpack()
-            self.register(signature.key, lambda: self.tell(spec, task))
-
-    def register(self, key: str, tell: Callable[[], Any]) -> None:
-        """Tell the pool of a function, now and in each later life of it."""
-        self.registered[key] = tell
-        tell()
 
     @property
     def calls(self) -> Calls:
@@ -103,16 +96,20 @@ class Session(ABC):
 
     @property
     @abstractmethod
-    def store(self) -> Store:
-        """Where objects are that outlive a request."""
+    def store(self) -> ObjectStore:
+        """Its objects."""
 
     @abstractmethod
     def alive(self) -> bool:
         """Whether what it stands on is still there: Ray, for a pool on Ray."""
 
     @abstractmethod
-    def tell(self, spec: bytes, task: bytes) -> Any:
-        """Send a function's registration."""
+    def introduce(self, signature: Signature) -> None:
+        """Tell the pool of a function, once; the message needs no answer.
+
+        Raises:
+            PoolStopped
+        """
 
     @abstractmethod
     def send(self, signature: Signature, message: bytes, refs: list[Any]) -> Any:

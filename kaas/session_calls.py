@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from kaas.error_codec import decode_error
 from kaas.errors import KaasError, NotInitialized, PoolStopped
-from kaas.futures import Future
+from kaas.futures import Answer, Future
 from kaas.holds import Holds
 from kaas.pool import messages, wire
 from kaas.pool.blocks import Lease, Outbox
@@ -72,7 +72,7 @@ class _Asked:
             until the answer. function: to be introduced first. owner: lives until then, with what is held for it.
     """
 
-    future: Future
+    answer: Answer
     what: str
     frames: Sequence[Any]
     beside: Sequence[Any] = ()
@@ -159,9 +159,9 @@ class Calls:
             if constants is not None:
                 self._holds.keep(owner, [constants])
             keys = self._holds.use(refs) if refs else ()
-        future = Future(self, next(self._numbers), self._makers.get(function.key) or self._maker(function))
-        self._ask(_Asked(future, "", (message,), beside, keys, function, owner))
-        return future
+        answer = Answer(self, next(self._numbers))
+        self._ask(_Asked(answer, "", (message,), beside, keys, function, owner))
+        return Future(answer, self._makers.get(function.key) or self._maker(function))
 
     def ask(self, what: str, frames: Sequence[Any] = (), beside: Sequence[Any] = ()) -> Future:
         """Anything else of the pool; the value are the frames of its answer.
@@ -169,9 +169,9 @@ class Calls:
         Raises:
             PoolStopped, NotInitialized
         """
-        future = Future(self, next(self._numbers), list)
-        self._ask(_Asked(future, what, frames, beside))
-        return future
+        answer = Answer(self, next(self._numbers))
+        self._ask(_Asked(answer, what, frames, beside))
+        return Future(answer, list)
 
     def _maker(self, function: Signature) -> Make:
         make = self._makers[function.key] = outputs_from(function.task.outputs)
@@ -186,6 +186,13 @@ class Calls:
         life = self._life
         return self._outbox.put(data) if life is not None and life.line.shares else bytes(data)
 
+    def introduce(self, function: Signature) -> None:
+        """Tell the pool of a function that is not called yet; the message needs no answer."""
+        self._check_process()
+        life = self._life
+        if life is not None and function.key not in life.introduced:
+            self._introduce(life, function)
+
     def drop(self, keys: Sequence[bytes]) -> None:
         """Have the pool let go of objects."""
         life = self._life
@@ -199,7 +206,7 @@ class Calls:
 
     def _ask(self, asked: _Asked) -> None:
         self._check_process()
-        number = asked.future.number
+        number = asked.answer.number
         with self.lock:
             ended, life = self._ended, self._life
             if ended is None:
@@ -217,12 +224,15 @@ class Calls:
             raise NotInitialized("this process was forked from one that is attached to a pool: it cannot use its line")
 
     def _post(self, life: _Life, asked: _Asked) -> None:
-        function, number = asked.function, asked.future.number
+        function, number = asked.function, asked.answer.number
         if function is not None and function.key not in life.introduced:
-            self._send(life, Register(), (wire.encode(function.spec), function.task.to_msgpack()))
-            life.introduced.add(function.key)
+            self._introduce(life, function)
         beside, frames = _placed(asked, life.line.shares) if asked.beside else ((), asked.frames)
         self._send(life, Ask(number, asked.what, beside) if asked.what else Submit(number, beside), frames)
+
+    def _introduce(self, life: _Life, function: Signature) -> None:
+        self._send(life, Register(), (wire.encode(function.spec), function.task.to_msgpack()))
+        life.introduced.add(function.key)
 
     def _send(self, life: _Life, header: Any, frames: Sequence[Any] = ()) -> None:
         try:
@@ -232,15 +242,15 @@ class Calls:
 
     # --- answers
 
-    def wait(self, future: Future, timeout_s: float | None) -> None:
+    def wait(self, answer: Answer, timeout_s: float | None) -> None:
         self._check_process()
-        self._receiver.wait(future, timeout_s)
+        self._receiver.wait(answer, timeout_s)
 
-    def watch(self, future: Future) -> None:
-        self._receiver.watch(future.number)
+    def watch(self, answer: Answer) -> None:
+        self._receiver.watch(answer.number)
 
-    def forget(self, future: Future) -> None:
-        number = future.number
+    def forget(self, answer: Answer) -> None:
+        number = answer.number
         with self.lock:
             asked = self._open.pop(number, None)
             life = self._life
@@ -280,7 +290,7 @@ class Calls:
         if asked is not None:
             if asked.keys:
                 self._holds.release(asked.keys)
-            asked.future.end(frames, error)
+            asked.answer.end(frames, error)
 
     # --- the pool's lives
 
@@ -364,7 +374,7 @@ class Calls:
         if life is not None:
             life.line.close()
         for asked in unanswered.values():
-            asked.future.end(error=error)
+            asked.answer.end(error=error)
         self._holds.close()
         self._outbox.close()
 

@@ -70,7 +70,7 @@ class _Session:
 
     name: str
     peer: Peer
-    open: dict[int, asyncio.Future[Any] | Answer[Any]] = field(default_factory=dict)
+    open: dict[int, Answer[Any] | asyncio.Future[Any]] = field(default_factory=dict)
 
 
 class Clients:
@@ -84,6 +84,7 @@ class Clients:
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, _Session] = {}
         self._by_peer: dict[Peer, _Session] = {}
+        self._silence: asyncio.Event | None = None  # somebody waits for it
 
     def greet(self, peer: Peer, hello: Hello) -> None:
         """A session has a line, its first or a new one, where from now on it gets all its answers."""
@@ -111,11 +112,14 @@ class Clients:
 
     async def answered(self) -> None:
         """Wait until all who asked have their answers."""
-        while waits := [wait for session in self._sessions.values() for wait in session.open.values()]:
-            one = asyncio.Event()
-            for wait in waits:
-                wait.add_done_callback(lambda _, one=one: one.set())
-            await one.wait()
+        while any(session.open for session in self._sessions.values()):
+            self._silence = asyncio.Event()
+            await self._silence.wait()
+
+    def _closed(self, session: _Session, number: int) -> None:
+        del session.open[number]
+        if self._silence is not None:
+            self._silence.set()
 
     def receive(self, peer: Peer, message: FromPeer, frames: Sequence[Any]) -> None:
         session = self._by_peer.get(peer)
@@ -185,11 +189,11 @@ class Clients:
     def _began(self, session: _Session, message: Submit, task: asyncio.Future[None]) -> None:
         """What was to begin later has begun, or never will."""
         if task.cancelled():
-            del session.open[message.number]
+            self._closed(session, message.number)
             if _blocks(message.beside):
                 self._released(session, message.number)
         elif (error := task.exception()) is not None:
-            del session.open[message.number]
+            self._closed(session, message.number)
             self._fail(session, message.number, error)
 
     def _begin(self, session: _Session, message: Submit, frames: Sequence[Any]) -> None:
@@ -218,18 +222,20 @@ class Clients:
         request.answer.add_done_callback(partial(self._answered, session, message.number, request, blocks))
 
     def _answered(self, session: _Session, number: int, request: Request, blocks: bool, answer: Answer[Any]) -> None:
-        del session.open[number]
+        self._closed(session, number)
         if answer.cancelled():
             self._service.pool.cancelled(request)
             if blocks:
                 self._release(session, number, request)
-        elif (error := answer.exception()) is None:
+            return
+        error = answer.exception()
+        if error is None:
             self._send(session.peer, Result(number), answer.result())
-        elif blocks and self._service.pool.holds(request):
-            self._fail(session, number, error, held=True)
+            return
+        held = blocks and self._service.pool.holds(request)
+        self._fail(session, number, error, held)
+        if held:
             self._release(session, number, request)
-        else:
-            self._fail(session, number, error)
 
     def _release(self, session: _Session, number: int, request: Request) -> None:
         """Tell when nobody reads a request's Blocks any more."""
@@ -248,7 +254,7 @@ class Clients:
         task.add_done_callback(partial(self._asked, session, message.number))
 
     def _asked(self, session: _Session, number: int, task: asyncio.Future[Sequence[bytes]]) -> None:
-        del session.open[number]
+        self._closed(session, number)
         if task.cancelled():
             return
         if (error := task.exception()) is not None:

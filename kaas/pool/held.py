@@ -60,19 +60,22 @@ class HeldRefs:
     def coming(self, session: str, named: Sequence[Named]) -> Awaitable[None] | None:
         """None if a session holds all of these; else what waits for the others, at last with an InvalidRequest."""
         missing = [item.key for item in named if not self._holds(session, item.key)]
-        return self._come(session, missing) if missing else None
-
-    async def _come(self, session: str, keys: Sequence[bytes]) -> None:
-        waits: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in keys]
-        for key, wait in zip(keys, waits, strict=True):
+        if not missing:
+            return None
+        loop = asyncio.get_running_loop()
+        waits: dict[bytes, asyncio.Future[None]] = {key: loop.create_future() for key in missing}
+        for key, wait in waits.items():  # at once, since they may come before anybody awaits this
             self._coming.setdefault((session, key), []).append(wait)
+        return self._come(session, waits)
+
+    async def _come(self, session: str, waits: dict[bytes, asyncio.Future[None]]) -> None:
         try:
             async with asyncio.timeout(HOLD_LIMIT_S):
-                await asyncio.gather(*waits)
+                await asyncio.gather(*waits.values())
         except TimeoutError as error:
             raise InvalidRequest("the pool has not been told of the objects that a request names") from error
         finally:
-            for key, wait in zip(keys, waits, strict=True):
+            for key, wait in waits.items():
                 self._forget(session, key, wait)
 
     def _forget(self, session: str, key: bytes, wait: asyncio.Future[None]) -> None:
@@ -104,3 +107,5 @@ class HeldRefs:
 
     def session_ended(self, session: str) -> None:
         self._sessions.pop(session, None)
+        for key in [key for key in self._coming if key[0] == session]:
+            del self._coming[key]

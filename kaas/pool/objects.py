@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -36,29 +36,32 @@ def key_of(content: bytes | memoryview) -> bytes:
     return hashlib.sha256(content).digest()[:28]
 
 
+class _Copied:
+    """Values that came together lie together, until nobody needs any of them."""
+
+    __slots__ = ("_lease", "blocks")
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self.blocks = lease.blocks
+
+    def __del__(self) -> None:
+        self._lease.release()
+
+
 class Held:
     """An object, as long as somebody refers to this: a program that put it there, a request, a pin."""
 
-    __slots__ = ("__weakref__", "_key", "_lease", "_parts")
+    __slots__ = ("__weakref__", "_key", "_owners", "blocks")
 
-    def __init__(self, key: bytes, lease: Lease | None, parts: Sequence[Held] = ()) -> None:
+    def __init__(self, key: bytes, blocks: Sequence[Block], owners: Sequence[_Copied | Held]) -> None:
+        """blocks: its value, or those of its parts; they are there as long as their owners."""
         self._key = key
-        self._lease = lease
-        self._parts = parts
+        self._owners = owners
+        self.blocks = blocks
 
     def binary(self) -> bytes:
         return self._key
-
-    @property
-    def blocks(self) -> list[Block]:
-        """Its value, or those of its parts."""
-        if self._lease is not None:
-            return [self._lease.block]
-        return [block for part in self._parts for block in part.blocks]
-
-    def __del__(self) -> None:
-        if self._lease is not None:
-            self._lease.release()
 
 
 class HeldObjects:
@@ -77,8 +80,11 @@ class HeldObjects:
         """
         held = self._known.get(named.key)
         if held is None:
-            raise InvalidRequest(f"the pool holds no object {named.key.hex()}")
+            raise _unknown(named.key)
         return held
+
+    def coming(self, session: str, named: Sequence[Named]) -> None:  # noqa: ARG002 - what is named is held
+        return None
 
     def ready(self, refs: Sequence[Any]) -> None:  # noqa: ARG002 - what is held exists
         return None
@@ -90,26 +96,37 @@ class HeldObjects:
             InvalidRequest, OSError
         """
         wanted = decode_keep(frames[0])
-        parts = [await self._kept(session, key, item, frames) for key, item in zip(wanted.keys, beside, strict=True)]
+        found = {key: held for key in wanted.keys if (held := self._known.get(key)) is not None}
+        values: dict[bytes, Framed | Block] = {}
+        for key, item in zip(wanted.keys, beside, strict=True):
+            if key in found:
+                continue
+            if isinstance(item, Named):
+                raise _unknown(key)
+            values[key] = item
+        found |= await self._copied(values, frames)
+        parts = [found[key] for key in wanted.keys]
         if wanted.together is not None:
-            held = self._known.setdefault(wanted.together, Held(wanted.together, None, parts))
-            parts = [held]
+            blocks = [block for part in parts for block in part.blocks]
+            parts = [self._known.setdefault(wanted.together, Held(wanted.together, blocks, parts))]
         mine = self._sessions.setdefault(session, {})
         for held in parts:
             mine.setdefault(held.binary(), []).append(held)
 
-    async def _kept(self, session: str, key: bytes, item: Beside, frames: Sequence[Any]) -> Held:
-        if isinstance(item, Named):
-            return self.ref(session, Named(key))
-        known = self._known.get(key)
-        if known is not None:
-            return known
-        value = memoryview(frames[item.frame - 1]) if isinstance(item, Framed) else self._inbox.view(item)
-        if value.nbytes <= AT_ONCE_BYTES:
-            lease = self._outbox.put(value)
+    async def _copied(self, values: Mapping[bytes, Framed | Block], frames: Sequence[Any]) -> dict[bytes, Held]:
+        if not values:
+            return {}
+        data = [
+            frames[item.frame - 1] if isinstance(item, Framed) else self._inbox.view(item) for item in values.values()
+        ]
+        if sum(map(len, data)) <= AT_ONCE_BYTES:
+            copied = _Copied(self._outbox.put_all(data))
         else:
-            lease = await asyncio.to_thread(self._outbox.put, value)
-        return self._known.setdefault(key, Held(key, lease))
+            copied = _Copied(await asyncio.to_thread(self._outbox.put_all, data))
+        return {
+            key: self._known.setdefault(key, Held(key, [block], [copied]))
+            for key, block in zip(values, copied.blocks, strict=True)
+        }
 
     def drop(self, session: str, keys: Iterable[bytes]) -> None:
         mine = self._sessions.get(session, {})
@@ -122,3 +139,7 @@ class HeldObjects:
 
     def session_ended(self, session: str) -> None:
         self._sessions.pop(session, None)
+
+
+def _unknown(key: bytes) -> InvalidRequest:
+    return InvalidRequest(f"the pool holds no object {key.hex()}")

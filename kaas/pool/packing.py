@@ -11,6 +11,7 @@ from kaas.errors import InputFailed, InvalidRequest, UnexpectedInput
 from kaas.executor.tensors import on_host
 from kaas.graph import KTask
 from kaas.pool import wire
+from kaas.pool.held_ref import HeldRef
 from kaas.request import View, check_names, encode_scalars, input_bytes, mapping
 from kaas.variant import Variant, by_position, choose
 
@@ -19,15 +20,11 @@ if TYPE_CHECKING:
 
 
 class Store(Protocol):
-    """What packing needs of where objects are: Ray's object store, or the pool itself."""
+    """What packing needs of where objects are."""
 
     def is_ref(self, value: Any) -> bool: ...
 
     def put(self, value: Any) -> Any: ...
-
-    def put_all(self, values: tuple[Any, ...]) -> Any:
-        """One reference to several values, of which some may be references."""
-        ...
 
     def complete(self, refs: Sequence[Any]) -> bool:
         """Whether all exist already, as far as can be told without waiting."""
@@ -136,7 +133,9 @@ def _bind(
         entry = entries.setdefault(id(source), len(objects))
         if entry == len(objects):
             objects.append(on_host(name, source))
-        if not store.is_ref(source):
+        if isinstance(source, HeldRef):
+            source.check_fit(known[name], offset)
+        elif not store.is_ref(source):
             kept = objects[entry]
             input_bytes(known[name], kept if offset is None else View(kept, offset))
         bindings.append(wire.Binding(name, entry, offset))
@@ -243,6 +242,8 @@ class _Packing:
     def add(self, buffer: Buffer, value: Any) -> None:
         source, offset = (value.source, value.offset_bytes) if isinstance(value, View) else (value, None)
         if self._store.is_ref(source):
+            if isinstance(source, HeldRef):
+                source.check_fit(buffer, offset)
             position = self._positions.setdefault(source, len(self.refs))
             if position == len(self.refs):
                 self.refs.append(source)

@@ -10,8 +10,8 @@ import sys
 
 from kaas.config import Config
 from kaas.errors import InvalidConfig, KaasError
+from kaas.pool.exchange import Exchange
 from kaas.pool.executors import Executors
-from kaas.pool.lines import Exchange
 from kaas.pool.messages import Hello
 from kaas.pool.names import Notice, Place
 from kaas.pool.objects import HeldObjects

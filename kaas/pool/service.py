@@ -175,8 +175,8 @@ class Service:
 
     def session_ended(self, session: str) -> None:
         """A program has ended."""
-        self.pool.session_ended(session)
         self.clients.session_ended(session)
+        self.pool.session_ended(session)
         self._ground.objects.session_ended(session)
 
     # --- caches

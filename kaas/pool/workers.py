@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
+from kaas.pool.answer import Answer
 from kaas.pool.events import StartWorker, WorkerKind
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Order, Reply, Transport
@@ -15,7 +16,7 @@ class Lifetimes(Protocol):
 
     async def start(self, start: StartWorker) -> WorkerInfo: ...
 
-    async def run(self, worker: int, slot: int, call: Call) -> Reply: ...
+    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]: ...
 
     async def ended(self, worker: int) -> str: ...
 
@@ -37,7 +38,7 @@ class Workers:
             self._of_etasks.add(start.worker)
         return self._those_of(start.worker).start(start)
 
-    def run(self, worker: int, slot: int, call: Call) -> Coroutine[Any, Any, Reply]:
+    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]:
         return self._those_of(worker).run(worker, slot, call)
 
     def ended(self, worker: int) -> Coroutine[Any, Any, str]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 import ray
 
 import kaas
-from examples import cgemm, chained_gemm, chained_matmul, jacobi, nearest_neighbours, pipeline
+from examples import cgemm, chained_gemm, chained_matmul, jacobi, nearest_neighbours, pipeline, server
 from kaas.executor.local import check, run_local
 from kaas.executor.plan import Plan
 from tests.makers.present import present
@@ -45,7 +48,9 @@ def test_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("pool")
 def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    program, with_tvm, with_blas = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program, with_tvm, with_blas, without_ray = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
     assert "kaas.init()" in program
     assert "tvm_backend" in with_tvm, "which tests/compilers/test_documents.py runs"
     names: dict[str, Any] = {}
@@ -56,6 +61,33 @@ def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     expected = 0.1 * 256 * (0.1 * 128 + 0.1)  # GELU changes nothing so far above 0
     printed = np.array(re.findall(r"[\d.]+\d", capsys.readouterr().out), np.float64)
     np.testing.assert_allclose(printed, expected, rtol=1e-5)
+    assert "ray=False" in without_ray
+
+
+def test_readme_example_without_ray_runs() -> None:
+    *_, program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    printed = run_alone("-c", program + "import sys\nassert 'ray' not in sys.modules\n")
+    assert set(re.findall(r"\d\.\d*", printed)) == {"2."}
+
+
+def test_the_server_runs_without_ray() -> None:
+    assert "80 pictures" in run_alone("examples/server.py")
+
+
+def run_alone(*arguments: str) -> str:
+    """What a Python program prints, in a process of its own."""
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -68,6 +100,7 @@ TASKS = [
     jacobi.build(64),
     chained_matmul.build(64),
     pipeline.build(9, 9),
+    server.build(9),
     cgemm.build(100, 100, 250),
     chained_gemm.build(64, 96, 256),
 ]

@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 Environment = dict[str, str]
 NEEDED = ("numpy", "pytest", "msgspec", "cuda")
 WITHOUT_RAY = ("gpu_stages", "launch", "cache", "clients", "overlap", "slots")
-WITH_RAY = ("overhead",)
+WITH_RAY = ("path",)
 WITH_MORE = {"gpu_models": ("tvm", "onnx"), "gemm": ("cupy",)}
 """Benchmarks that need further packages."""
 OPTIONS = {"gemm": ("--device", "gpu")}

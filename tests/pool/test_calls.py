@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kaas.error_codec import encode_error
-from kaas.pool.blocks import Inbox
-from kaas.pool.lines import Exchange
 
 import kaas
+from kaas.error_codec import encode_error
 from kaas.errors import DeviceLost, InputFailed, KaasError, NotInitialized, PoolStopped
 from kaas.pool import messages, wire
+from kaas.pool.blocks import Inbox
+from kaas.pool.exchange import Exchange
 from kaas.pool.messages import Ask, Block, Cancel, Drop, Failure, Named, Register, Release, Result, Submit
 from kaas.pool.packing import Caller, Signature, pack
 from kaas.session_calls import Calls
@@ -72,6 +72,8 @@ class FakePool:
         self._on_loop(lambda: self._exchange.send(self._peer, header, frames))
 
     def close(self) -> None:
+        if self._loop.is_closed():
+            return
         self._on_loop(self._exchange.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SOON_S)
@@ -163,7 +165,7 @@ def test_a_value_is_a_read_only_array(session: FakeSession, pool: FakePool) -> N
     header, frames = pool.expect_submit()
     invocation = wire.decode_invocation(frames[0])
     assert dict(invocation.values) == {"a": numbers().tobytes(), "b": numbers(seed=1).tobytes()}
-    assert (header.beside, future.done()) == ((), False)
+    assert (list(header.beside), future.done()) == ([], False)
     pool.send(Result(header.number), numbers(seed=2).tobytes())
     value = future.result(SOON_S)
     assert (value.dtype, value.shape, value.flags.writeable) == (np.float32, (N,), False)
@@ -199,7 +201,7 @@ def test_an_error_keeps_class_fields_and_cause(session: FakeSession, pool: FakeP
 def test_a_function_is_introduced_once(session: FakeSession, pool: FakePool) -> None:
     sent(session)
     _, frames = pool.expect(Register)
-    assert wire.decode_spec(frames[0]).key == add_task().key
+    assert wire.decode_function(frames[0]).key == add_task().key
     assert kaas.KTask.from_msgpack(frames[1]) == add_task()
     pool.expect(Submit)
     sent(session)
@@ -254,7 +256,7 @@ def test_a_thread_takes_the_answers_of_others(session: FakeSession, pool: FakePo
     for number in reversed(numbers_sent):
         pool.send(Result(number), numbers(seed=number).tobytes())
     first.result(SOON_S)
-    assert second.ended
+    assert second._answer.ended
     np.testing.assert_array_equal(second.result(0), numbers(seed=numbers_sent[1]))
 
 

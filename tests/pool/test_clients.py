@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from kaas.error_codec import decode_error
 
 from kaas.config import Config, Device
+from kaas.error_codec import decode_error
 from kaas.errors import DeadlineExceeded, InvalidRequest, KaasError, PoolStopped, QueueFull, UnknownSymbol
 from kaas.pool import answers, held, messages, service, wire
 from kaas.pool.held import HeldRefs
@@ -135,7 +135,9 @@ class Stage:
         self.exchange: Any = pool._exchange
 
     async def greet(self, peer: str, session: str = "s", incarnation: str = "1") -> None:
-        self.exchange.greet(self.peers.setdefault(peer, FakePeer(peer)), Hello(messages.VERSION, "client", session, incarnation, 1))
+        self.exchange.greet(
+            self.peers.setdefault(peer, FakePeer(peer)), Hello(messages.VERSION, "client", session, incarnation, 1)
+        )
 
     async def say(self, peer: str, message: Any, *frames: bytes) -> None:
         self.exchange.receive(peer, message, list(frames))
@@ -372,6 +374,16 @@ def test_objects_that_it_is_about_to_hold(play: Callable[..., None]) -> None:
         stage.workers.reply([OUTPUT])
         await settle()
         assert stage.answers() == [("p", Result(1))]
+
+    play(scenario)
+
+
+def test_objects_that_come_before_the_wait_has_begun(play: Callable[..., None]) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.exchange.receive(stage.peers["p"], Submit(1, [Named(X.key)]), [invocation(ref=X)])
+        stage.ground.objects.hold("s", [X])
+        await settle()
+        assert len(stage.workers.runs) == 1
 
     play(scenario)
 

@@ -1,0 +1,107 @@
+"""What somebody will be told: like a future, but who waits is called at once, not in a later turn of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_PENDING, _SET, _FAILED, _CANCELLED = range(4)
+
+
+class Answer(Generic[T]):
+    """Belongs to one event loop. It can be awaited there; a wait that is cancelled cancels the answer.
+
+    A turn of asyncio's loop costs as much as what a pool does for a message, and a request would take five.
+    """
+
+    __slots__ = ("_callbacks", "_state", "_value")
+
+    def __init__(self) -> None:
+        self._state = _PENDING
+        self._value: Any = None
+        self._callbacks: list[Callable[[Answer[T]], object]] = []
+
+    @classmethod
+    def of(cls, task: asyncio.Future[T]) -> Answer[T]:
+        """What a task or future gives; it comes in a turn of its own."""
+        answer = cls()
+        task.add_done_callback(answer._take)
+        return answer
+
+    def _take(self, task: asyncio.Future[T]) -> None:
+        if task.cancelled():
+            self.cancel()
+        elif (error := task.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(task.result())
+
+    def done(self) -> bool:
+        return self._state != _PENDING
+
+    def cancelled(self) -> bool:
+        return self._state == _CANCELLED
+
+    def result(self) -> T:
+        """
+        Raises:
+            asyncio.CancelledError, asyncio.InvalidStateError, or what it failed with.
+        """
+        error = self.exception()
+        if error is not None:
+            raise error
+        value: T = self._value
+        return value
+
+    def exception(self) -> BaseException | None:
+        """
+        Raises:
+            asyncio.CancelledError, asyncio.InvalidStateError
+        """
+        if self._state == _CANCELLED:
+            raise asyncio.CancelledError
+        if self._state == _PENDING:
+            raise asyncio.InvalidStateError("there is no answer yet")
+        return self._value if self._state == _FAILED else None
+
+    def set_result(self, value: T) -> None:
+        self._end(_SET, value)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._end(_FAILED, error)
+
+    def cancel(self) -> bool:
+        """Whether it was still to come."""
+        if self._state != _PENDING:
+            return False
+        self._end(_CANCELLED, None)
+        return True
+
+    def add_done_callback(self, callback: Callable[[Answer[T]], object]) -> None:
+        """Call this with it once it is done: at once if it is, else in the call that does it."""
+        if self._state == _PENDING:
+            self._callbacks.append(callback)
+        else:
+            callback(self)
+
+    def _end(self, state: int, value: Any) -> None:
+        if self._state != _PENDING:
+            raise asyncio.InvalidStateError("there is an answer already")
+        self._state, self._value = state, value
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if self._state == _PENDING:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._callbacks.append(lambda _: waiter.done() or waiter.set_result(None))
+            try:
+                yield from waiter.__await__()
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        return self.result()

@@ -1,0 +1,434 @@
+"""A pool of plain processes: what it does, who finds it, what it ends with, and that nobody needs Ray for it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas import errors
+from kaas.pool.processes import pidfd
+from kaas.pool.status import Status
+from tests.api.conftest import DEVICE_BYTES, add_task, both_task, crash_task, numbers, scale_task, spin_task
+
+ROOT = Path(__file__).parents[2]
+DEVICES = [kaas.Device("software", DEVICE_BYTES)] * 2
+LARGE_DEVICE = kaas.Device("software", 512 << 20)
+FOR_EVER = 1 << 60
+LONG = 1_000_000_000
+"""Steps of about a second."""
+PATIENCE_S = 60.0
+STAYS = "import sys, kaas\n{}\nsys.stdin.read()"
+"""A program that is done with something, which it says by a line, and stays until it is killed."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Pools of these tests have their names in a folder of their own."""
+    folder = tmp_path_factory.mktemp("runtime", numbered=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def pool(runtime: Path) -> Iterator[None]:  # noqa: ARG001 - where it has its name
+    """The pool of most tests here."""
+    assert kaas.init(ray=False, devices=DEVICES)
+    yield
+    kaas.shutdown()
+
+
+@pytest.fixture
+def another(pool: None) -> Iterator[Callable[..., bool]]:  # noqa: ARG001 - it gives way
+    """`kaas.init` of one more pool in this process, which ends with the test; the module's is started again."""
+    kaas.shutdown()
+    yield lambda **wanted: kaas.init(ray=False, **{"devices": DEVICES[:1], **wanted})
+    kaas.shutdown()
+    kaas.init(ray=False, devices=DEVICES)
+
+
+def scaled(x: Any, factor: float = 2.0, **options: Any) -> kaas.Future:
+    return kaas.call(scale_task(), {"x": x}, scalars={"factor": factor}, **options)
+
+
+def spin(steps: int = LONG, **options: Any) -> kaas.Future:
+    return kaas.call(spin_task(), {}, scalars={"steps": steps}, **options)
+
+
+def until(reached: Callable[[Status], Any]) -> Status:
+    """Ask the pool until its status is so."""
+    while not reached(status := kaas.status()):
+        pass
+    return status
+
+
+def executors() -> list[int]:
+    return [
+        device.info.pid for device in until(lambda status: all(d.info for d in status.devices)).devices if device.info
+    ]
+
+
+def program(code: str) -> subprocess.Popen[str]:
+    paths = os.pathsep.join([str(ROOT), *sys.path])
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+
+
+def said(other: subprocess.Popen[str]) -> list[str]:
+    assert other.stdout is not None
+    return other.stdout.readline().split()
+
+
+def watched(*pids: int) -> list[int]:
+    found = [pidfd(pid) for pid in pids]
+    return [file for file in found if file is not None]
+
+
+def all_end(files: list[int]) -> bool:
+    """Whether the processes end, all of them, in time."""
+    for file in files:
+        if not select.select([file], [], [], PATIENCE_S)[0]:
+            return False
+        os.close(file)
+    return True
+
+
+# --- what it does
+
+
+@pytest.mark.usefixtures("pool")
+class TestCalls:
+    def test_value_in_value_out(self) -> None:
+        np.testing.assert_array_equal(scaled(numbers()).result(PATIENCE_S), numbers() * 2)
+        outputs = kaas.call(both_task(), {"x": numbers()}).result(PATIENCE_S)
+        np.testing.assert_array_equal(outputs.quadruple, numbers() * 4)
+
+    def test_large_values(self) -> None:
+        n = 4 << 20
+        value = kaas.call(scale_task(n), {"x": numbers(n)}, scalars={"factor": 3}).result(PATIENCE_S)
+        np.testing.assert_array_equal(value, numbers(n) * 3)
+
+    def test_objects_that_the_pool_holds(self) -> None:
+        held = kaas.put(numbers())
+        kaas.stats(reset=True)
+        for _ in range(5):
+            np.testing.assert_array_equal(scaled(held).result(PATIENCE_S), numbers() * 2)
+        stores = [tier for tier in kaas.stats().tiers if tier.tier == "store"]
+        assert 1 <= sum(tier.objects for tier in stores) <= len(DEVICES)
+        part = kaas.View(kaas.put(np.concatenate([numbers(), numbers(seed=1)])), numbers().nbytes)
+        np.testing.assert_array_equal(scaled(part).result(PATIENCE_S), numbers(seed=1) * 2)
+
+    def test_what_is_known_of_an_object_is_checked_at_once(self) -> None:
+        held = kaas.put(numbers().astype(np.int32))
+        with pytest.raises(errors.WrongDtype):
+            scaled(held)
+        with pytest.raises(errors.WrongSize):
+            scaled(kaas.put(numbers(10)))
+        with pytest.raises(errors.WrongDtype):
+            kaas.register(scale_task(), {"x": held})
+        with pytest.raises(errors.InvalidRequest, match="this process only"):
+            pickle.dumps(held)
+
+    def test_constants(self) -> None:
+        shared = kaas.put(numbers(seed=1))
+        function = kaas.register(add_task(), {"a": shared, "b": numbers(seed=2)})
+        kaas.prefetch(function).result(PATIENCE_S)
+        kaas.stats(reset=True)
+        np.testing.assert_array_equal(function.call().result(PATIENCE_S), numbers(seed=1) + numbers(seed=2))
+        assert kaas.stats().hit_rate() == 1.0
+
+    def test_many_constants(self) -> None:
+        n, count = 1000, 100
+        parts = {f"x{each}": kaas.Buffer(f"x{each}", n, "float32") for each in range(count)}
+        sums = [kaas.Buffer(f"sum{each}", n, "float32") for each in range(count - 1)]
+        kernel = add_task(n).kernels[0]
+        first, kernels = parts["x0"], []
+        for each, total in enumerate(sums):
+            arguments = [kaas.In(first), kaas.In(parts[f"x{each + 1}"]), kaas.Out(total), kaas.i32(n)]
+            kernels.append(kaas.Kernel(kernel.library, "add", kernel.grid, kernel.block, arguments))
+            first = total
+        constants = {name: np.full(n, each, np.float32) for each, name in enumerate(parts)}
+        function = kaas.register(kaas.KTask(kernels, [sums[-1]]), constants)
+        np.testing.assert_array_equal(function.call().result(PATIENCE_S), np.full(n, sum(range(count)), np.float32))
+
+    def test_deadline_and_cancel(self) -> None:
+        busy = [spin() for _ in DEVICES]
+        until(lambda status: status.running == len(DEVICES))
+        waiting = scaled(numbers(), deadline_s=0.05)
+        assert isinstance(waiting.exception(PATIENCE_S), errors.DeadlineExceeded)
+        for call in busy:
+            assert call.cancel()
+            with pytest.raises(CancelledError):
+                call.result()
+        np.testing.assert_array_equal(scaled(numbers()).result(PATIENCE_S), numbers() * 2)
+
+    def test_clients_are_told_apart(self) -> None:
+        kaas.stats(reset=True)
+        scaled(numbers(), client="ann").result(PATIENCE_S)
+        scaled(numbers()).result(PATIENCE_S)
+        assert {outcome.client for outcome in kaas.stats().outcomes} == {"ann", f"process {os.getpid()}"}
+
+    def test_what_needs_ray_says_so(self) -> None:
+        function = kaas.register(scale_task())
+        with pytest.raises(errors.InvalidRequest, match="needs Ray"):
+            kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 1})
+        with pytest.raises(errors.InvalidRequest, match="needs Ray"):
+            function.remote(x=numbers(), factor=1)
+        with pytest.raises(errors.InvalidRequest, match="needs Ray"):
+            kaas.etask(numbers).remote()
+
+    def test_init_again_compares(self) -> None:
+        assert not kaas.init(ray=False)
+        assert not kaas.init(ray=False, devices=DEVICES)
+        for wanted, differs in (({"slots": 2}, "slots"), ({"devices": DEVICES[:1]}, "devices")):
+            with pytest.raises(errors.ConfigMismatch) as refused:
+                kaas.init(ray=False, config=kaas.Config(**wanted))
+            assert refused.value.differences == (differs,)
+        with pytest.raises(errors.ConfigMismatch) as refused:
+            kaas.init()
+        assert refused.value.differences == ("ray",)
+        with pytest.raises(errors.InvalidConfig, match="this machine"):
+            kaas.init("auto", ray=False)
+
+
+# --- processes end
+
+
+def test_an_executor_that_is_killed_is_replaced(pool: None) -> None:  # noqa: ARG001
+    before = executors()
+    calls = [spin() for _ in DEVICES]
+    until(lambda status: status.running == len(DEVICES))
+    os.kill(before[0], signal.SIGKILL)
+    assert len({int(call.result(PATIENCE_S)[0]) for call in calls}) == 1
+    after = executors()
+    assert before[0] not in after
+    assert before[1] in after
+
+
+def test_a_pin_outlives_its_executor(pool: None) -> None:  # noqa: ARG001
+    kaas.pin(kaas.put(numbers(seed=7)), device=0)  # nobody but the pin refers to it
+    function = kaas.register(add_task(), {"a": numbers(seed=8)})
+    kaas.pin(function, device=0)
+    os.kill(executors()[0], signal.SIGKILL)
+    until(lambda status: [pin.state for pin in status.devices[0].pins] == ["loading"] * 2)
+    until(lambda status: [pin.state for pin in status.devices[0].pins] == ["held"] * 2)
+    kaas.unpin()
+    kaas.flush()
+    assert kaas.status().devices[0].pins == ()
+
+
+def test_a_function_that_ends_devices_is_put_in_quarantine(pool: None) -> None:  # noqa: ARG001
+    task = crash_task()
+    for _ in range(2):
+        error = kaas.call(task, {}).exception(PATIENCE_S)
+        assert isinstance(error, errors.DeviceLost)
+    assert isinstance(kaas.call(task, {}).exception(PATIENCE_S), errors.Quarantined)
+    assert [held.faults for held in kaas.status().quarantined] == [2]
+    assert kaas.pardon(task)
+    assert not kaas.pardon(task)
+
+
+def test_constants_of_100_mb_live_once_in_the_pool(another: Callable[..., bool]) -> None:
+    another(devices=[LARGE_DEVICE])
+    n = 25 << 20
+    constant = numbers(n)
+    function = kaas.register(add_task(n), {"a": constant})
+    second = kaas.register(add_task(n), {"a": constant})  # of the same content
+    for each in (function, second):
+        np.testing.assert_array_equal(each.call(b=constant).result(PATIENCE_S), constant + constant)
+    assert sum(tier.objects for tier in kaas.stats().tiers if tier.tier == "store") == 1
+    os.kill(executors()[0], signal.SIGKILL)
+    np.testing.assert_array_equal(function.call(b=constant).result(PATIENCE_S), constant + constant)
+
+
+def test_a_pool_that_is_killed_ends_its_executors_and_calls(another: Callable[..., bool], runtime: Path) -> None:
+    another()
+    call = spin(FOR_EVER)
+    until(lambda status: status.running)
+    ended = watched(*executors())
+    os.kill(kaas.status().pid, signal.SIGKILL)
+    assert isinstance(call.exception(PATIENCE_S), errors.PoolStopped)
+    for ask in (kaas.status, lambda: scaled(numbers()), lambda: kaas.put(numbers())):
+        with pytest.raises(errors.PoolStopped):
+            ask()
+    assert all_end(ended)
+    assert another()
+    np.testing.assert_array_equal(scaled(numbers()).result(PATIENCE_S), numbers() * 2)
+    assert len(list(runtime.glob("kaas/*.pool"))) == 1
+
+
+def test_shutdown_answers_who_waits_and_ends_the_processes(another: Callable[..., bool]) -> None:
+    another()
+    calls = [spin(FOR_EVER) for _ in range(5)]
+    ended = watched(kaas.status().pid, *executors())
+    kaas.shutdown()
+    for call in calls:
+        assert isinstance(call.exception(PATIENCE_S), errors.PoolStopped)
+    assert all_end(ended)
+    with pytest.raises(errors.NotInitialized):
+        kaas.status()
+    kaas.shutdown()
+    assert another()
+
+
+def test_a_pool_that_cannot_be_says_why(another: Callable[..., bool]) -> None:
+    with pytest.raises(errors.PolicyError):
+        another(policy=int)
+    with pytest.raises(errors.InvalidConfig, match="cannot be sent"):
+        another(policy=lambda devices: devices)
+    assert another()
+
+
+# --- other programs
+
+ATTACHED = """
+import kaas
+from tests.api.conftest import add_task, numbers
+assert not kaas.init(ray=False, devices=[kaas.Device("software", {bytes})] * 2)
+function = kaas.register(add_task(), {{"a": numbers(seed=20)}})
+assert (function.call(b=numbers()).result({patience}) == numbers(seed=20) + numbers()).all()
+"""
+
+
+def test_another_program_attaches_and_shares_constants(pool: None) -> None:  # noqa: ARG001
+    function = kaas.register(add_task(), {"a": numbers(seed=20)})
+    kaas.pin(function)
+    kaas.stats(reset=True)
+    other = program(ATTACHED.format(bytes=DEVICE_BYTES, patience=PATIENCE_S))
+    assert other.wait(PATIENCE_S) == 0
+    assert kaas.stats().hit_rate() == 1.0
+    kaas.unpin()
+
+
+def test_what_a_killed_program_had_queued_does_not_run(pool: None) -> None:  # noqa: ARG001
+    busy = [spin(10 * LONG) for _ in DEVICES]
+    until(lambda status: status.running == len(DEVICES))
+    queue = f"""
+from tests.api.conftest import spin_task
+kaas.init(ray=False)
+calls = [kaas.call(spin_task(), {{}}, scalars={{"steps": {LONG}}}) for _ in range(10)]
+print(kaas.status().queued, flush=True)
+"""
+    other = program(STAYS.format(queue))
+    assert said(other) == ["10"]
+    other.kill()
+    until(lambda status: status.queued == 0)
+    other.communicate()
+    for call in busy:
+        call.cancel()
+
+
+def test_a_pool_ends_with_the_program_that_started_it() -> None:
+    start = f"""
+from kaas.pool.status import Status
+kaas.init(ray=False, devices=[kaas.Device("software", {DEVICE_BYTES})], name="passing")
+while not (status := kaas.status()).devices[0].info: pass
+print(status.pid, status.devices[0].info.pid, flush=True)
+"""
+    other = program(STAYS.format(start))
+    ended = watched(*map(int, said(other)))
+    assert len(ended) == 2
+    other.kill()
+    other.communicate()
+    assert all_end(ended)
+
+
+def test_two_programs_that_begin_at_once_start_one_pool() -> None:
+    start = f"""
+began = kaas.init(ray=False, devices=[kaas.Device("software", {DEVICE_BYTES})], name="race")
+print(began, kaas.status().pid, flush=True)
+"""
+    others = [program(STAYS.format(start)) for _ in range(3)]
+    answers = [said(other) for other in others]
+    assert sorted(answer[0] for answer in answers) == ["False", "False", "True"]
+    assert len({answer[1] for answer in answers}) == 1
+    for other in others:
+        other.kill()
+        other.communicate()
+
+
+def test_interrupting_a_program_at_a_terminal_leaves_its_pool_alone() -> None:
+    start = f"""
+import os, signal
+from tests.api.conftest import numbers, scale_task
+os.setpgid(0, 0)
+kaas.init(ray=False, devices=[kaas.Device("software", {DEVICE_BYTES})], name="notebook")
+before = kaas.status().pid
+while not kaas.status().devices[0].info: pass
+executor = kaas.status().devices[0].info.pid
+try:
+    os.killpg(0, signal.SIGINT)
+    signal.pause()
+except KeyboardInterrupt:
+    value = kaas.call(scale_task(), {{"x": numbers()}}, scalars={{"factor": 1}}).result({PATIENCE_S})
+assert (value == numbers()).all()
+assert (kaas.status().pid, kaas.status().devices[0].info.pid) == (before, executor)
+kaas.shutdown()
+"""
+    other = program("import kaas" + start)
+    other.communicate()
+    assert other.returncode == 0
+
+
+NEVER_RAY = """
+import asyncio, sys
+import kaas
+from tests.api.conftest import add_task, numbers, scale_task
+from tests.api.models import adder, inputs
+
+async def main():
+    return await kaas.call(scale_task(), {"x": numbers()}, scalars={"factor": 2})
+
+assert kaas.init(ray=False, devices=[kaas.Device()], name="never")
+assert (asyncio.run(main()) == numbers() * 2).all()
+function = kaas.register(add_task(), {"a": kaas.put(numbers())})
+kaas.prefetch(function).result()
+kaas.pin(function)
+assert (function.call(b=numbers()).result() == numbers() * 2).all()
+kaas.unpin(), kaas.flush()
+adder(1, 8).register().call(**inputs(8)).result()
+kaas.status(), kaas.stats(), kaas.pardon(function)
+kaas.shutdown()
+assert "ray" not in sys.modules, "ray"
+"""
+
+
+def test_such_a_program_never_imports_ray() -> None:
+    other = program(NEVER_RAY)
+    other.communicate()
+    assert other.returncode == 0
+
+
+def test_a_process_that_was_forked_attaches_for_itself(pool: None) -> None:  # noqa: ARG001
+    before = kaas.status().pid
+    child = os.fork()
+    if not child:
+        try:
+            try:
+                kaas.status()
+            except errors.NotInitialized:
+                attached = not kaas.init(ray=False) and kaas.status().pid == before
+                value = scaled(numbers()).result(PATIENCE_S)
+                os._exit(0 if attached and (value == numbers() * 2).all() else 2)
+        finally:
+            os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    np.testing.assert_array_equal(scaled(numbers()).result(PATIENCE_S), numbers() * 2)

@@ -1,0 +1,62 @@
+"""What a pool without Ray says of itself arrives as it was."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from kaas import softgpu
+from kaas.config import ClientSettings, Config, Device
+from kaas.pool import answers
+from kaas.pool.quarantine import QuarantineStatus
+from kaas.pool.stats import Entry, Ledger, Stats
+from kaas.pool.status import DeviceStatus, PinStatus, Status, WorkerInfo
+
+MODEL = softgpu.Model(copy_bytes_per_s=1e9, kernels={"add": softgpu.Takes(1e-3, 0.5)})
+DEVICE = Device(model=MODEL, faults=(softgpu.Fault("slow_copy", at=2, seconds=0.1),), strict=3)
+WORKER = WorkerInfo(17, "here", "software", 1 << 30, (8, 0), 2)
+
+
+def status(config: Config) -> Status:
+    device = DeviceStatus(0, "software", "busy", 3, WORKER, (1, 2), (PinStatus("f", "lost", "no room"),), "executor")
+    quarantined = (QuarantineStatus("f", "00ff", 2, "it hung"),)
+    return Status("kaas", config, (device,), 1, 2, 3, ("f", "g"), None, 99, quarantined)
+
+
+def policy(devices: object, *, patience: int) -> None:
+    """Stands for one that a program brings."""
+
+
+def test_a_status_arrives_as_it_was() -> None:
+    told = status(Config(devices=(DEVICE,), clients={"a": ClientSettings(weight=2.0)}, record="here"))
+    assert answers.decode(answers.encode(told), Status) == told
+
+
+def test_code_in_a_configuration_is_told_by_its_name() -> None:
+    told = status(Config(devices=(DEVICE,), policy=partial(policy, patience=3)))
+    seen = answers.decode(answers.encode(told), Status)
+    assert seen.config.policy == f"partial({__name__}.policy, patience=3)"
+
+
+def test_statistics_arrive_as_they_were() -> None:
+    ledger = Ledger(0.0)
+    ledger.write(Entry("f", "a", 0, "succeeded", {"queue": 0.1, "total": 0.2}))
+    told = ledger.read(1.5)
+    assert answers.decode(answers.encode(told), Stats) == told
+    assert answers.decode(answers.encode(WORKER), WorkerInfo) == WORKER
+
+
+def test_another_answer_than_was_asked_for_is_refused() -> None:
+    with pytest.raises(TypeError, match="Status"):
+        answers.decode(answers.encode(WORKER), Status)
+
+
+def test_a_wish_is_compared_with_a_configuration_as_it_was_described() -> None:
+    running = Config(devices=(DEVICE,), policy=partial(policy, patience=3)).resolved(0)
+    described = running.described()
+    assert Config(devices=(DEVICE,), policy=partial(policy, patience=3)).differences_from(described) == ()
+    assert Config(policy=partial(policy, patience=3)).differences_from(described) == ()
+    other = Config(devices=(Device(),), policy=partial(policy, patience=4), slots=2)
+    assert set(other.differences_from(described)) == {"devices", "policy", "slots"}
+    assert set(other.differences(running)) == {"devices", "policy", "slots"}

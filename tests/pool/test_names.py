@@ -1,0 +1,88 @@
+"""Pools without Ray are found by their names, those that were killed are not, and nobody else's folder is trusted."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from kaas.errors import InvalidConfig
+from kaas.pool.messages import Address
+from kaas.pool.names import Notice, Place
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def notice(folder: Path) -> Notice:
+    folder.mkdir()
+    return Notice(Address("life", "here", f"ipc://{folder}/pool"), "here", {"slots": "1"})
+
+
+def test_a_pool_is_found_by_its_name_until_it_withdraws(runtime: Path) -> None:
+    place, said = Place("a/b"), notice(runtime / "sockets")
+    assert place.running() is None
+    file = place.announce(said)
+    assert Place("a/b").running() == said
+    assert Place("other").running() is None
+    Place.withdraw(file)
+    waiting = threading.Thread(target=lambda: seen.append(Place("a/b").running()))
+    seen: list[Notice | None] = []
+    waiting.start()
+    os.close(file)
+    waiting.join()
+    assert seen == [None]
+
+
+def test_what_a_killed_pool_has_left_is_removed_by_the_next_whatever_its_name(runtime: Path) -> None:
+    for number, name in enumerate(("same", "other")):
+        os.close(Place(name).announce(notice(runtime / f"sockets{number}")))  # its process ends: nothing is locked
+    assert Place("same").running() is None
+    assert not list(runtime.glob("sockets*"))
+
+
+def test_what_a_running_pool_has_is_left_alone(runtime: Path) -> None:
+    file = Place("other").announce(notice(runtime / "sockets"))
+    assert Place("mine").running() is None
+    assert (runtime / "sockets").exists()
+    os.close(file)
+
+
+def test_one_program_at_a_time_looks(runtime: Path) -> None:  # noqa: ARG001 - where it looks
+    inside, order = threading.Event(), []
+
+    def look() -> None:
+        inside.set()
+        with Place("p").locked():
+            order.append("second")
+
+    with Place("p").locked():
+        other = threading.Thread(target=look)
+        other.start()
+        inside.wait()
+        order.append("first")
+    other.join()
+    assert order == ["first", "second"]
+
+
+def test_a_folder_that_others_can_enter_is_refused(runtime: Path) -> None:
+    (runtime / "kaas").mkdir(mode=0o755)
+    with pytest.raises(InvalidConfig, match="open to other users"):
+        Place("p")
+
+
+def test_a_name_that_is_none_for_a_file_is_refused(runtime: Path) -> None:  # noqa: ARG001 - where it looks
+    with pytest.raises(InvalidConfig, match="cannot be named"):
+        Place("x" * 1000).running()
+
+
+def test_without_a_runtime_folder_there_is_one_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    Place("p")
+    assert (tmp_path / f"kaas-{os.getuid()}").stat().st_mode & 0o777 == 0o700

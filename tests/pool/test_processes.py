@@ -1,0 +1,97 @@
+"""Children are ready, or say why not, and end with their parents."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kaas.errors import DeviceUnavailable, KaasError
+from kaas.pool.processes import Child, how_it_ended, on_end, pidfd
+
+CHILD = """
+import os, sys, threading
+from kaas.errors import DeviceUnavailable
+from kaas.pool.processes import ordered, say_failed, say_ready
+
+says, orders = int(sys.argv[1]), ordered(sys.stdin.buffer)
+if orders == "fail":
+    say_failed(says, DeviceUnavailable("no such device"))
+elif orders == "die":
+    os._exit(5)
+else:
+    say_ready(says, f"{orders} {os.getpid()} {os.getsid(0)} {os.environ['EXTRA']}".encode())
+    threading.Event().wait()
+"""
+PARENT = """
+import os, sys
+from kaas.pool.processes import Child
+child = Child("a_child", "stay", {"EXTRA": "x"})
+print(child.wait_ready().split()[1].decode(), flush=True)
+sys.stdin.read()
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture(autouse=True)
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_child.py").write_text(CHILD)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_child_is_ready_in_a_session_of_its_own() -> None:
+    child = Child("a_child", "stay", {"EXTRA": "told"})
+    orders, pid, session, extra = child.wait_ready().split()
+    assert (orders, int(pid), int(session), extra) == (b"stay", child.process.pid, child.process.pid, b"told")
+    child.process.kill()
+    assert how_it_ended(child.process.wait()) == "killed by SIGKILL"
+
+
+@pytest.mark.parametrize(("orders", "error", "told"), [("fail", DeviceUnavailable, "no such"), ("die", KaasError, "5")])
+def test_a_child_that_cannot_start_says_why(orders: str, error: type[KaasError], told: str) -> None:
+    with pytest.raises(error, match=told) as raised:
+        Child("a_child", orders).wait_ready()
+    assert type(raised.value) is error
+    with pytest.raises(error, match=told):
+        asyncio.run(Child("a_child", orders).ready())
+
+
+def test_a_loop_hears_of_an_end_once_it_is_there() -> None:
+    async def watch() -> int:
+        loop = asyncio.get_running_loop()
+        child = Child("a_child", "stay", {"EXTRA": ""})
+        await child.ready()
+        ended = asyncio.Event()
+        on_end(loop, child.process.pid, ended.set)
+        child.process.kill()
+        await ended.wait()
+        status = child.process.wait()
+        gone = asyncio.Event()
+        on_end(loop, child.process.pid, gone.set)
+        await gone.wait()
+        return status
+
+    assert asyncio.run(watch()) == -signal.SIGKILL
+
+
+def test_children_end_with_a_parent_that_is_killed() -> None:
+    paths = os.pathsep.join(sys.path)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert parent.stdout is not None
+    watched = pidfd(int(parent.stdout.readline()))
+    assert watched is not None
+    parent.communicate()
+    assert select.select([watched], [], [], 30)[0]
+    os.close(watched)
