@@ -15,9 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import kaas
+import kaas.api
 from kaas import errors
+from kaas.cli import app
 from kaas.pool.processes import pidfd
 from kaas.pool.status import Status
 from tests.api.conftest import DEVICE_BYTES, add_task, both_task, crash_task, numbers, scale_task, spin_task
@@ -109,6 +112,16 @@ def all_end(files: list[int]) -> bool:
             return False
         os.close(file)
     return True
+
+
+class Elsewhere:
+    """A policy that the pool's process cannot import."""
+
+    def __call__(self, devices: Any) -> Any:
+        raise AssertionError(devices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("import no_such_module",)
 
 
 # --- what it does
@@ -294,6 +307,8 @@ def test_a_pool_that_cannot_be_says_why(another: Callable[..., bool]) -> None:
         another(policy=int)
     with pytest.raises(errors.InvalidConfig, match="cannot be sent"):
         another(policy=lambda devices: devices)
+    with pytest.raises(errors.InvalidConfig, match="no_such_module"):
+        another(policy=Elsewhere())
     assert another()
 
 
@@ -316,6 +331,28 @@ def test_another_program_attaches_and_shares_constants(pool: None) -> None:  # n
     assert other.wait(PATIENCE_S) == 0
     assert kaas.stats().hit_rate() == 1.0
     kaas.unpin()
+
+
+def test_the_command_line_finds_it(pool: None) -> None:  # noqa: ARG001
+    printed = CliRunner().invoke(app, ["status", "--no-ray"]).stdout
+    assert f"pool {kaas.status().pool}" in printed
+    assert str(executors()[0]) in printed
+    kaas.api.attach(ray=False)
+    with pytest.raises(errors.ConfigMismatch):
+        kaas.api.attach("no such pool", ray=False)
+
+
+def test_nothing_to_attach_to() -> None:
+    command = [sys.executable, "-m", "kaas.cli", "status", "--no-ray", "--name", "none"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "no pool 'none' runs without Ray" in ended.stderr
+
+
+def test_the_demonstration_runs_without_ray() -> None:
+    command = [sys.executable, "-m", "kaas.cli", "demo", "--no-ray", "--seconds", "2", "--vertices", "96"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "all equal to NumPy's" in ended.stdout
 
 
 def test_what_a_killed_program_had_queued_does_not_run(pool: None) -> None:  # noqa: ARG001
