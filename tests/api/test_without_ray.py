@@ -173,10 +173,10 @@ class TestCalls:
         parts = {f"x{each}": kaas.Buffer(f"x{each}", n, "float32") for each in range(count)}
         sums = [kaas.Buffer(f"sum{each}", n, "float32") for each in range(count - 1)]
         kernel = add_task(n).kernels[0]
-        first, kernels = parts["x0"], []
+        first, kernels = parts["x0"], list[kaas.Kernel]()
         for each, total in enumerate(sums):
-            arguments = [kaas.In(first), kaas.In(parts[f"x{each + 1}"]), kaas.Out(total), kaas.i32(n)]
-            kernels.append(kaas.Kernel(kernel.library, "add", kernel.grid, kernel.block, arguments))
+            operands = kaas.In(first), kaas.In(parts[f"x{each + 1}"]), kaas.Out(total), kaas.i32(n)
+            kernels.append(kaas.Kernel(kernel.library, "add", kernel.grid, kernel.block, operands))
             first = total
         constants = {name: np.full(n, each, np.float32) for each, name in enumerate(parts)}
         function = kaas.register(kaas.KTask(kernels, [sums[-1]]), constants)
@@ -334,9 +334,10 @@ def test_another_program_attaches_and_shares_constants(pool: None) -> None:  # n
 
 
 def test_the_command_line_finds_it(pool: None) -> None:  # noqa: ARG001
+    executors()
     printed = CliRunner().invoke(app, ["status", "--no-ray"]).stdout
-    assert f"pool {kaas.status().pool}" in printed
-    assert str(executors()[0]) in printed
+    assert "pool kaas" in printed
+    assert "idle" in printed
     kaas.api.attach(ray=False)
     with pytest.raises(errors.ConfigMismatch):
         kaas.api.attach("no such pool", ray=False)
