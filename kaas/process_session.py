@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from weakref import finalize
 
 from kaas.arguments import Buffer
+from kaas.asked import Aside
 from kaas.config import Config
 from kaas.errors import ConfigMismatch, InvalidConfig, NotInitialized, PoolStopped
 from kaas.pool import answers
@@ -28,7 +29,6 @@ from kaas.pool.status import Status
 from kaas.pool.wire import INLINE_INPUT_BYTES
 from kaas.request import raw_bytes
 from kaas.session import HERE, Session, needs_ray
-from kaas.session_calls import Aside
 
 AT_ONCE = 32
 """Values that go to the pool in one message: they take memory, and a file each, a second time until it has them."""

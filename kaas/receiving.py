@@ -53,10 +53,10 @@ class Receiver:
         """Until something has ended or the time is up; with 0, what has come already is taken."""
         end_s = None if timeout_s is None else monotonic() + timeout_s
         while True:
-            turn = None
             with self.lock:
                 line = self._line if self._receiving is None else None
                 if until.ended:
+                    self._pass_on()
                     return
                 if line is not None:
                     self._receiving = threading.get_ident()
@@ -66,9 +66,10 @@ class Receiver:
                     until.waiting.append(turn)
             if line is not None:
                 self._receive(line, until, end_s)
-            elif turn is not None:
-                self._await_turn(turn, until, end_s)
-            if end_s is not None and monotonic() >= end_s:
+                time_left = end_s is None or monotonic() < end_s
+            else:
+                time_left = self._await_turn(turn, until, end_s)
+            if not time_left:
                 return
 
     def take_all(self) -> None:
@@ -106,15 +107,20 @@ class Receiver:
             except Exception:  # noqa: BLE001 - it is of whoever added it; the others are called too
                 _log.exception("a callback of a kaas.Future raised")
 
-    def _await_turn(self, turn: threading.Event, until: Awaited, end_s: float | None) -> None:
+    def _await_turn(self, turn: threading.Event, until: Awaited, end_s: float | None) -> bool:
+        """Whether there is time left. Who then has the turn takes it; else the next one has it."""
+        takes_it = False
         try:
             turn.wait(None if end_s is None else max(0.0, end_s - monotonic()))
+            time_left = end_s is None or monotonic() < end_s
+            takes_it = time_left and turn.is_set()
         finally:
             with self.lock:
                 del self._turns[turn]
                 until.waiting.remove(turn)
-                if until.ended or not turn.is_set():
-                    self._pass_on()  # it may have been its turn, which it does not want any more
+                if not takes_it:
+                    self._pass_on()
+        return time_left
 
     def _pass_on(self) -> None:
         if self._turns and self._receiving is None and self._line is not None:

@@ -11,6 +11,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any, Protocol
 
+from kaas.asked import Aside, Asked, placed
 from kaas.error_codec import decode_error
 from kaas.errors import KaasError, NotInitialized, PoolStopped
 from kaas.futures import Future, Pending
@@ -18,7 +19,7 @@ from kaas.holds import Holds
 from kaas.pool import messages, wire
 from kaas.pool.blocks import Lease, Outbox
 from kaas.pool.lines import Line, LineLost
-from kaas.pool.messages import Ask, Cancel, Drop, Framed, Named, Register, Submit
+from kaas.pool.messages import Ask, Cancel, Drop, Register, Submit
 from kaas.pool.outputs import outputs_from
 from kaas.pool.packing import Signature, Store
 from kaas.receiving import Receiver
@@ -63,53 +64,6 @@ class _Life:
     introduced: set[str]
 
 
-@dataclass(slots=True)
-class _Asked:
-    """What has no answer yet, as it is sent, and sent again to a pool that has started again.
-
-    Fields:
-        what: of an Ask; "" if it is a Submit. beside: references, Leases, and bytes. keys: of objects that are held
-            until the answer. function: to be introduced first. owner: lives until then, with what is held for it.
-    """
-
-    pending: Pending
-    what: str
-    frames: Sequence[Any]
-    beside: Sequence[Any] = ()
-    keys: Sequence[bytes] = ()
-    function: Signature | None = None
-    owner: Any = None
-
-    @property
-    def leases(self) -> list[Lease]:
-        return [item for item in self.beside if isinstance(item, Lease)]
-
-
-class Aside:
-    """A session's store, but for inputs by value: they go beside the call as its line carries them. Ends with whether
-    the call was sent."""
-
-    def __init__(self, store: Store, put: Callable[[memoryview], Lease | bytes]) -> None:
-        self.is_ref = store.is_ref
-        self.complete = store.complete
-        self._put = put
-        self._leases: list[Lease] = []
-
-    def put(self, value: Any) -> Lease | bytes:
-        item = self._put(memoryview(value))
-        if isinstance(item, Lease):
-            self._leases.append(item)
-        return item
-
-    def __enter__(self) -> Aside:
-        return self
-
-    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
-        if raised is not None:
-            for lease in self._leases:
-                lease.release()
-
-
 class Calls:
     """What a session has asked its pool, and the answers."""
 
@@ -124,7 +78,7 @@ class Calls:
         self.lock = self._receiver.lock  # guards all that follows, and what is pending
         self._life: _Life | None = None
         self._ended: KaasError | None = None
-        self._open: dict[int, _Asked] = {}
+        self._open: dict[int, Asked] = {}
         self._late: dict[int, Sequence[Lease]] = {}  # of requests that nobody waits for, but that may still run
 
     @classmethod
@@ -160,7 +114,7 @@ class Calls:
                 self._holds.keep(owner, [constants])
             keys = self._holds.use(refs) if refs else ()
         pending = Pending(self, next(self._numbers))
-        self._ask(_Asked(pending, "", (message,), beside, keys, function, owner))
+        self._ask(Asked(pending, "", (message,), beside, keys, function, owner))
         return Future(pending, self._makers.get(function.key) or self._maker(function))
 
     def ask(self, what: str, frames: Sequence[Any] = (), beside: Sequence[Any] = ()) -> Future:
@@ -170,7 +124,7 @@ class Calls:
             PoolStopped, NotInitialized
         """
         pending = Pending(self, next(self._numbers))
-        self._ask(_Asked(pending, what, frames, beside))
+        self._ask(Asked(pending, what, frames, beside))
         return Future(pending, list)
 
     def _maker(self, function: Signature) -> Make:
@@ -204,7 +158,7 @@ class Calls:
         if life is not None:  # else it is held with all others when there is one
             self._way.hold(life.life, refs)
 
-    def _ask(self, asked: _Asked) -> None:
+    def _ask(self, asked: Asked) -> None:
         self._check_process()
         number = asked.pending.number
         with self.lock:
@@ -223,11 +177,11 @@ class Calls:
         if os.getpid() != self._pid:
             raise NotInitialized("this process was forked from one that is attached to a pool: it cannot use its line")
 
-    def _post(self, life: _Life, asked: _Asked) -> None:
+    def _post(self, life: _Life, asked: Asked) -> None:
         function, number = asked.function, asked.pending.number
         if function is not None and function.key not in life.introduced:
             self._introduce(life, function)
-        beside, frames = _placed(asked, life.line.shares) if asked.beside else ((), asked.frames)
+        beside, frames = placed(asked, life.line.shares) if asked.beside else ((), asked.frames)
         self._send(life, Ask(number, asked.what, beside) if asked.what else Submit(number, beside), frames)
 
     def _introduce(self, life: _Life, function: Signature) -> None:
@@ -391,18 +345,3 @@ class Calls:
 def _release(leases: Sequence[Lease]) -> None:
     for lease in leases:
         lease.release()
-
-
-def _placed(asked: _Asked, shares: bool) -> tuple[list[messages.Beside], list[Any]]:
-    """What stands beside a request as its header says it, and all its frames."""
-    beside: list[messages.Beside] = []
-    frames = [*asked.frames]
-    for item in asked.beside:
-        if isinstance(item, Lease) and shares:
-            beside.append(item.block)
-        elif isinstance(item, Lease | bytes):
-            frames.append(item.view if isinstance(item, Lease) else item)
-            beside.append(Framed(len(frames)))
-        else:
-            beside.append(Named(item.binary()))
-    return beside, frames

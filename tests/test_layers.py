@@ -25,6 +25,7 @@ LAYERS = [
     {"kaas.executor"},
     {"kaas.pool"},
     {"kaas.futures", "kaas.holds", "kaas.receiving"},
+    {"kaas.asked"},
     {"kaas.session_calls"},
     {"kaas.session"},
     {"kaas.process_session", "kaas.ray_session"},
