@@ -25,7 +25,7 @@ __all__ = ["play"]
 LARGE = scale_task(100_000)
 
 
-def invoke(stage: Stage, message: bytes, refs: Sequence[Any] = ()) -> Answer[Sequence[Any]]:
+def invoke(stage: Stage, message: bytes, refs: Sequence[Any] = ()) -> Answer[Any]:
     return stage.service.invoke(wire.decode_invocation(message), (message,), refs)
 
 
