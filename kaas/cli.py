@@ -18,6 +18,8 @@ from kaas.errors import KaasError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 
+OnRay = Annotated[bool, typer.Option("--ray/--no-ray", help="a pool on Ray, or one of plain processes")]
+
 for command in (file_commands.inspect, file_commands.check, file_commands.run):
     app.command()(command)
 app.command("compile")(compile_command.compile_model)
@@ -27,11 +29,12 @@ app.command("compile")(compile_command.compile_model)
 def demo(
     seconds: Annotated[float, typer.Option(min=0.5, help="for which the clients compete")] = 8.0,
     vertices: Annotated[int, typer.Option(min=32, help="of each client's graph")] = 256,
+    ray: OnRay = True,
 ) -> None:
     """Three clients of weights 1, 1 and 2 share four devices, one loses its executor; checked against NumPy."""
     from kaas.demo import Size, run
 
-    if not run(Size(seconds, vertices), console):
+    if not run(Size(seconds, vertices), console, ray=ray):
         raise typer.Exit(1)
 
 
@@ -39,12 +42,13 @@ def demo(
 def status(
     address: Annotated[str, typer.Option(help="of the Ray cluster")] = "auto",
     name: Annotated[str, typer.Option(help="of the pool")] = "kaas",
+    ray: OnRay = True,
 ) -> None:
     """Show a running pool: its devices, executors and queue."""
     from kaas.api import attach
     from kaas.api import status as pool_status
 
-    attach(name, address=address)
+    attach(name, address=address, ray=ray)
     found = pool_status()
     columns = ("device", "kind", "state", "worker", "busy slots", "pins", "pid", "name", "memory")
     table = Table(*columns, title=f"pool {found.pool}")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import os
 import signal
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Event
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,12 +85,12 @@ def reference(a: Matrix, x: Matrix, iterations: int) -> Matrix:
     return v
 
 
-def run(size: Size | None = None, console: Console | None = None) -> bool:
-    """Run the demonstration and print what happened; whether every result was right."""
+def run(size: Size | None = None, console: Console | None = None, *, ray: bool = True) -> bool:
+    """Run the demonstration and print what happened; whether every result was right. ray: on what the pool runs."""
     size, console = size or Size(), console or Console()
     began = perf_counter()
-    with console.status("starting Ray and the pool"):
-        opened = kaas.init(config=_config())
+    with console.status("starting Ray and the pool" if ray else "starting the pool"):
+        opened = kaas.init(config=_config(), ray=ray)
     try:
         started_s = perf_counter() - began
         tally, stats, status = _compete(size, console)
@@ -175,19 +175,19 @@ class _Search:
         return cls(client, function, starts, [reference(a, x, size.iterations) for x in starts], size.in_flight)
 
     def once(self) -> None:
-        self.function.remote(X=self.starts[0]).future().result()
+        self.function.call(X=self.starts[0]).result()
 
     def follow(self, tally: Tally, over: Event) -> None:
         """Keep as many requests in flight as may be until it is over, and count which results are right."""
-        flying: dict[Future[Any], Matrix] = {}
+        flying: deque[tuple[kaas.Future, Matrix]] = deque()
         numbers = iter(_endless(len(self.starts)))
         while flying or not over.is_set():
             while len(flying) < self.in_flight and not over.is_set():
                 number = next(numbers)
-                flying[self.function.remote(X=self.starts[number]).future()] = self.answers[number]
-            done, _ = wait(flying, return_when=FIRST_COMPLETED)
-            for result in done:
-                right = bool(np.allclose(result.result(), flying.pop(result), rtol=1e-3, atol=1e-5))
+                flying.append((self.function.call(X=self.starts[number]), self.answers[number]))
+            if flying:
+                call, answer = flying.popleft()
+                right = bool(np.allclose(call.result(), answer, rtol=1e-3, atol=1e-5))
                 (tally.right if right else tally.wrong)[self.client] += 1
 
 

@@ -107,6 +107,7 @@ class ProcessSession(Session):
     notice: Notice
     child: Child | None = None
     pid: int = field(default_factory=os.getpid)
+    _addressed: bool = False
     _store: _HeldStore | None = None
 
     @property
@@ -119,10 +120,9 @@ class ProcessSession(Session):
         return os.getpid() == self.pid  # one that was forked from it has no session
 
     def address(self) -> tuple[Address, str]:
+        self.gone = self._addressed  # then there is no line, or no longer: such a pool does not start again
         self.check()
-        if self._calls is not None:  # the line that there was has ended, and such a pool does not start again
-            self.gone = True
-            self.check()
+        self._addressed = True
         return self.notice.address, self.notice.node
 
     def hold(self, life: str, refs: list[Any]) -> None:

@@ -62,14 +62,12 @@ class RaySession(Session):
     """
     Fields:
         pool: its actor. invoke: the method of that, looked up once. started_ray: `init` started Ray for this.
-        registered: how each function and eTask, by its key, is made known to the pool.
     """
 
     ray: ClassVar[bool] = True
     pool: Any
     invoke: Any
     started_ray: bool = False
-    registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
     etask_calls: Iterator[int] = field(default_factory=count)
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import token_hex
@@ -34,13 +35,15 @@ class Session(ABC):
 
     Fields:
         ray: whether the pool is on Ray. client: whom requests are billed to that name nobody else.
-        pins: the orders for what this program has pinned. gone: the pool has ended for good.
+        registered: how what a pool that starts again has to be told is told, by its key. pins: the orders for what this
+            program has pinned. gone: the pool has ended for good.
     """
 
     ray: ClassVar[bool]
     name: str
     client: str
     id: str = field(default_factory=partial(token_hex, 8))
+    registered: dict[str, Callable[[], Any]] = field(default_factory=dict)
     pins: dict[tuple[bytes, int | None], tuple[bytes, list[Any]]] = field(default_factory=dict)
     gone: bool = False
     _calls: Calls | None = None

@@ -97,11 +97,23 @@ def count_gpus() -> int:
     return int(counted.stdout) if not counted.returncode else 0
 
 
+def _orders() -> PoolOrders:
+    """
+    Raises:
+        InvalidConfig
+    """
+    try:
+        orders: PoolOrders = ordered(sys.stdin.buffer)
+    except (AttributeError, ImportError) as error:
+        reason = f"what a configuration names stands in a module that the pool's process can import: {error}"
+        raise InvalidConfig(reason, field="policy") from error
+    return orders
+
+
 def main() -> None:
     says = int(sys.argv[1])
-    orders: PoolOrders = ordered(sys.stdin.buffer)
     try:
-        asyncio.run(run(orders, says))
+        asyncio.run(run(_orders(), says))
     except KaasError as error:
         say_failed(says, error)
     os._exit(0)  # whatever threads there are

@@ -32,6 +32,7 @@ class Child:
         Args:
             orders: what `ordered` gives there; anything that can be pickled. environment: beside this process's own.
         """
+        packed = pickle.dumps(orders)
         self._word, says = os.pipe()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
@@ -49,7 +50,7 @@ class Child:
             os.close(says)
         assert self.process.stdin is not None, "a pipe"
         with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:  # its end shows in its word
-            stdin.write(pickle.dumps((os.getpid(), orders)))
+            stdin.write(pickle.dumps(os.getpid()) + packed)
 
     def wait_ready(self) -> bytes:
         """What it says when it is ready.
@@ -90,9 +91,8 @@ class Child:
 
 def ordered(stdin: IO[bytes]) -> Any:
     """In a child: its orders. From now on it ends with its parent."""
-    parent, orders = pickle.load(stdin)
-    end_with(parent)
-    return orders
+    end_with(pickle.load(stdin))
+    return pickle.load(stdin)
 
 
 def say_ready(file: int, word: bytes) -> None:

@@ -1,0 +1,129 @@
+"""What programs have a pool without Ray hold: there once, and as long as somebody refers to it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kaas.config import Config, Device
+from kaas.errors import InvalidRequest
+from kaas.pool.blocks import Inbox, Outbox
+from kaas.pool.messages import Block, Framed, Named
+from kaas.pool.objects import AT_ONCE_BYTES, HeldObjects, Keep, encode_keep, key_of
+from kaas.pool.process_hosts import ProcessHosts, visible_gpu
+
+SMALL = b"small value"
+OTHER = b"another one"
+LARGE = np.random.default_rng(0).bytes(AT_ONCE_BYTES + 1)
+
+
+def keep(objects: HeldObjects, session: str, *values: bytes | Named, together: bool = False, block: Block | None = None
+) -> bytes:  # fmt: skip
+    """Have values held, by frames or by the block; gives the last key."""
+    keys = [value.key if isinstance(value, Named) else key_of(value) for value in values]
+    whole = key_of(b"".join(keys)) if together else None
+    frames: list[Any] = [encode_keep(Keep(keys, whole))]
+    beside: list[Any] = []
+    for value in values:
+        if isinstance(value, Named):
+            beside.append(value)
+        elif block is not None:
+            beside.append(block)
+        else:
+            frames.append(value)
+            beside.append(Framed(len(frames)))
+    asyncio.run(objects.keep(session, beside, frames))
+    return whole or keys[-1]
+
+
+def values(objects: HeldObjects, key: bytes) -> list[bytes]:
+    inbox = Inbox()
+    return [bytes(inbox.view(block)) for block in objects.ref("any", Named(key)).blocks]
+
+
+def gone(objects: HeldObjects, *keys: bytes) -> bool:
+    gc.collect()
+    for key in keys:
+        with pytest.raises(InvalidRequest, match="holds no object"):
+            objects.ref("any", Named(key))
+    return True
+
+
+def test_a_value_is_there_once_for_all_and_goes_with_the_last() -> None:
+    objects = HeldObjects()
+    key = keep(objects, "a", SMALL)
+    first = objects.ref("a", Named(key))
+    assert keep(objects, "b", SMALL) == key
+    assert keep(objects, "a", Named(key)) == key
+    assert objects.ref("b", Named(key)) is first
+    assert values(objects, key) == [SMALL]
+    objects.drop("a", [key])
+    objects.session_ended("b")
+    assert values(objects, key) == [SMALL]
+    objects.drop("a", [key, key_of(b"never there")])
+    used = weakref.ref(first)
+    assert values(objects, key) == [SMALL]  # by a request, say
+    del first
+    assert gone(objects, key)
+    assert used() is None
+
+
+def test_constants_are_held_together() -> None:
+    objects = HeldObjects()
+    own = keep(objects, "a", SMALL)
+    keep(objects, "a", OTHER, LARGE)
+    together = keep(objects, "a", Named(own), Named(key_of(LARGE)), Named(key_of(OTHER)), together=True)
+    assert values(objects, together) == [SMALL, LARGE, OTHER]
+    objects.drop("a", [own, key_of(OTHER), key_of(LARGE)])
+    assert values(objects, together) == [SMALL, LARGE, OTHER]
+    objects.drop("a", [together])
+    assert gone(objects, together, own, key_of(OTHER), key_of(LARGE))
+
+
+def test_values_come_in_shared_memory_too() -> None:
+    objects, outbox = HeldObjects(), Outbox()
+    lease = outbox.put(LARGE)
+    key = keep(objects, "a", LARGE, block=lease.block)
+    lease.release()
+    outbox.put(bytes(len(LARGE)))  # over what was there
+    assert values(objects, key) == [LARGE]
+
+
+def test_what_nobody_holds_cannot_be_named() -> None:
+    objects = HeldObjects()
+    with pytest.raises(InvalidRequest, match="holds no object"):
+        keep(objects, "a", Named(key_of(SMALL)))
+
+
+def test_executors_get_the_blocks_of_what_they_lack() -> None:
+    objects = HeldObjects()
+    ref = objects.ref("a", Named(keep(objects, "a", SMALL)))
+    hosts = ProcessHosts(Config(devices=(Device(),)), "here")
+    assert hosts.supply(0, 1, [None, ref]) == [(), ref.blocks]
+
+
+GPU, SOFTWARE = Device("gpu"), Device()
+
+
+@pytest.mark.parametrize(
+    ("named", "devices", "seen"),
+    [
+        (None, (GPU, SOFTWARE, GPU), ["0", "", "1"]),
+        ("2,GPU-5", (GPU, GPU, GPU), ["2", "GPU-5", ""]),
+        ("", (GPU,), [""]),
+    ],
+)
+def test_each_executor_sees_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, devices: Sequence[Device], seen: list[str]
+) -> None:
+    if named is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert [visible_gpu(devices, index) for index in range(len(devices))] == seen
