@@ -83,6 +83,7 @@ def main() -> None:
             "invoke": lambda: ray.get(kaas.invoke(task, {"x": x})),
         }
         seconds = latencies(one, chosen.rounds)
+        stages = {stage.stage: stage.p50_s for stage in kaas.stats().stages}
         per_s = rates(
             {
                 "actor": (lambda: target.run.remote(x), ray.get),
@@ -90,7 +91,6 @@ def main() -> None:
                 "invoke": (lambda: kaas.invoke(task, {"x": x}), ray.get),
             }
         )
-        stages = {stage.stage: stage.p50_s for stage in kaas.stats().stages}
         large_s = large(build_large())
         ways = {name: steps(name, one[name], STEP_ROUNDS) for name in ("call", "invoke")}
     with pool(ray=False):

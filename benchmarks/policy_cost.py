@@ -31,6 +31,7 @@ from kaas.pool.events import Decision, Event, PhysicalDevice, Policy
 from kaas.pool.policies import POLICIES
 from kaas.pool.simulation.reading import read
 from kaas.pool.simulator import simulate
+from kaas.ray_session import RaySession
 from kaas.session import current_session
 
 LIVE = ("fcfs", "cfs_affinity")
@@ -67,7 +68,9 @@ def live(policy: str, requests: int) -> dict[str, float]:
 
 def pool_cpu_s() -> float:
     """Processor time that the pool's process has had."""
-    seconds: float = ray.get(current_session().pool.__ray_call__.remote(lambda _: process_time()))
+    session = current_session()
+    assert isinstance(session, RaySession), "as init has it"
+    seconds: float = ray.get(session.pool.__ray_call__.remote(lambda _: process_time()))
     return seconds
 
 

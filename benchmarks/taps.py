@@ -19,6 +19,7 @@ from kaas.executor.executor import Executor
 from kaas.pool import messages
 from kaas.pool.ray_hosts import NAMESPACE
 from kaas.pool.service import Service
+from kaas.ray_session import RaySession
 from kaas.session import current_session
 
 Notes = dict[str, list[float]]
@@ -55,7 +56,9 @@ STEPS: Mapping[str, Mapping[str, str]] = {
 
 def steps(way: str, call: Callable[[], Any], rounds: int) -> dict[str, float]:
     """Median seconds of each step of a way, and of the whole; call: sends a request and waits for its answer."""
-    pool, executor = current_session().pool, _executor()  # type: ignore[attr-defined]
+    session = current_session()
+    assert isinstance(session, RaySession), "Ray lets a function run in the processes of its actors"
+    pool, executor = session.pool, _executor(session.name)
     ask: dict[str, Callable[..., Any]] = {
         "driver": lambda function: function(None),
         "pool": lambda function: ray.get(pool.__ray_call__.remote(function)),
@@ -78,10 +81,10 @@ def steps(way: str, call: Callable[[], Any], rounds: int) -> dict[str, float]:
     return dict(zip(STEPS[way].values(), took, strict=True)) | {"in all": float(np.median(ended - began))}
 
 
-def _executor() -> Any:
-    """The handle of the pool's only executor."""
+def _executor(pool: str) -> Any:
+    """The handle of a pool's only executor."""
     actors: Iterable[Mapping[str, str]] = ray.util.list_named_actors(all_namespaces=True)
-    prefix = f"{current_session().name}/worker/"
+    prefix = f"{pool}/worker/"
     (name,) = [one["name"] for one in actors if one["namespace"] == NAMESPACE and one["name"].startswith(prefix)]
     return ray.get_actor(name, namespace=NAMESPACE)
 

@@ -97,6 +97,7 @@ def _known_name(dtype: Any) -> str | None:
     return name if name in DTYPE_BYTES and dtype.isnative else None
 
 
+@cache
 def numpy_dtype(name: str) -> Any:
     """The NumPy dtype of a name of DTYPE_BYTES; bfloat16 and float8 come from ml_dtypes."""
     import numpy as np

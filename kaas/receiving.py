@@ -45,7 +45,7 @@ class Receiver:
     def wait(self, until: Awaited, timeout_s: float | None) -> None:
         """Until something has ended or the time is up; with 0, what has come already is taken."""
         end_s = None if timeout_s is None else monotonic() + timeout_s
-        while not until.ended:
+        while True:
             turn = None
             with self.lock:
                 line = None if self._receiving else self._line

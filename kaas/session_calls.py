@@ -270,13 +270,15 @@ class Calls:
             case messages.Result(number=number):
                 self._answer(number, frames, None)
             case messages.Failure(number=number, held=held):
-                self._answer(number, (), decode_error(bytes(frames[0])), held)
+                self._answer(number, (), decode_error(frames[0]), held)
             case messages.Release(number=number):
                 with self.lock:
                     leases = self._late.pop(number, ())
                 _release(leases)
             case messages.Welcome(life=life):
                 self._welcomed_again(life)
+            case messages.Refused():
+                self._refused(decode_error(frames[0]))
 
     def _answer(self, number: int, frames: Sequence[Any], error: KaasError | None, held: bool = False) -> None:
         with self.lock:
@@ -364,6 +366,10 @@ class Calls:
     def end(self, error: KaasError) -> None:
         """Give every call that has no answer this one; further ones are refused."""
         self._receiver.take_all()
+        self._refused(error)
+
+    def _refused(self, error: KaasError) -> None:
+        """Nothing more comes."""
         with self.lock:
             if self._ended is not None:
                 return

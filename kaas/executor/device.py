@@ -120,7 +120,8 @@ class Device:
     """An open device. Its methods need its context: call them inside `with device.current()`.
 
     Fields:
-        ordinal: its number, as this process sees them. limits: what a launch there may ask for.
+        ordinal: its number, as this process sees them. limits: what a launch there may ask for. cancels: whether
+            `cancel` can end kernels: no GPU can.
     """
 
     def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None) -> None:
@@ -128,6 +129,7 @@ class Device:
         self._context = context
         self.ordinal = int(handle)
         self._checks = kind == "software" and softgpu.checks_memory()
+        self.cancels = kind == "software"
         total = int(call(driver.cuDeviceTotalMem, handle))
         name = call(driver.cuDeviceGetName, 256, handle).split(b"\0")[0].decode()
         a = driver.CUdevice_attribute
@@ -166,11 +168,6 @@ class Device:
 
     def leave(self) -> None:
         check("cuCtxPopCurrent", driver.cuCtxPopCurrent()[0])
-
-    @property
-    def cancels(self) -> bool:
-        """Whether `cancel` can end kernels: no GPU can."""
-        return self._info.kind == "software"
 
     def cancel(self) -> tuple[str, ...]:
         """Ends all kernels that run on the device, from any thread; its context is lost with them. Does not wait, and

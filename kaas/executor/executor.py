@@ -242,10 +242,12 @@ class Executor:
     # --- the way of a request
 
     def _watched(self, request: Request) -> Watched | None:
-        limits_s = [limit_s for limit_s in (request.limit_s, self._run_limit_s) if limit_s is not None]
-        if not limits_s or not self.device.cancels:
+        limit_s, own_s = self._run_limit_s, request.limit_s
+        if own_s is not None:
+            limit_s = own_s if limit_s is None else min(limit_s, own_s)
+        if limit_s is None or not self.device.cancels:
             return None
-        return Watched(self._watchdog, request.task.label, min(limits_s))
+        return Watched(self._watchdog, request.task.label, limit_s)
 
     def _run(self, slot: Slot, request: Request, watched: Watched | None) -> Result:
         started = perf_counter()

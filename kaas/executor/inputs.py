@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kaas.arguments import Buffer
 from kaas.dlpack import device_of, is_exporter, tensor_of
@@ -15,12 +15,12 @@ from kaas.executor.device import HostMemory
 from kaas.executor.plan import Plan
 from kaas.executor.ranges import Part, Ranges
 from kaas.executor.tensors import on_host
+from kaas.graph import KTask
 from kaas.request import View, check_fit, input_bytes, raw_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where one input of one request comes from.
+class Source(NamedTuple):
+    """Where one input of one request comes from. A tuple, since every request makes some.
 
     Args:
         value: an array or anything with the buffer protocol; None if fetch brings it.
@@ -88,7 +88,7 @@ class ByValue:
             kernel writes them or they are not aligned as kernels expect. (Address, who keeps the memory.)
     """
 
-    staged: list[tuple[int, memoryview]] = field(default_factory=list)
+    staged: list[tuple[int, bytes | memoryview]] = field(default_factory=list)
     placed: dict[int, tuple[int, Any]] = field(default_factory=dict)
     moved: dict[int, tuple[int, Any]] = field(default_factory=dict)
 
@@ -148,7 +148,11 @@ def stage(plan: Plan, sources: Mapping[str, Source], device: int, stream: int) -
         source = sources[buffer.name]
         if source.key is not None:
             continue
-        value = _value(plan.task.label, buffer, source)
+        value = source.value
+        if type(value) is bytes and len(value) == plan.nbytes[index] and source.offset_bytes is None:
+            by_value.staged.append((index, value))  # as small inputs come: the rest would say the same, but later
+            continue
+        value = _value(plan.task, buffer, source)
         if is_exporter(value):
             if device_of(buffer.name, value) == device:
                 tensor = tensor_of(buffer.name, value, stream)
@@ -195,7 +199,7 @@ def gather(
             if source.offset_bytes is not None:
                 views.setdefault(key, []).append(index)
                 continue
-            found = _arrive(plan.task.label, buffer, key, source, inputs, fetched, ranges)
+            found = _arrive(plan.task, buffer, key, source, inputs, fetched, ranges)
             if found is None:
                 continue
         check_fit(buffer, found.nbytes, found.dtype, source.offset_bytes)
@@ -217,7 +221,7 @@ def gather_whole(sources: Iterable[Source], fetched: Mapping[bytes, Arriving], f
         assert key is not None, "only objects are cached"
         found = find(key) or inputs.arriving.get(key)
         if found is None:
-            found = _arrive("prefetch", _UNREAD, key, source, inputs, fetched, ranges)
+            found = _arrive(None, _UNREAD, key, source, inputs, fetched, ranges)
             if found is None:
                 continue
         inputs.objects[key] = found.nbytes
@@ -227,7 +231,7 @@ def gather_whole(sources: Iterable[Source], fetched: Mapping[bytes, Arriving], f
 
 
 def _arrive(
-    label: str,
+    task: KTask | None,
     buffer: Buffer,
     key: bytes,
     source: Source,
@@ -238,7 +242,7 @@ def _arrive(
     """An object that no tier has, whole; None if it has to be fetched."""
     arriving = fetched.get(key)
     if arriving is None:
-        inputs.missing.setdefault(key, partial(_fetch, label, buffer, source))
+        inputs.missing.setdefault(key, partial(_fetch, task, buffer, source))
         return None
     inputs.arriving[key] = arriving
     inputs.replaced.extend(part.entry for part in ranges.parts(key))
@@ -273,7 +277,7 @@ def _gather_views(
     if key not in inputs.arriving and not all(ranges.covering(key, *span) for span in spans.values()):
         if key not in fetched:
             first = next(iter(sources))
-            inputs.missing.setdefault(key, partial(_fetch, plan.task.label, plan.buffers[first], sources[first]))
+            inputs.missing.setdefault(key, partial(_fetch, plan.task, plan.buffers[first], sources[first]))
             return
         new = _take_views(plan, inputs, key, fetched[key], sources, spans, ranges)
     for index, source in sources.items():
@@ -345,22 +349,23 @@ def check_scalars(plan: Plan, scalars: Mapping[str, bytes]) -> list[bytes]:
     return found
 
 
-def _fetch(label: str, buffer: Buffer, source: Source) -> Arriving:
+def _fetch(task: KTask | None, buffer: Buffer, source: Source) -> Arriving:
     """
     Raises:
         InputFailed, NotContiguous
     """
-    data, dtype = raw_bytes(buffer, on_host(buffer.name, _value(label, buffer, source)))
+    data, dtype = raw_bytes(buffer, on_host(buffer.name, _value(task, buffer, source)))
     return Arriving(data, len(data), dtype)
 
 
-def _value(label: str, buffer: Buffer, source: Source) -> Any:
+def _value(task: KTask | None, buffer: Buffer, source: Source) -> Any:
     if source.fetch is None:
         return source.value
     try:
         return source.fetch()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
+        label = "prefetch" if task is None else task.label
         raise InputFailed(
             f"kTask {label!r}: input {buffer.name!r} could not be had: {reason}",
             task=label,

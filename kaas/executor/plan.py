@@ -42,7 +42,7 @@ class Plan:
 
     Fields:
         launches, parameters: of each kernel; the parameters hold its literals, and zeros where patches go.
-        buffers, tables: what has an address, counted through in this order.
+        buffers, tables: what has an address, counted through in this order. nbytes: of the buffers.
         address_patches, scalar_patches: by that index, and in the order of scalars.
         tenants, order: what may lie in the arena, and when each holds something.
         globals: of those of its libraries that have any.
@@ -54,6 +54,7 @@ class Plan:
     launches: tuple[Launch, ...]
     parameters: tuple[bytes, ...]
     buffers: tuple[Buffer, ...]
+    nbytes: tuple[int, ...]
     tables: tuple[Table, ...]
     scalars: tuple[str, ...]
     address_patches: tuple[tuple[Patch, ...], ...]
@@ -126,6 +127,7 @@ def make_plan(task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int
         ),
         parameters=tuple(parameters),
         buffers=tuple(index),
+        nbytes=tuple(buffer.nbytes for buffer in index),
         tables=tuple(builder.tables),
         scalars=tuple(builder.scalars),
         address_patches=tuple(map(tuple, (*builder.accesses, *builder.tables.values()))),

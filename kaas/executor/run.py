@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,10 +13,11 @@ from kaas.executor.profile import KernelTime
 from kaas.executor.tiers import TierUse
 from kaas.graph import KTask
 
+_NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One invocation.
+
+class Request(NamedTuple):
+    """One invocation. A tuple, as the other two are: every request makes one.
 
     Fields:
         scalars: as `kaas.request.encode_scalars` makes them.
@@ -34,12 +35,11 @@ class Request:
     client: str = ""
     profile: bool = False
     limit_s: float | None = None
-    keep: Mapping[str, bytes] = field(default_factory=dict)
+    keep: Mapping[str, bytes] = _NOTHING
     copy_kept: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RunStats:
+class RunStats(NamedTuple):
     """What one request did.
 
     Fields:
@@ -82,8 +82,7 @@ class RunStats:
         return sum(use.nbytes for tier, use in self.tiers.items() if tier != "device")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What came of it.
 
     Fields:

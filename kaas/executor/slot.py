@@ -105,21 +105,21 @@ class Slot:
         addresses = placement.addresses.copy()
         for index, key in inputs.kept.items():
             addresses[index] = objects[key].address
-            stream.clear(addresses[index], plan.buffers[index].nbytes)  # fresh memory shows what others left there
+            stream.clear(addresses[index], plan.nbytes[index])  # fresh memory shows what others left there
         for index, data in inputs.by_value.staged:
             stream.copy_in(addresses[index], data, len(data))
         for index, (address, _) in inputs.by_value.placed.items():
             addresses[index] = address
         for index, (address, _) in inputs.by_value.moved.items():
-            stream.copy(addresses[index], address, plan.buffers[index].nbytes)
+            stream.copy(addresses[index], address, plan.nbytes[index])
         for index in plan.zeroed:
-            stream.clear(addresses[index], plan.buffers[index].nbytes)
+            stream.clear(addresses[index], plan.nbytes[index])
         for index, key, offset_bytes in inputs.shared:
             addresses[index] = objects[key].address + offset_bytes
         self._write_tables(plan, placement, addresses)
         self._wait_for(lease)
         for index, key, offset_bytes in inputs.copied:
-            stream.copy(addresses[index], objects[key].address + offset_bytes, plan.buffers[index].nbytes)
+            stream.copy(addresses[index], objects[key].address + offset_bytes, plan.nbytes[index])
         return addresses
 
     def launch(self, launches: Launches) -> None:
@@ -144,7 +144,7 @@ class Slot:
             if index in staying:
                 continue
             buffer = plan.buffers[index]
-            data = np.empty(buffer.nbytes, np.uint8)
+            data = np.empty(plan.nbytes[index], np.uint8)
             targets.append((addresses[index], data))
             outputs[buffer.name] = data.view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
         self._outlet.copy(targets)

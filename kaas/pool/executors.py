@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from kaas.error_codec import encode_error
 from kaas.errors import KaasError
@@ -24,8 +24,6 @@ from kaas.pool.payloads import Left, Orders, Payload
 from kaas.pool.residents import Placed, Residents
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Order, Reply, Survivor, WorkerLost
-
-T = TypeVar("T")
 
 RESCUE_LIMIT_S = 10.0
 """How long a worker that must go may write back the outputs that it keeps; others then run their tasks again."""
@@ -53,7 +51,7 @@ class Executors:
         self._lines: dict[int, ExecutorLine] = {}
         self._by_peer: dict[Peer, ExecutorLine] = {}
         self._strangers: dict[str, _Stranger] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._returns: set[asyncio.Task[None]] = set()
 
     # --- workers
 
@@ -126,11 +124,11 @@ class Executors:
 
     # --- what is asked of them
 
-    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply]:
-        """In this very call it is sent, if it can be. It is never answered before this returns."""
+    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]:
+        """It is sent in this very call."""
         line, payload = self._lines.get(worker), call.payload
         if line is None or isinstance(payload, Left):
-            return self._later(self._left(worker, slot))
+            return self._left(worker, slot)
         function: RegisteredFunction = payload.function
         beside: Sequence[messages.Beside] = ()
         frames = payload.frames
@@ -138,25 +136,15 @@ class Executors:
             try:
                 beside, frames = line.beside(payload.refs, frames)
             except OSError as error:
-                return self._later(_told(replies.unreadable(call.label, error)))
+                return _told(replies.unreadable(call.label, error))
         line.introduce(function)
         number = next(self._numbers)
         parcel = not (function.inline or payload.direct)
         header = messages.Run(number, slot, tuple(payload.keep.values()), parcel, beside)
         if parcel:
-            ended = line.ask(number, header, frames, payload.refs, replies.whole)
-            return self._later(self._collected(line, payload, ended))
+            return self._collected(line, payload, line.ask(number, header, frames, payload.refs, replies.whole))
         finish = replies.direct if payload.direct else partial(replies.inline, function)
         return line.ask(number, header, frames, payload.refs, finish)
-
-    def _later(self, reply: Coroutine[Any, Any, Reply]) -> Answer[Reply]:
-        return Answer.of(self._task(reply))
-
-    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _left(self, worker: int, slot: int) -> Reply:
         return Reply(record=await self._line(worker).orphan(slot))
@@ -261,7 +249,9 @@ class Executors:
             case messages.Need(number=number):
                 self._supply(line, number)
             case messages.Written(key=key, parcel=parcel):
-                self._task(self._return(line.worker, key, parcel))
+                task = self._loop.create_task(self._return(line.worker, key, parcel))
+                self._returns.add(task)
+                task.add_done_callback(self._returns.discard)
             case messages.Orphaned(slot=slot, record=record):
                 line.orphaned(slot, record)
 

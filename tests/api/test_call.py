@@ -66,7 +66,6 @@ def fail() -> None:
     raise ZeroDivisionError("no such weights")
 
 
-@ray.remote(num_cpus=0)
 class Gate:
     """Values that come into being when the test says so."""
 
@@ -79,6 +78,11 @@ class Gate:
     async def value(self, value: Any) -> Any:
         await self.opened.wait()
         return value
+
+
+def closed_gate() -> Any:
+    gate: Any = ray.remote(Gate)
+    return gate.options(max_concurrency=100, num_cpus=0).remote()
 
 
 # --- values
@@ -147,11 +151,11 @@ def test_as_many_outstanding_as_one_likes() -> None:
 
 
 def test_references_that_are_not_complete_yet() -> None:
-    gate: Any = Gate.remote()
+    gate = closed_gate()
     late = gate.value.remote(numbers())
     waiting = [scaled(late, i) for i in range(4)]
     np.testing.assert_allclose(scaled(numbers()).result(PATIENCE_S), numbers() * 2)
-    assert kaas.status().waiting == 4
+    until(lambda status: status.waiting == 4)
     ray.get(gate.open.remote())
     for i, future in enumerate(waiting):
         np.testing.assert_allclose(future.result(PATIENCE_S), numbers() * np.float32(i))
@@ -194,7 +198,7 @@ def test_constants_are_cached_on_the_device() -> None:
 
 
 def test_constants_that_are_references_and_late() -> None:
-    gate: Any = Gate.remote()
+    gate = closed_gate()
     late = gate.value.remote(numbers(2 * N))
     add = kaas.register(add_task(), constants={"a": kaas.View(late, 4 * N), "b": kaas.View(late)})
     future = add.call()
@@ -282,17 +286,18 @@ def test_faults_in_the_call(name: str) -> None:
 
 def test_faults_through_the_future() -> None:
     x = numbers(LARGE)
-    for wrong, expected, fields in (
+    wrongs: list[tuple[Callable[[], kaas.Future], type[kaas.KaasError], dict[str, Any]]] = [
         (lambda: scaled(ray.put(numbers(N + 1))), errors.WrongSize, {"buffer": "x", "given_bytes": 4 * N + 4}),
         (lambda: scaled(ray.put(np.zeros(N, np.int32))), errors.WrongDtype, {"given": "int32"}),
         (lambda: kaas.call(scale_task(symbol="scales"), {"x": numbers()}, scalars={"factor": 1}),
          errors.UnknownSymbol, {"symbol": "scales"}),
         (lambda: kaas.call(scale_task(LARGE, "scales"), {"x": x}, scalars={"factor": 1}),
          errors.UnknownSymbol, {"symbol": "scales"}),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for wrong, expected, fields in wrongs:
         future = wrong()
         error = future.exception(PATIENCE_S)
-        assert type(error) is expected
+        assert isinstance(error, expected)
         assert fields.items() <= error.fields.items()
         with pytest.raises(expected):
             future.result()

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kaas.pool.blocks import Inbox, Outbox
 
 from kaas.error_codec import decode_error, encode_error
 from kaas.errors import InputFailed, KaasError, UnknownSymbol
 from kaas.pool import executors, messages, wire
+from kaas.pool.blocks import Inbox, Outbox
 from kaas.pool.events import StartWorker, WorkerKind
 from kaas.pool.executors import Executors
 from kaas.pool.functions import RegisteredFunction
