@@ -1,7 +1,7 @@
 """What a program may say about the devices' caches, which otherwise look after themselves.
 
-The functions take a Function, whose constants are meant, or what `put` gives (an ObjectRef); device is the index of one of the pool's
-devices, None is each of them.
+The functions take a Function, whose constants are meant, or an ObjectRef, without Ray what `put` gives; device is the
+index of one of the pool's devices, None is each of them.
 """
 
 from __future__ import annotations
