@@ -156,6 +156,7 @@ class ExecutorWorker:
     # --- what comes over the line
 
     def _serve(self, life: Life) -> None:
+        self._work.executor.device.stay()
         while True:
             run = self._next(life)
             if run is None:

@@ -116,14 +116,16 @@ class Line:
                 return self._early.popleft()
             while not self._lost:
                 left_ms = -1 if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
-                ready = [waited for waited, _ in zmq.zmq_poll(self._polled, left_ms)]
-                if self._in in ready:
-                    return self._next()
-                for monitor in ready:
-                    if monitor != self._bell:
-                        self._happened(monitor)
-                if not ready or (self._bell in ready and os.eventfd_read(self._bell) and not self._lost):
+                ready: list[tuple[Any, int]] = zmq.zmq_poll(self._polled, left_ms)
+                if not ready:
                     return None
+                if ready[0][0] is self._in:
+                    return self._next()
+                for waited, _ in ready:
+                    if waited != self._bell:
+                        self._happened(waited)
+                    elif os.eventfd_read(self._bell) and not self._lost:
+                        return None
             if self._lost == CLOSED:
                 raise LineLost(CLOSED)
             try:
