@@ -1,7 +1,7 @@
 """What a program may say about the devices' caches, which otherwise look after themselves.
 
-The functions take a Function, whose constants are meant, or an ObjectRef; device is the index of one of the pool's
-devices, None is each of them.
+The functions take a Function, whose constants are meant, or an ObjectRef, without Ray what `put` gives; device is the
+index of one of the pool's devices, None is each of them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from kaas.session import Session, current_session
 
 
 def put(value: Any) -> Any:
-    """An object for many requests: gives the ObjectRef under which devices cache it.
+    """An object for many requests: gives the ObjectRef under which devices cache it. Without Ray the pool itself holds
+    it, as long as somebody refers to what this gives; what is the same in content is there once.
 
     Args:
         value: an array without gaps, NumPy's or one of any library that knows DLPack (what lies on a GPU is copied to
             the host), or anything with the buffer protocol.
 
     Raises:
-        NotInitialized, NotContiguous
+        NotInitialized, PoolStopped, NotContiguous
     """
     session = current_session()
     kept = on_host("value", value)
@@ -39,7 +40,7 @@ def prefetch(target: Any, device: int | None = None) -> Any:
     """Bring an object to the device, or get a function ready there: code loaded, constants in the cache.
 
     Returns:
-        At once, an ObjectRef; ray.get on it waits until all is there.
+        At once, an ObjectRef; ray.get on it waits until all is there. Without Ray a kaas.Future.
 
     Raises:
         NotInitialized, PoolStopped, InvalidRequest: here; through the ObjectRef RequestTooLarge, OutOfDeviceMemory,

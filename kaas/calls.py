@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kaas.errors import InvalidRequest
-from kaas.function import RETRIES, Function, Options, signature_of
+from kaas.function import RETRIES, Function, caller_of, signature_of
 from kaas.futures import Future
 from kaas.graph import KTask
 from kaas.pool.packing import pack
@@ -52,14 +52,14 @@ def call(
                 profile=profile or None,
             )
         return function.ask(session, inputs)
-    options = Options(client, deadline_s, scalars, retries, profile)
+    caller = caller_of(session, client, deadline_s, retries, profile)
     if not isinstance(task_or_function, KTask):
         raise InvalidRequest(f"kaas.call takes a KTask or a Function, not {task_or_function!r}")
     session.check()
     calls = session.calls
     signature, aside = signature_of(task_or_function), calls.aside(session.store)
     with aside:
-        message, beside = pack(signature, inputs, scalars, options.caller(session), aside)
+        message, beside = pack(signature, inputs, scalars, caller, aside)
         return calls.submit(signature, message, beside)
 
 

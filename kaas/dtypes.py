@@ -60,6 +60,8 @@ _INTEGERS = {"i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H
 _FLOATS = {"f16": "e", "f32": "f", "f64": "d"}
 _COMPLEX = {"c64": "f", "c128": "d"}
 
+_PACK = {kind: struct.Struct("<" + code).pack for kind, code in (_INTEGERS | _FLOATS).items()}
+
 KIND_BYTES: dict[str, int] = {
     **{kind: struct.calcsize(code) for kind, code in (_INTEGERS | _FLOATS).items()},
     "bf16": 2,
@@ -119,9 +121,9 @@ def encode(kind: str, value: Any) -> bytes:
     """
     try:
         if kind in _INTEGERS:
-            return struct.pack("<" + _INTEGERS[kind], value.__index__())
+            return _PACK[kind](value.__index__())
         if kind in _FLOATS:
-            return struct.pack("<" + _FLOATS[kind], _real(value))
+            return _PACK[kind](_real(value))
         if kind == "bf16":
             return _bfloat16(_real(value))
         if kind in _COMPLEX:
@@ -149,6 +151,8 @@ def decode(kind: str, data: bytes) -> Any:
 
 
 def _real(value: Any) -> float:
+    if type(value) is float:
+        return value
     if isinstance(value, str | bytes) or (isinstance(value, Complex) and not isinstance(value, Real)):
         raise TypeError("not a real number")
     return float(value)

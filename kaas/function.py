@@ -123,6 +123,26 @@ def signature_of(task: KTask) -> Signature:
     return Signature.of(task)
 
 
+def caller_of(session: Session, client: Any, deadline_s: Any, retries: Any, profile: Any) -> Caller:
+    """Who calls by these options.
+
+    Raises:
+        InvalidRequest
+    """
+    try:
+        return _caller(session.client, session.id, client, deadline_s, retries, profile)
+    except TypeError:  # one that has no hash is none that may be given
+        return Options(client, deadline_s, None, retries, profile).caller(session)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _caller(
+    own: str, session: str, client: str | None, deadline_s: float | None, retries: int, profile: bool
+) -> Caller:
+    options = Options(client, deadline_s, None, retries, profile)
+    return Caller(options.client or own, options.deadline_s, options.retries, options.profile, session=session)
+
+
 class _Bound:
     """What a function and its copies have bound: the reference to their constants, and those among these that were
     references; they are forgotten when they are known to be complete."""
@@ -151,6 +171,7 @@ class Function:
         self._signatures = signatures
         self._bound = bound
         self._options = options or Options()
+        self._caller: tuple[Session, Caller] | None = None
 
     @property
     def tasks(self) -> tuple[KTask, ...]:
@@ -264,8 +285,14 @@ class Function:
         if bound.awaited and store.complete(bound.awaited):
             bound.awaited.clear()
         signature, inputs = choose_signature(self._name, self._signatures, arrays, inputs, store)
-        caller = options.caller(session)
+        caller = self._caller_in(session) if options is self._options else options.caller(session)
         return signature, *pack(signature, inputs, options.scalars, caller, store, bound.constants, bound.awaited)
+
+    def _caller_in(self, session: Session) -> Caller:
+        """By its own options, remembered for the last session, which is nearly always the only one."""
+        if self._caller is None or self._caller[0] is not session:
+            self._caller = session, self._options.caller(session)
+        return self._caller[1]
 
     def _outlived(self) -> NotInitialized:
         """What to raise when Ray no longer knows who owns the constants."""

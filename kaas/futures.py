@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from asyncio import Future as Waiter
 
-_log = logging.getLogger(__name__)
 _UNMADE: Any = object()
 
 
@@ -20,22 +18,26 @@ class Asked(Protocol):
     """Where an answer comes from."""
 
     lock: threading.Lock
-    """Guards what answers know."""
+    """Guards what is known of each."""
 
-    def wait(self, answer: Answer, timeout_s: float | None) -> None:
+    def wait(self, pending: Pending, timeout_s: float | None) -> None:
         """Until it has ended, or the time is up; with 0, what has already come is taken."""
         ...
 
-    def watch(self, answer: Answer) -> None:
+    def watch(self, pending: Pending) -> None:
         """Somebody wants to hear when it ends, and does not wait. Called with the lock held."""
         ...
 
-    def forget(self, answer: Answer) -> None:
+    def forget(self, pending: Pending) -> None:
         """It was cancelled."""
         ...
 
+    def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
+        """Call what waited for an end, where it may wait for others in turn."""
+        ...
 
-class Answer:
+
+class Pending:
     """What came of a question, or will. number: of the question. ended: whether it is here; then frames or an error
     are, unless it was cancelled. waiting: to be set when it is, of each thread that waits."""
 
@@ -60,8 +62,8 @@ class Answer:
             self.ended = True
             for event in self.waiting:
                 event.set()
-        for callback in self.callbacks:
-            _call(callback)
+        if self.callbacks:
+            self.asked.call(self.callbacks)
         return True
 
     def when_ended(self, callback: Callable[[], Any]) -> None:
@@ -71,7 +73,7 @@ class Answer:
                 if len(self.callbacks) == 1:
                     self.asked.watch(self)
                 return
-        _call(callback)
+        self.asked.call([callback])
 
 
 class Future:
@@ -80,10 +82,10 @@ class Future:
     Its value is the output's array, read-only; of several outputs a named tuple of them, in declared order.
     """
 
-    __slots__ = ("__weakref__", "_answer", "_make", "_value")
+    __slots__ = ("__weakref__", "_make", "_pending", "_value")
 
-    def __init__(self, answer: Answer, make: Callable[[Sequence[Any]], Any]) -> None:
-        self._answer = answer
+    def __init__(self, pending: Pending, make: Callable[[Sequence[Any]], Any]) -> None:
+        self._pending = pending
         self._make = make
         self._value = _UNMADE
 
@@ -104,7 +106,7 @@ class Future:
             finally:
                 del error  # it refers to this frame, and must not be referred to by it
         if self._value is _UNMADE:
-            self._value = self._make(self._answer.frames)
+            self._value = self._make(self._pending.frames)
         return self._value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -113,70 +115,63 @@ class Future:
         Raises:
             TimeoutError, concurrent.futures.CancelledError
         """
-        answer = self._answer
-        if not answer.ended:
-            answer.asked.wait(answer, timeout)
-            if not answer.ended:
+        pending = self._pending
+        if not pending.ended:
+            pending.asked.wait(pending, timeout)
+            if not pending.ended:
                 raise TimeoutError(f"no answer within {timeout} s")
-        if answer.cancelled:
+        if pending.cancelled:
             raise CancelledError
-        return answer.error
+        return pending.error
 
     def done(self) -> bool:
         """Whether there is a value or an error, or it was cancelled."""
-        answer = self._answer
-        if not answer.ended:
-            answer.asked.wait(answer, 0)
-        return answer.ended
+        pending = self._pending
+        if not pending.ended:
+            pending.asked.wait(pending, 0)
+        return pending.ended
 
     def cancelled(self) -> bool:
-        return self._answer.cancelled
+        return self._pending.cancelled
 
     def cancel(self) -> bool:
         """Nobody waits for it any more: if it is queued, it does not run; if it runs, its slot is free when its kernels
         end. Returns whether it is cancelled; it is not if it had ended."""
-        answer = self._answer
-        if answer.end(cancelled=True):
-            answer.asked.forget(answer)
-        return answer.cancelled
+        pending = self._pending
+        if pending.end(cancelled=True):
+            pending.asked.forget(pending)
+        return pending.cancelled
 
     def add_done_callback(self, fn: Callable[[Future], Any]) -> None:
         """Have fn called with this future when it has ended, in whichever thread notices, or here if it has."""
-        self._answer.when_ended(lambda: fn(self))
+        self._pending.when_ended(lambda: fn(self))
 
     def __await__(self) -> Generator[Any, None, Any]:
         """In any event loop. Cancelling who awaits it cancels the call."""
         import asyncio
 
-        if not self._answer.ended:
+        if not self._pending.ended:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
-            self._answer.when_ended(lambda: _wake(loop, waiter))
+            self._pending.when_ended(lambda: _wake(loop, waiter))
             try:
                 yield from waiter
             except asyncio.CancelledError:
                 self.cancel()
                 raise
-        if self._answer.cancelled:
+        if self._pending.cancelled:
             raise asyncio.CancelledError
         return self.result()
 
     def __repr__(self) -> str:
-        answer = self._answer
-        if not answer.ended:
+        pending = self._pending
+        if not pending.ended:
             state = "pending"
-        elif answer.cancelled:
+        elif pending.cancelled:
             state = "cancelled"
         else:
-            state = "finished" if answer.error is None else f"raised {type(answer.error).__name__}"
-        return f"<kaas.Future {answer.number} {state}>"
-
-
-def _call(callback: Callable[[], Any]) -> None:
-    try:
-        callback()
-    except Exception:  # noqa: BLE001 - it is of whoever added it; the others are called too
-        _log.exception("a callback of a kaas.Future raised")
+            state = "finished" if pending.error is None else f"raised {type(pending.error).__name__}"
+        return f"<kaas.Future {pending.number} {state}>"
 
 
 def _wake(loop: AbstractEventLoop, waiter: Waiter[None]) -> None:

@@ -19,7 +19,7 @@ from kaas.pool import answers
 from kaas.pool.held_ref import HeldRef
 from kaas.pool.messages import Address, Named
 from kaas.pool.names import Notice, Place
-from kaas.pool.objects import Keep, encode_keep, key_of
+from kaas.pool.objects import Keep, encode_keep, key_of, key_of_all
 from kaas.pool.packing import Signature
 from kaas.pool.process_orders import PoolOrders
 from kaas.pool.processes import Child
@@ -60,7 +60,7 @@ class _HeldStore:
     def put_all(self, values: tuple[Any, ...]) -> HeldRef:
         parts = [value if isinstance(value, HeldRef) else raw_bytes(_ANY, value)[0] for value in values]
         keys = [part.binary() if isinstance(part, HeldRef) else key_of(part) for part in parts]
-        together = key_of(b"".join(keys))
+        together = key_of_all(keys)
         for begin in range(0, len(keys), AT_ONCE):
             self._hold(keys[begin : begin + AT_ONCE], parts[begin : begin + AT_ONCE])
         self._session.ask("hold", [encode_keep(Keep(keys, together))], [Named(key) for key in keys])
@@ -89,11 +89,13 @@ class _HeldStore:
         return ref
 
     def _drop(self, dropped: SimpleQueue[bytes]) -> None:
-        while True:
-            key = dropped.get()
-            if self._session.gone:
-                return
+        while (key := dropped.get()) and not self._session.gone:
             self._session.calls.drop([key])
+
+    def close(self) -> None:
+        """The pool has ended, and all that it held."""
+        if self._dropped is not None:
+            self._dropped.put(b"")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -169,6 +171,7 @@ class ProcessSession(Session):
             self.ask("stop")
         self.gone = True
         self.end_calls(stopped)
+        self.store.close()
         if self.child is not None:
             self.child.process.wait()
 
@@ -224,7 +227,11 @@ def _started(name: str, wanted: Config | None, place: Place) -> ProcessSession:
         raise InvalidConfig(
             f"the configuration cannot be sent to the pool's process: {error}", field="policy"
         ) from error
-    child.wait_ready()
+    try:
+        child.wait_ready()
+    except BaseException:  # who does not wait any more has not started a pool
+        child.process.kill()
+        raise
     notice = place.running()
     if notice is None:
         raise PoolStopped(f"pool {name!r} ended at once", pool=name)

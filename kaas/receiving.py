@@ -6,6 +6,7 @@ thread. Only where nobody waits, for callbacks and event loops, there is a threa
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -13,6 +14,11 @@ from typing import Any, Protocol
 
 from kaas.pool.lines import Line, LineLost
 from kaas.pool.messages import ToPeer
+
+LATE_AT_MOST = 1000
+"""When the time is up of who receives, so many messages are still taken that have come already."""
+
+_log = logging.getLogger(__name__)
 
 
 class Awaited(Protocol):
@@ -33,7 +39,8 @@ class Receiver:
         self._take = take
         self._lost = lost
         self._line: Line | None = None
-        self._receiving = False
+        self._receiving: int | None = None  # the thread that does
+        self._called_later: list[Callable[[], Any]] = []
         self._turns: dict[threading.Event, None] = {}
         self._watched = _Watched()
 
@@ -48,11 +55,11 @@ class Receiver:
         while True:
             turn = None
             with self.lock:
-                line = None if self._receiving else self._line
+                line = self._line if self._receiving is None else None
                 if until.ended:
                     return
                 if line is not None:
-                    self._receiving = True
+                    self._receiving = threading.get_ident()
                 else:
                     turn = threading.Event()
                     self._turns[turn] = None
@@ -69,9 +76,13 @@ class Receiver:
         self.wait(_Never(), 0)
 
     def _receive(self, line: Line, until: Awaited, end_s: float | None) -> None:
+        left_s, late = None, 0
         try:
-            while not until.ended:
-                arrived = line.receive(None if end_s is None else max(0.0, end_s - monotonic()))
+            while not until.ended and not self._called_later and late < LATE_AT_MOST:
+                if end_s is not None:
+                    left_s = max(0.0, end_s - monotonic())
+                    late += not left_s
+                arrived = line.receive(left_s)
                 if arrived is None:
                     return
                 self._take(*arrived)
@@ -79,8 +90,21 @@ class Receiver:
             self._lost(line)
         finally:
             with self.lock:
-                self._receiving = False
+                self._receiving = None
+                callbacks, self._called_later = self._called_later, []
                 self._pass_on()
+            self.call(callbacks)
+
+    def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
+        """Call these, by the receiving thread only when it does not receive any more: they may wait for answers too."""
+        if self._receiving == threading.get_ident():
+            self._called_later += callbacks
+            return
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - it is of whoever added it; the others are called too
+                _log.exception("a callback of a kaas.Future raised")
 
     def _await_turn(self, turn: threading.Event, until: Awaited, end_s: float | None) -> None:
         try:
@@ -93,13 +117,13 @@ class Receiver:
                     self._pass_on()  # it may have been its turn, which it does not want any more
 
     def _pass_on(self) -> None:
-        if self._turns and not self._receiving and self._line is not None:
+        if self._turns and self._receiving is None and self._line is not None:
             next(iter(self._turns)).set()
 
     def wake(self) -> None:
         """Something has ended otherwise: whoever receives may have waited for it."""
         with self.lock:
-            line = self._line if self._receiving else None
+            line = self._line if self._receiving is not None else None
         if line is not None:
             line.wake()
 

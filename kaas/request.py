@@ -55,6 +55,8 @@ def mapping(task: KTask, what: str, values: Any) -> Mapping[str, Any]:
     Raises:
         InvalidRequest
     """
+    if type(values) is dict:  # nearly always, and asking whether it is a Mapping takes longer
+        return values
     if values is None:
         return {}
     if not isinstance(values, Mapping):
@@ -192,8 +194,8 @@ def encode_scalars(task: KTask, scalars: Mapping[str, Any] | None) -> dict[str, 
     Raises:
         MissingScalar, WrongScalar: not exactly the kTask's scalars, a value that is not of its kind, no iterations.
     """
-    given = dict(mapping(task, "scalars", scalars))
-    for name in given.keys() - task.scalars.keys():
+    given = mapping(task, "scalars", scalars)
+    for name in given.keys() - task.scalars.keys() if given.keys() != task.scalars.keys() else ():
         known = ", ".join(task.scalars) or "none"
         raise WrongScalar(
             f"kTask {task.label!r} has no scalar {name!r}; its scalars are {known}", task=task.label, scalar=str(name)

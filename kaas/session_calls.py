@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from kaas.error_codec import decode_error
 from kaas.errors import KaasError, NotInitialized, PoolStopped
-from kaas.futures import Answer, Future
+from kaas.futures import Future, Pending
 from kaas.holds import Holds
 from kaas.pool import messages, wire
 from kaas.pool.blocks import Lease, Outbox
@@ -72,7 +72,7 @@ class _Asked:
             until the answer. function: to be introduced first. owner: lives until then, with what is held for it.
     """
 
-    answer: Answer
+    pending: Pending
     what: str
     frames: Sequence[Any]
     beside: Sequence[Any] = ()
@@ -121,7 +121,7 @@ class Calls:
         self._outbox = Outbox()
         self._holds = Holds(self._hold, way.drop)
         self._receiver = Receiver(self._take, self._line_lost)
-        self.lock = self._receiver.lock  # guards all that follows, and futures
+        self.lock = self._receiver.lock  # guards all that follows, and what is pending
         self._life: _Life | None = None
         self._ended: KaasError | None = None
         self._open: dict[int, _Asked] = {}
@@ -159,9 +159,9 @@ class Calls:
             if constants is not None:
                 self._holds.keep(owner, [constants])
             keys = self._holds.use(refs) if refs else ()
-        answer = Answer(self, next(self._numbers))
-        self._ask(_Asked(answer, "", (message,), beside, keys, function, owner))
-        return Future(answer, self._makers.get(function.key) or self._maker(function))
+        pending = Pending(self, next(self._numbers))
+        self._ask(_Asked(pending, "", (message,), beside, keys, function, owner))
+        return Future(pending, self._makers.get(function.key) or self._maker(function))
 
     def ask(self, what: str, frames: Sequence[Any] = (), beside: Sequence[Any] = ()) -> Future:
         """Anything else of the pool; the value are the frames of its answer.
@@ -169,9 +169,9 @@ class Calls:
         Raises:
             PoolStopped, NotInitialized
         """
-        answer = Answer(self, next(self._numbers))
-        self._ask(_Asked(answer, what, frames, beside))
-        return Future(answer, list)
+        pending = Pending(self, next(self._numbers))
+        self._ask(_Asked(pending, what, frames, beside))
+        return Future(pending, list)
 
     def _maker(self, function: Signature) -> Make:
         make = self._makers[function.key] = outputs_from(function.task.outputs)
@@ -206,7 +206,7 @@ class Calls:
 
     def _ask(self, asked: _Asked) -> None:
         self._check_process()
-        number = asked.answer.number
+        number = asked.pending.number
         with self.lock:
             ended, life = self._ended, self._life
             if ended is None:
@@ -224,7 +224,7 @@ class Calls:
             raise NotInitialized("this process was forked from one that is attached to a pool: it cannot use its line")
 
     def _post(self, life: _Life, asked: _Asked) -> None:
-        function, number = asked.function, asked.answer.number
+        function, number = asked.function, asked.pending.number
         if function is not None and function.key not in life.introduced:
             self._introduce(life, function)
         beside, frames = _placed(asked, life.line.shares) if asked.beside else ((), asked.frames)
@@ -242,15 +242,18 @@ class Calls:
 
     # --- answers
 
-    def wait(self, answer: Answer, timeout_s: float | None) -> None:
+    def wait(self, pending: Pending, timeout_s: float | None) -> None:
         self._check_process()
-        self._receiver.wait(answer, timeout_s)
+        self._receiver.wait(pending, timeout_s)
 
-    def watch(self, answer: Answer) -> None:
-        self._receiver.watch(answer.number)
+    def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
+        self._receiver.call(callbacks)
 
-    def forget(self, answer: Answer) -> None:
-        number = answer.number
+    def watch(self, pending: Pending) -> None:
+        self._receiver.watch(pending.number)
+
+    def forget(self, pending: Pending) -> None:
+        number = pending.number
         with self.lock:
             asked = self._open.pop(number, None)
             life = self._life
@@ -292,7 +295,7 @@ class Calls:
         if asked is not None:
             if asked.keys:
                 self._holds.release(asked.keys)
-            asked.answer.end(frames, error)
+            asked.pending.end(frames, error)
 
     # --- the pool's lives
 
@@ -380,7 +383,7 @@ class Calls:
         if life is not None:
             life.line.close()
         for asked in unanswered.values():
-            asked.answer.end(error=error)
+            asked.pending.end(error=error)
         self._holds.close()
         self._outbox.close()
 

@@ -8,6 +8,7 @@ freed by the garbage collector. Whether the driver below is NVIDIA's or `kaas/so
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,6 +128,7 @@ class Device:
     def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None) -> None:
         self._handle = handle
         self._context = context
+        self._thread = threading.local()
         self.ordinal = int(handle)
         self._checks = kind == "software" and softgpu.checks_memory()
         self.cancels = kind == "software"
@@ -164,10 +166,18 @@ class Device:
             self.leave()
 
     def enter(self) -> None:
-        check("cuCtxPushCurrent", driver.cuCtxPushCurrent(self._context)[0])
+        if not hasattr(self._thread, "stays"):
+            check("cuCtxPushCurrent", driver.cuCtxPushCurrent(self._context)[0])
 
     def leave(self) -> None:
-        check("cuCtxPopCurrent", driver.cuCtxPopCurrent()[0])
+        if not hasattr(self._thread, "stays"):
+            check("cuCtxPopCurrent", driver.cuCtxPopCurrent()[0])
+
+    def stay(self) -> None:
+        """Makes the device's context the calling thread's to its end, for one that does nothing else: to enter and to
+        leave cost it nothing then."""
+        self.enter()
+        self._thread.stays = True
 
     def cancel(self) -> tuple[str, ...]:
         """Ends all kernels that run on the device, from any thread; its context is lost with them. Does not wait, and

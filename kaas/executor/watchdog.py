@@ -41,7 +41,8 @@ class Watchdog:
             overrun: called with a request as soon as it has run for too long; must not wait.
         """
         self._overrun = overrun
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._limits: dict[Watched, float] = {}
         self._wakes_s = math.inf
         self._thread: threading.Thread | None = None
@@ -49,7 +50,7 @@ class Watchdog:
 
     def begin(self, watched: Watched) -> None:
         ends_s = monotonic() + min(watched.limit_s, threading.TIMEOUT_MAX)  # an int may be too large for a float
-        with self._changed:
+        with self._lock:
             self._limits[watched] = ends_s
             if self._thread is None and not self._closed:
                 thread = threading.Thread(target=self._watch, name="kaas watchdog", daemon=True)
@@ -60,7 +61,7 @@ class Watchdog:
 
     def end(self, watched: Watched) -> None:
         """Once this has returned it is `exceeded`, with all that follows, or never will be."""
-        with self._changed:
+        with self._lock:
             self._limits.pop(watched, None)  # the thread sleeps on: most requests leave before their limit
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -98,10 +99,15 @@ class Answer(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if self._state == _PENDING:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._callbacks.append(lambda _: waiter.done() or waiter.set_result(None))
+            self._callbacks.append(partial(_wake, waiter))
             try:
                 yield from waiter.__await__()
             except asyncio.CancelledError:
                 self.cancel()
                 raise
         return self.result()
+
+
+def _wake(waiter: asyncio.Future[None], _: object) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -121,8 +121,8 @@ class Checked:
         self._time_s = event.time_s
         match event:
             case RequestArrived(request=request):
-                known = request in self._queued or request in self._running
-                self._require(not known, f"heard of request {request} twice")
+                if request in self._queued or request in self._running:
+                    self._fail(f"heard of request {request} twice")
                 self._queued[request] = event
                 if event.ready:
                     self._ready.setdefault(_flow(event), {})[request] = event
@@ -138,9 +138,8 @@ class Checked:
                 self._require(known, f"heard of unknown request {request}")
             case RequestDone():
                 place = (event.worker, event.slot)
-                self._require(
-                    self._running.get(event.request, ())[:2] == place, f"heard that {event.request} left {place}"
-                )
+                if self._running.get(event.request, ())[:2] != place:
+                    self._fail(f"heard that {event.request} left {place}")
                 self._end(event.request)
             case WorkerReady(worker=worker):
                 starting = worker in self._workers and not self._workers[worker].ready
@@ -251,25 +250,26 @@ class Checked:
                 self._fail(f"decided {decision!r}, which is no decision")
 
     def _dispatch(self, decision: Dispatch) -> None:
-        number, place = decision.worker, (decision.worker, decision.slot)
+        number = decision.worker
         queued = None if decision.request in self._waiting else self._unqueue(decision.request)
         if queued is None:
             self._fail(f"dispatched request {decision.request}, which is not queued and ready")
         worker = self._workers.get(number)
         if worker is None or decision.slot not in worker.free:
-            self._fail(f"dispatched to {place}, which is not free")
-        self._require(not worker.stopping, f"dispatched to stopping worker {number}")
-        named = f"request {queued.request} of {queued.client!r} for {queued.function!r}, {queued.kind.value}"
-        serves = worker.serves(queued.kind, queued.client, queued.function)
-        self._require(serves, f"dispatched to worker {number}, which serves others, {named}")
-        alone = f"ran {named}, on worker {number} beside others, though one of them must run alone"
-        self._require(not worker.alone and not (queued.alone and worker.running), alone)
+            self._fail(f"dispatched to {(number, decision.slot)}, which is not free")
+        if worker.stopping:
+            self._fail(f"dispatched to stopping worker {number}")
+        if not worker.serves(queued.kind, queued.client, queued.function):
+            self._fail(f"dispatched to worker {number}, which serves others, {_named(queued)}")
+        if worker.alone or (queued.alone and worker.running):
+            self._fail(f"ran {_named(queued)}, on worker {number} beside others, though one of them must run alone")
         if worker.kind is WorkerKind.ETASK:
             others = any(self._workers[other].running for other in self._on_device[worker.device] - {number})
-            self._require(not others, f"ran {named}, while another worker of device {worker.device} runs something")
+            if others:
+                self._fail(f"ran {_named(queued)}, while another worker of device {worker.device} runs something")
         limit = self._max_running.get(queued.client)
-        over = limit is not None and self._clients.get(queued.client, 0) >= limit
-        self._require(not over, f"ran {named}, though its client runs {limit} already")
+        if limit is not None and self._clients.get(queued.client, 0) >= limit:
+            self._fail(f"ran {_named(queued)}, though its client runs {limit} already")
         worker.free.remove(decision.slot)
         worker.alone = queued.alone
         self._run(decision.request, number, decision.slot, queued.client)
@@ -330,3 +330,8 @@ class Checked:
 
 def _flow(request: RequestArrived) -> Flow:
     return request.kind, request.client, request.function
+
+
+def _named(request: RequestArrived) -> str:
+    """It in words, for errors: no others are made, since this is on the way of every request."""
+    return f"request {request.request} of {request.client!r} for {request.function!r}, {request.kind.value}"

@@ -87,7 +87,7 @@ class Pool:
         self._requests: dict[int, Request] = {}
         self._workers: dict[int, Worker] = {}
         self._ids = itertools.count()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._ledger = Ledger(self._loop.time())
         self._backlog = Backlog(config.queue_limit, config.clients)
         self._sessions = Sessions()

@@ -18,6 +18,8 @@ class WorkerKind(Enum):
     EXECUTOR = "executor"
     ETASK = "etask"
 
+    __hash__ = object.__hash__  # Enum's own is a Python function, and books look up by kind for every request
+
 
 class Outcome(Enum):
     """How a request left its slot."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,8 +31,8 @@ _ZAP = "inproc://zeromq.zap.01"
 _TEMPORARY_BYTES = 64
 """Of a folder's path: together with ours it must fit into a socket's 107."""
 
-_MORE = int(zmq.SNDMORE)
-_READABLE = int(zmq.POLLIN)
+_MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
+_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class Peer:
@@ -117,12 +118,13 @@ class Exchange:
         for door in self._doors:
             door.close()
         self._context.term()
+        Path(self.address.ipc.removeprefix("ipc://")).unlink()
         if self._own_folder:
-            shutil.rmtree(self._own_folder)
+            os.rmdir(self._own_folder)
 
     def _open_door(self, socket: Socket, endpoint: str) -> str:
         socket.bind(endpoint)
-        door = _Door(self._loop, socket, lambda: self._take(door))
+        door = _Door(self._loop, socket, lambda frames: self._take(door, *frames))
         self._doors.append(door)
         return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -132,7 +134,7 @@ class Exchange:
         public_key, secret_key = zmq.curve_keypair()
         asked = self._context.socket(zmq.REP)
         asked.bind(_ZAP)  # before the door: while nobody answers, all may come in
-        self._doors.append(_Door(self._loop, asked, lambda: _admit(asked, public_key)))
+        self._doors.append(_Door(self._loop, asked, lambda frames: _admit(asked, public_key, *frames)))
         socket = _router(self._context)
         socket.curve_server = True
         socket.curve_secretkey = server_secret
@@ -144,8 +146,7 @@ class Exchange:
             self.address, tcp=tcp, server_key=server_key, public_key=public_key, secret_key=secret_key
         )
 
-    def _take(self, door: _Door) -> None:
-        identity, data, *frames = receive_frames(door.socket)
+    def _take(self, door: _Door, identity: bytes, data: Any, *frames: Any) -> None:
         try:
             header = messages.decode_from_peer(data)
         except msgspec.DecodeError:
@@ -153,9 +154,9 @@ class Exchange:
             return
         peer = self._peers.get(identity)
         if peer is not None and type(header) is not Hello:
-            self._receive(peer, header, frames)
+            self._receive(peer, header, list(frames))
         elif peer is None and type(header) is Hello and identity.endswith(INWARD):
-            self._answer(door, identity, header, frames)
+            self._answer(door, identity, header, list(frames))
         else:
             self.dropped += 1
 
@@ -183,13 +184,13 @@ class Exchange:
 
 
 class _Door:
-    """A socket whose messages are taken by the loop's callbacks, take for each.
+    """A socket whose messages are taken by the loop's callbacks, each by a call of take with its frames.
 
     The socket's file descriptor tells only that something has changed since the socket was last asked, so each time all
     is taken that is there, and after sending it is asked again.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, socket: Socket, take: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, socket: Socket, take: Callable[[Frames], None]) -> None:
         self.socket = socket
         self._loop, self._take = loop, take
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -198,7 +199,8 @@ class _Door:
         loop.call_soon(self._drain)
 
     def look(self) -> None:
-        if not self._expected and int(self.socket.getsockopt(zmq.EVENTS)) & _READABLE:
+        """After sending."""
+        if not self._expected and self._readable():
             self._expected = True
             self._loop.call_soon(self._drain)
 
@@ -207,17 +209,24 @@ class _Door:
         self.socket.close(linger=int(LAST_WORDS_S * 1000))
 
     def _drain(self) -> None:
-        socket = self.socket
-        self._expected = True
+        self._expected = not self.socket.closed
         try:
             for _ in range(TURN):
-                if socket.closed or not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
+                try:
+                    frames = receive_frames(self.socket, _AT_ONCE)
+                except zmq.ZMQError:  # nothing, or nothing any more
                     self._expected = False
                     return
-                self._take()
+                self._take(frames)
+                if self.socket.closed or not self._readable():
+                    self._expected = False
+                    return
         finally:  # an error in what takes is the loop's to report, and the next message is none of its business
             if self._expected:
                 self._loop.call_soon(self._drain)
+
+    def _readable(self) -> bool:
+        return bool(int(self.socket.getsockopt(_EVENTS)) & _READABLE)
 
 
 def _router(context: zmq.Context[Socket]) -> Socket:
@@ -228,9 +237,9 @@ def _router(context: zmq.Context[Socket]) -> Socket:
     return socket
 
 
-def _admit(asked: Socket, public_key: bytes) -> None:
+def _admit(asked: Socket, public_key: bytes, version: bytes, number: bytes, *question: bytes) -> None:
     """Answer a question of ZeroMQ: whether somebody with this key may come in."""
-    version, number, _domain, _address, _identity, _mechanism, *credentials = asked.recv_multipart()
+    _domain, _address, _identity, _mechanism, *credentials = question
     knows = credentials == [z85.decode(public_key)]
     asked.send_multipart([version, number, *([b"200", b"OK"] if knows else [b"400", b"no such key"]), b"", b""])
 

@@ -83,7 +83,13 @@ class Work:
         Raises:
             What `Executor.run` raises, and KaasError for a function that nobody knows.
         """
-        return self._with_inputs(lambda: self._attempt(invocation, beside, objects, slot, keep, copy), objects, slot)
+        try:
+            return self._attempt(invocation, beside, objects, slot, keep, copy)
+        except InputFailed as failed:
+            lost = _lost(failed)
+        return self._with_inputs(
+            lambda: self._attempt(invocation, beside, objects, slot, keep, copy), objects, slot, lost
+        )
 
     def _attempt(
         self,
@@ -102,8 +108,9 @@ class Work:
         except InputFailed as error:
             error.task = task.label
             raise
-        names = (task.outputs[position].name for position in invocation.keep)
-        kept = dict(zip(names, keep, strict=True)) if keep else {}
+        kept = {}
+        if keep:
+            kept = {task.outputs[at].name: key for at, key in zip(invocation.keep, keep, strict=True)}
         request = Request(
             task,
             sources,
@@ -115,10 +122,11 @@ class Work:
         )
         return self.executor.run(request, slot)
 
-    def _with_inputs(self, attempt: Callable[[], T], objects: Objects, slot: int | None = None) -> T:
+    def _with_inputs(self, attempt: Callable[[], T], objects: Objects, slot: int | None, *known: InputLost) -> T:
         """What needs inputs, of which some may have ended with the executor that kept them: these are computed anew
-        here, each before what reads it, in the slot that would otherwise wait for them."""
-        missing: list[InputLost] = []
+        here, each before what reads it, in the slot that would otherwise wait for them. known: those that are known to
+        have."""
+        missing = [*known]
         while True:
             try:
                 if not missing:
@@ -126,9 +134,7 @@ class Work:
                 lost = missing[-1].lost
                 result = self._attempt(wire.decode_invocation(lost.message), lost.refs, objects, slot)
             except InputFailed as failed:
-                if not isinstance(failed.__cause__, InputLost):
-                    raise
-                missing.append(failed.__cause__)
+                missing.append(_lost(failed))
             else:
                 objects.made[missing.pop().key] = list(result.outputs.values())[lost.output]
 
@@ -156,7 +162,7 @@ class Work:
                 for _, task in met:
                     executor.prepare(task)
                 pin = upkeep.action == "pin"
-                return _of_cache(self._with_inputs(lambda: executor.load(sources, pin=pin), objects))
+                return _of_cache(self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None))
 
     def follow(self, decided: wire.Decided, beside: Sequence[Beside], objects: Objects) -> wire.RunRecord:
         """What the policy decided about the cache.
@@ -167,7 +173,14 @@ class Work:
         if not decided.loads:
             return evicted(self.executor.flush(decided.drops))
         sources = unpack_keyed(decided.loads, beside, objects)
-        return _of_cache(self._with_inputs(lambda: self.executor.load(sources), objects))
+        return _of_cache(self._with_inputs(lambda: self.executor.load(sources), objects, None))
+
+
+def _lost(failed: InputFailed) -> InputLost:
+    """Why an input could not be had, if it was that; else the error is raised again."""
+    if not isinstance(failed.__cause__, InputLost):
+        raise failed
+    return failed.__cause__
 
 
 def evicted(keys: Sequence[bytes]) -> wire.RunRecord:

@@ -72,6 +72,7 @@ class ExecutorWorker:
         self._line_lost = line_lost
         self._lives = Lives()
         self._inbox = Inbox()
+        self._nothing = Objects((), (), self._inbox, tuple, get)
         self._leaving: threading.Timer | None = None
         # Orders keep their order; they wait for no run, nor a run for them. Those about what is kept do not wait for a
         # load either, which may wait for another executor.
@@ -155,6 +156,7 @@ class ExecutorWorker:
     # --- what comes over the line
 
     def _serve(self, life: Life) -> None:
+        self._work.executor.device.stay()
         while True:
             run = self._next(life)
             if run is None:
@@ -202,7 +204,9 @@ class ExecutorWorker:
 
     def _run(self, run: Running) -> None:
         asked, life = run.asked, run.life
-        objects = self._objects(life, asked, run.frames, (run.invocation.constants,))
+        objects = self._nothing
+        if asked.beside:
+            objects = self._objects(life, asked, run.frames, (run.invocation.constants,))
         outputs: Frames = ()
         record = None
         try:

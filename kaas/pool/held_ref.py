@@ -47,4 +47,4 @@ class HeldRef:
         )
 
     def __repr__(self) -> str:
-        return f"<kaas.HeldRef {self.hex()[:16]}, {self.nbytes} bytes>"
+        return f"<HeldRef {self.hex()}, {self.nbytes} bytes>"

@@ -37,6 +37,8 @@ Frames = list[Any]
 """Of a message, behind its header: bytes, or from LARGE_BYTES on a read-only memoryview."""
 
 _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
+_NEVER_MS = 24 * 3600 * 1000
+"""With -1, which also says that a socket does not connect anew, what it has received and nobody has read is lost."""
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 
@@ -114,16 +116,22 @@ class Line:
                 return self._early.popleft()
             while not self._lost:
                 left_ms = -1 if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
-                ready = [waited for waited, _ in zmq.zmq_poll(self._polled, left_ms)]
-                if self._in in ready:
-                    header, *frames = receive_frames(self._in)
-                    return messages.decode_to_peer(header), frames
-                for monitor in ready:
-                    if monitor != self._bell:
-                        self._happened(monitor)
-                if not ready or (self._bell in ready and os.eventfd_read(self._bell) and not self._lost):
+                ready: list[tuple[Any, int]] = zmq.zmq_poll(self._polled, left_ms)
+                if not ready:
                     return None
-        raise LineLost(self._lost)
+                if ready[0][0] is self._in:
+                    return self._next()
+                for waited, _ in ready:
+                    if waited != self._bell:
+                        self._happened(waited)
+                    elif os.eventfd_read(self._bell) and not self._lost:
+                        return None
+            if self._lost == CLOSED:
+                raise LineLost(CLOSED)
+            try:
+                return self._next()  # what came before the end
+            except zmq.Again:
+                raise LineLost(self._lost) from None
 
     def wake(self) -> None:
         """From any thread: who waits in `receive` gets None, and if nobody does, the next who has to wait."""
@@ -150,8 +158,8 @@ class Line:
         socket.set_hwm(0)
         socket.linger = 0
         socket.identity = identity
-        if self._here:
-            socket.reconnect_ivl = -1  # who listened there has ended
+        if self._here:  # never again: who listened there has ended
+            socket.reconnect_ivl = -1 if identity.endswith(OUTWARD) else _NEVER_MS
         else:
             socket.curve_serverkey = address.server_key
             socket.curve_publickey, socket.curve_secretkey = address.public_key, address.secret_key
@@ -180,6 +188,10 @@ class Line:
         finally:
             probe.release()
 
+    def _next(self) -> tuple[ToPeer, Frames]:
+        header, *frames = receive_frames(self._in, _AT_ONCE)
+        return messages.decode_to_peer(header), frames
+
     def _happened(self, monitor: Socket) -> None:
         event = parse_monitor_message(monitor.recv_multipart())["event"]
         if event & _REFUSED:
@@ -201,11 +213,11 @@ def send_message(socket: Socket, header: FromPeer | ToPeer, frames: Sequence[Any
     socket.send(frames[-1], copy=False)
 
 
-def receive_frames(socket: Socket) -> Frames:
-    """All frames of a message that is there."""
+def receive_frames(socket: Socket, flags: int = 0) -> Frames:
+    """All frames of the next message; flags: DONTWAIT if it may not be there."""
     frames: Frames = []
     while True:
-        frame = socket.recv(copy=False)
+        frame = socket.recv(flags, copy=False)
         frames.append(frame.bytes if len(frame) < LARGE_BYTES else frame.buffer.toreadonly())
         if not frame.more:
             return frames

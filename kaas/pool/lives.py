@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,8 +69,10 @@ class Life:
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
         """To the pool, unless it has ended: what is said of one life means nothing to the next."""
-        with suppress(LineLost):
+        try:
             self.line.send(header, frames)
+        except LineLost:
+            return
 
     def close(self) -> None:
         """Whoever waits for the pool goes on."""
@@ -106,7 +107,8 @@ class Lives:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._runs: dict[int, Running] = {}
         self.now: Life | None = None
 
@@ -126,12 +128,12 @@ class Lives:
             self._changed.wait_for(lambda: self.now is not None and self.now.name != name)
 
     def started(self, run: Running) -> Running:
-        with self._changed:
+        with self._lock:
             self._runs[run.asked.slot] = run
         return run
 
     def ended(self, run: Running) -> Life | None:
         """The life that has adopted this run, if its own is over."""
-        with self._changed:
+        with self._lock:
             del self._runs[run.asked.slot]
             return None if self.now is run.life else self.now

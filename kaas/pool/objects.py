@@ -36,6 +36,11 @@ def key_of(content: bytes | memoryview) -> bytes:
     return hashlib.sha256(content).digest()[:28]
 
 
+def key_of_all(keys: Sequence[bytes]) -> bytes:
+    """Of several objects as one; never that of an object that consists of these bytes."""
+    return hashlib.sha256(b"".join(keys)).digest()[-28:]
+
+
 class _Copied:
     """Values that came together lie together, until nobody needs any of them."""
 
@@ -142,4 +147,4 @@ class HeldObjects:
 
 
 def _unknown(key: bytes) -> InvalidRequest:
-    return InvalidRequest(f"the pool holds no object {key.hex()}")
+    return InvalidRequest(f"the pool holds no object {key.hex()}: put it there again, or register what it is bound to")

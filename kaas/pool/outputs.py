@@ -66,17 +66,11 @@ def array_of(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any,
 
 
 def outputs_from(buffers: Sequence[Buffer]) -> Callable[[Sequence[Any]], Any]:
-    """How frames, one for each output, become the output's array, or a named tuple of several; all are read-only and
-    the frames' own memory."""
-    layouts = [(numpy_dtype(buffer.dtype), buffer.shape) for buffer in buffers]
+    """How frames, one for each output, become the output's array, or a named tuple of several: the frames' own memory,
+    and read-only as these are."""
+    layouts = [(buffer.shape, numpy_dtype(buffer.dtype)) for buffer in buffers]
     if len(layouts) == 1:
-        ((only_dtype, only_shape),) = layouts
-        return lambda frames: _read_only(frames[0], only_dtype, only_shape)
+        ((only_shape, only_dtype),) = layouts
+        return lambda frames: np.ndarray(only_shape, only_dtype, frames[0])
     named = outputs_type(tuple(buffer.name for buffer in buffers))
-    return lambda frames: named(*(_read_only(data, *layout) for data, layout in zip(frames, layouts, strict=True)))
-
-
-def _read_only(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    array = np.frombuffer(data, dtype).reshape(shape)
-    array.flags.writeable = False
-    return array
+    return lambda frames: named(*(np.ndarray(*layout, data) for data, layout in zip(frames, layouts, strict=True)))

@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from kaas.arguments import Buffer
+from kaas.dtypes import numpy_dtype
 from kaas.errors import InputFailed, InvalidRequest, UnexpectedInput
 from kaas.executor.tensors import on_host
 from kaas.graph import KTask
@@ -48,8 +51,9 @@ class Signature:
     """A kTask of a function as its callers see it: the inputs they give, and what is bound already.
 
     Fields:
-        given: the inputs that travel. taken: those that callers give, in order: the same, but for a model's inputs that
-            no kernel reads. variant: the kTask is a model's, for inputs of exactly these shapes.
+        given: the inputs that travel. layouts: their NumPy dtypes and sizes in bytes.
+        taken: those that callers give, in order: the same, but for a model's inputs that no kernel reads.
+        variant: the kTask is a model's, for inputs of exactly these shapes.
     """
 
     task: KTask
@@ -58,6 +62,7 @@ class Signature:
     given: Mapping[str, Buffer] = field(repr=False)
     taken: Mapping[str, Buffer] = field(repr=False)
     variant: bool = False
+    layouts: Mapping[str, tuple[Any, int]] = field(repr=False, default_factory=dict)
 
     @classmethod
     def of(
@@ -68,7 +73,8 @@ class Signature:
         bound = {binding.buffer for binding in bindings}
         given = {buffer.name: buffer for buffer in task.inputs if buffer.name not in bound}
         taken = given if inputs is None else {buffer.name: buffer for buffer in inputs}
-        return cls(task, spec, spec.key, given, taken, inputs is not None)
+        layouts = {name: (numpy_dtype(buffer.dtype), buffer.nbytes) for name, buffer in given.items()}
+        return cls(task, spec, spec.key, given, taken, inputs is not None, layouts)
 
     @property
     def inputs(self) -> tuple[Buffer, ...] | None:
@@ -184,7 +190,7 @@ def pack(
     encoded = encode_scalars(signature.task, scalars) if scalars or signature.task.scalars else {}
     packing = _Packing(store)
     for name, value in inputs.items():
-        packing.add(signature.given[name], value)
+        packing.add(signature.given[name], signature.layouts[name], value)
     keep = kept(signature.task, caller.keep) if caller.keep else ()
     ready = not (packing.named or awaited) or store.complete([*packing.named, *awaited])
     position = None
@@ -239,7 +245,16 @@ class _Packing:
         self.refs: list[Any] = []
         self.named: list[Any] = []
 
-    def add(self, buffer: Buffer, value: Any) -> None:
+    def add(self, buffer: Buffer, layout: tuple[Any, int], value: Any) -> None:
+        dtype, nbytes = layout
+        fits = type(value) is np.ndarray and value.dtype == dtype and value.nbytes == nbytes
+        if fits and value.flags.c_contiguous and self._inline_bytes + nbytes <= wire.INLINE_INPUT_BYTES:
+            self._inline_bytes += nbytes  # nearly always: nothing is left to be checked
+            self.values.append((buffer.name, value.tobytes()))
+            return
+        self._add(buffer, value)
+
+    def _add(self, buffer: Buffer, value: Any) -> None:
         source, offset = (value.source, value.offset_bytes) if isinstance(value, View) else (value, None)
         if self._store.is_ref(source):
             if isinstance(source, HeldRef):
@@ -255,8 +270,6 @@ class _Packing:
             self._inline_bytes += len(data)
             self.values.append((buffer.name, bytes(data)))
         else:
-            import numpy as np
-
             self.objects.append(wire.ObjectInput(buffer.name, len(self.refs), None, False))
             self.refs.append(self._store.put(np.frombuffer(data, np.uint8)))
 

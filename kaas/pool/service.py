@@ -72,6 +72,7 @@ class Service:
         self._passing = (ACCOUNTS,) if config.store is not None else (ACCOUNTS, FAULTS, FUNCTIONS, TASKS)
         self._loop = asyncio.get_running_loop()
         self._waits: set[asyncio.Future[Any]] = set()  # for what `upkeep` is about
+        self._stopping: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
         self.residents = Residents(self._loop)
         self._exchange = Exchange(self._loop, ground.node, ground.host)
@@ -225,7 +226,13 @@ class Service:
         return self.pool.stats(reset)
 
     async def stop(self) -> None:
-        """Answer all who wait, end the executors and forget; what is asked later is refused."""
+        """Answer all who wait, end the executors and forget; what is asked later is refused. Once begun it goes on,
+        whatever becomes of who asked."""
+        if self._stopping is None:
+            self._stopping = self._loop.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
         await self.pool.close()
         for wait in self._waits:
             wait.cancel()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import re
 import signal
 import sys
@@ -21,8 +20,6 @@ from typer.testing import CliRunner
 import kaas
 from kaas import errors
 from kaas.cli import app
-from kaas.pool import wire
-from kaas.pool.executor_actor import GROUPS, ExecutorActor
 from tests.api.conftest import DEVICE_BYTES, crash_task, numbers, scale_task, spin_task
 
 pytestmark = pytest.mark.ray
@@ -164,32 +161,3 @@ def test_times_of_kernels_are_told_on_request() -> None:
     assert not of_mine.graph
     with pytest.raises(errors.InvalidRequest, match="profile"):
         kaas.invoke(scale_task(), {"x": x}, scalars={"factor": 3}, profile=1)  # type: ignore[arg-type]
-
-
-# --- an executor's process without a pool
-
-
-def invocation(task: kaas.KTask) -> tuple[bytes, list[Any], Any]:
-    spec = wire.FunctionSpec(task.key)
-    message = wire.Invocation(spec.key, "alice", None, 0, True, {}, [], [], None)
-    return wire.encode(message), [], (wire.encode(spec), [ray.put(task.to_msgpack())])
-
-
-def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
-    decorate: Any = ray.remote
-    options = {"num_cpus": 0, "concurrency_groups": GROUPS, "max_concurrency": 1}
-    actor = decorate(**options)(ExecutorActor).remote(kaas.Device("software", DEVICE_BYTES), {"slots": 1})
-    ray.get(actor.start.remote())
-    watched = actor.watch.remote()
-    runs = [actor.run.remote(*invocation(crash_task())) for _ in range(3)]
-    answers = ray.get(runs, timeout=PATIENCE_S)
-    orders = wire.encode(wire.Upkeep("flush", None, (), False, True, "alice"))
-    answers.append(ray.get(actor.upkeep.remote(orders, []), timeout=PATIENCE_S))
-    for answer in map(wire.decode_answer, answers):
-        assert answer.error is not None
-        error = pickle.loads(answer.error)
-        assert isinstance(error, errors.DeviceLost)
-        assert answer.lost == error.message
-        assert error.kernel == "crash"
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(watched, timeout=PATIENCE_S)

@@ -262,7 +262,7 @@ def test_a_thread_takes_the_answers_of_others(session: FakeSession, pool: FakePo
     for number in reversed(numbers_sent):
         pool.send(Result(number), numbers(seed=number).tobytes())
     first.result(SOON_S)
-    assert second._answer.ended
+    assert second._pending.ended
     np.testing.assert_array_equal(second.result(0), numbers(seed=numbers_sent[1]))
 
 
@@ -298,6 +298,20 @@ def test_callbacks_are_called_without_anybody_waiting(session: FakeSession, pool
     assert heard.get(timeout=SOON_S) is future
     future.add_done_callback(heard.put)
     assert heard.get_nowait() is future
+
+
+def test_callbacks_may_wait_for_other_calls(session: FakeSession, pool: FakePool) -> None:
+    first, second = sent(session), sent(session)
+    submits = [pool.expect_submit()[0], pool.expect(Submit)[0]]
+    heard: queue.Queue[Any] = queue.Queue()
+    first.add_done_callback(lambda _: heard.put(sent(session).result(SOON_S)))
+    second.add_done_callback(lambda _: heard.put(second.result()))
+    pool.send(Result(submits[0].number), numbers().tobytes())
+    third, _ = pool.expect(Submit)
+    pool.send(Result(submits[1].number), numbers(seed=2).tobytes())
+    pool.send(Result(third.number), numbers(seed=3).tobytes())
+    values = [heard.get(timeout=SOON_S) for _ in range(2)]
+    np.testing.assert_array_equal(np.sort(values, 0), np.sort([numbers(seed=2), numbers(seed=3)], 0))
 
 
 # --- cancelling

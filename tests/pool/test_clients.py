@@ -474,6 +474,16 @@ def test_the_pool_stops(play: Callable[..., None]) -> None:
     play(scenario)
 
 
+def test_who_has_the_pool_stop_may_go(play: Callable[..., None]) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.exchange.receive(stage.peers["p"], Ask(1, "stop"), [])
+        await asyncio.sleep(0)
+        stage.service.session_ended("s")
+        await asyncio.wait_for(stage.service.stopped.wait(), 10)
+
+    play(scenario)
+
+
 def test_deadlines_and_limits_hold(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)

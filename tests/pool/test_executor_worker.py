@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import Queue
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from kaas.pool.executor_worker import ExecutorWorker
 from kaas.pool.lost import InputLost, Lost
 from kaas.pool.messages import Block, Done, Framed, FromPeer, Hello, Named, Need, Orphaned, ToPeer, Written
 from kaas.pool.packing import Caller, Signature, constant_key, pack
-from tests.api.conftest import add_task, both_task, numbers, scale_task
+from tests.api.conftest import add_task, both_task, crash_task, numbers, scale_task
 
 PATIENCE_S = 30
 CACHE_BYTES = 16 << 20
@@ -41,6 +41,7 @@ class Pool:
     def __init__(self) -> None:
         self.heard: Queue[tuple[FromPeer, Sequence[Any]]] = Queue()
         self.peers: list[Peer] = []
+        self.came = threading.Event()
         self._last = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -52,6 +53,7 @@ class Pool:
     def _greet(self, peer: Peer, hello: Hello) -> None:
         assert (hello.role, hello.name) == ("executor", "3")
         self.peers.append(peer)
+        self.came.set()
 
     def _on_loop(self, function: Callable[[], T]) -> T:
         async def call() -> T:
@@ -407,28 +409,34 @@ def test_whatever_fails_fails_its_request_only(setting: Setting, monkeypatch: py
     np.testing.assert_array_equal(pool.outputs(pool.run(message))[0], x * 2)
 
 
-def test_a_lost_device_is_told_and_ends_the_process(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends: list[tuple[Any, ...]] = []
+PROCESS = """
+import os, sys, threading
+from kaas.config import Device
+from kaas.pool.executor_worker import ExecutorWorker
+from kaas.pool.messages import Address
 
-    def timer(after_s: float, function: Any, args: Sequence[Any]) -> Any:
-        ends.append((after_s, function, *args))
-        return SimpleNamespace(start=lambda: None)
+worker = ExecutorWorker(Device("software", 16 << 20), {"slots": 1}, "3", "here", line_lost=lambda: os._exit(1))
+worker.start(Address(*sys.argv[1:]))
+threading.Event().wait()
+"""
 
-    monkeypatch.setattr(executor_worker, "threading", SimpleNamespace(Timer=timer))
-    pool, error = setting.pool, DeviceLost("it fell off the bus")
 
-    def fail(*_: Any) -> None:
-        raise DeviceLost(error.message)
-
-    monkeypatch.setattr(setting.executor._gate, "lost", error)
-    monkeypatch.setattr(setting.executor, "run", fail)
-    pool.meet(SCALE)
-    message, _, _ = packed(SCALE, {"x": numbers()}, {"factor": 2.0})
-    for _ in range(2):
-        header, (frame,) = pool.done(pool.run(message))
+def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
+    pool, crash = Pool(), Signature.of(crash_task())
+    address = pool.address
+    process = subprocess.Popen([sys.executable, "-c", PROCESS, address.life, address.node, address.ipc])
+    assert pool.came.wait(PATIENCE_S)
+    pool.meet(crash)
+    answers = [pool.done(pool.run(packed(crash, {})[0])) for _ in range(3)]
+    pool.tell(messages.Upkeep(90), order("flush"))
+    answers.append(pool.done(90))
+    for header, (frame,) in answers:
+        error = decode_error(frame)
+        assert isinstance(error, DeviceLost)
         assert (header.failed, header.lost) == (True, error.message)
-        assert isinstance(decode_error(frame), DeviceLost)
-    assert ends == [(executor_worker.LINGER_S, os._exit, executor_worker.LOST_STATUS)]
+        assert error.kernel == "crash"
+    assert process.wait(PATIENCE_S) == executor_worker.LOST_STATUS
+    pool.end()
 
 
 # --- orders

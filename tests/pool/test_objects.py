@@ -15,7 +15,7 @@ from kaas.config import Config, Device
 from kaas.errors import InvalidRequest
 from kaas.pool.blocks import Inbox, Outbox
 from kaas.pool.messages import Block, Framed, Named
-from kaas.pool.objects import AT_ONCE_BYTES, HeldObjects, Keep, encode_keep, key_of
+from kaas.pool.objects import AT_ONCE_BYTES, HeldObjects, Keep, encode_keep, key_of, key_of_all
 from kaas.pool.process_hosts import ProcessHosts, visible_gpu
 
 SMALL = b"small value"
@@ -27,7 +27,7 @@ def keep(objects: HeldObjects, session: str, *values: bytes | Named, together: b
 ) -> bytes:  # fmt: skip
     """Have values held, by frames or by the block; gives the last key."""
     keys = [value.key if isinstance(value, Named) else key_of(value) for value in values]
-    whole = key_of(b"".join(keys)) if together else None
+    whole = key_of_all(keys) if together else None
     frames: list[Any] = [encode_keep(Keep(keys, whole))]
     beside: list[Any] = []
     for value in values:

@@ -10,6 +10,7 @@ import pytest
 
 from kaas.errors import KaasError, PoolStopped, QueueFull
 from kaas.pool import registry, wire
+from kaas.pool.answer import Answer
 from kaas.pool.keeping import Keeping
 from kaas.pool.loop import PoolThread
 from kaas.pool.resident import Resident
@@ -24,7 +25,7 @@ __all__ = ["play"]
 LARGE = scale_task(100_000)
 
 
-def invoke(stage: Stage, message: bytes, refs: Sequence[Any] = ()) -> asyncio.Future[Any]:
+def invoke(stage: Stage, message: bytes, refs: Sequence[Any] = ()) -> Answer[Any]:
     return stage.service.invoke(wire.decode_invocation(message), (message,), refs)
 
 

@@ -1,0 +1,67 @@
+"""An exchange with a loop on a thread of its own, for tests that speak to it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kaas.pool.exchange import Exchange, Peer
+from kaas.pool.lines import Frames, Line
+from kaas.pool.messages import Address, FromPeer, Hello
+
+T = TypeVar("T")
+NODE = "here"
+PATIENCE_S = 30.0
+
+
+class Running:
+    """An exchange that notes who came and what arrived.
+
+    Fields:
+        greeted, received: what came, in order. on_greet, on_receive: are called too. faults: errors out of them.
+    """
+
+    def __init__(self, host: str | None = None, folder: str | None = None) -> None:
+        self.greeted: queue.Queue[tuple[Peer, Hello]] = queue.Queue()
+        self.received: queue.Queue[tuple[Peer, FromPeer, Frames]] = queue.Queue()
+        self.faults: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.on_greet: Callable[[Peer, Hello], None] = lambda _peer, _hello: None
+        self.on_receive: Callable[[Peer, FromPeer, Frames], None] = lambda _peer, _header, _frames: None
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(lambda _loop, context: self.faults.put(context))
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.exchange = self.do(lambda: Exchange(self.loop, NODE, host, folder))
+        self.do(lambda: self.exchange.open(self._receive, self._greet))
+
+    @property
+    def address(self) -> Address:
+        return self.exchange.address
+
+    def do(self, action: Callable[[], T]) -> T:
+        """On the loop's thread."""
+
+        async def act() -> T:
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(act(), self.loop).result(PATIENCE_S)
+
+    def connect(self, role: str = "client", node: str = NODE) -> Line:
+        return Line.connect(self.address, node, role, "a name", "first", PATIENCE_S)
+
+    def close(self) -> None:
+        self.do(self.exchange.close)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(PATIENCE_S)
+        self.loop.close()
+
+    def _greet(self, peer: Peer, hello: Hello) -> None:
+        self.greeted.put((peer, hello))
+        self.on_greet(peer, hello)
+
+    def _receive(self, peer: Peer, header: FromPeer, frames: Frames) -> None:
+        self.received.put((peer, header, frames))
+        self.on_receive(peer, header, frames)
