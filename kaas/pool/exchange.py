@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from kaas.pool import messages
 from kaas.pool.blocks import Inbox
 from kaas.pool.lines import INWARD, OUTWARD, Frames, Socket, beat, receive_frames, send_message
 from kaas.pool.messages import Address, FromPeer, Hello, Refused, ToPeer, Welcome
+from kaas.pool.socket_folder import SOCKET, SocketFolder
 
 TURN = 64
 """Messages that are taken before others of the loop have their turn."""
@@ -28,8 +27,6 @@ LAST_WORDS_S = 1.0
 
 _ZAP = "inproc://zeromq.zap.01"
 """Where ZeroMQ asks whether a key may come in (its RFC 27)."""
-_TEMPORARY_BYTES = 64
-"""Of a folder's path: together with ours it must fit into a socket's 107."""
 
 _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -77,7 +74,7 @@ class Exchange:
         self._context: zmq.Context[Socket] = zmq.Context()
         self._doors: list[_Door] = []
         self._peers: dict[bytes, Peer] = {}
-        self._own_folder = ""
+        self._own_folder: SocketFolder | None = None
 
     def open(self, receive: Receive, greet: Greet) -> None:
         """From now on peers may come. greet hears of each before it is welcome, and may refuse it by a KaasError; it
@@ -85,10 +82,9 @@ class Exchange:
         that they send then. Neither waits."""
         self._receive, self._greet = receive, greet
         if self._folder is None:
-            temporary = tempfile.gettempdir()
-            short = temporary if len(temporary) <= _TEMPORARY_BYTES else "/tmp"
-            self._folder = self._own_folder = tempfile.mkdtemp(prefix="kaas-", dir=short)
-        ipc = f"ipc://{self._folder}/pool"
+            self._own_folder = SocketFolder()
+            self._folder = self._own_folder.path
+        ipc = f"ipc://{self._folder}/{SOCKET}"
         self._open_door(_router(self._context), ipc)
         self.address = Address(secrets.token_hex(8), self._node, ipc)
         if self._host is not None:
@@ -119,8 +115,8 @@ class Exchange:
             door.close()
         self._context.term()
         Path(self.address.ipc.removeprefix("ipc://")).unlink()
-        if self._own_folder:
-            os.rmdir(self._own_folder)
+        if self._own_folder is not None:
+            self._own_folder.close()
 
     def _open_door(self, socket: Socket, endpoint: str) -> str:
         socket.bind(endpoint)

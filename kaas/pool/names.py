@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -52,16 +51,12 @@ class Place:
             os.close(file)
 
     def running(self) -> Notice | None:
-        """The pool that runs; waits for one that is ending. Of what others have left behind, all is removed."""
-        for left in self._folder.glob(f"*{NOTICE}"):
-            if left != self._notice:
-                self._tidy(left)
+        """The pool that runs; waits for one that is ending."""
         file = self._opened(self._notice)
         try:
             if _try_lock(file):
-                _forget(file)
-                return None
-            data = _read(file)
+                return None  # what may stand there is of one that was killed
+            data = os.pread(file, os.fstat(file).st_size, 0)
             if data:
                 return msgspec.msgpack.decode(data, type=Notice)
             fcntl.flock(file, fcntl.LOCK_EX)  # it is ending, and lets go when it has
@@ -81,6 +76,7 @@ class Place:
         """Of the pool itself: it can be found from now on, until `withdraw` or its end. Gives the file."""
         file = self._opened(self._notice)
         fcntl.flock(file, fcntl.LOCK_EX)
+        os.ftruncate(file, 0)
         os.pwrite(file, msgspec.msgpack.encode(notice), 0)
         return file
 
@@ -94,14 +90,6 @@ class Place:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidConfig(f"a pool cannot be named {self._name!r}: {error}", field="name") from error
-
-    def _tidy(self, path: Path) -> None:
-        file = self._opened(path)
-        try:
-            if _try_lock(file):
-                _forget(file)
-        finally:
-            os.close(file)
 
 
 def _folder() -> Path:
@@ -124,16 +112,3 @@ def _try_lock(file: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _read(file: int) -> bytes:
-    return os.pread(file, os.fstat(file).st_size, 0)
-
-
-def _forget(file: int) -> None:
-    """Remove what a pool has left that was killed: the folder of its sockets, and its notice."""
-    data = _read(file)
-    if data:
-        address = msgspec.msgpack.decode(data, type=Notice).address
-        shutil.rmtree(Path(address.ipc.removeprefix("ipc://")).parent, ignore_errors=True)
-        os.ftruncate(file, 0)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from time import sleep
 
 from kaas.config import Config
 from kaas.errors import InvalidConfig, KaasError
@@ -24,6 +25,8 @@ from kaas.store import SqliteStore, Store
 
 NODE = "here"
 """The one node of a pool without Ray."""
+LEAVE_S = 10.0
+"""Within this a pool has answered all and tidied up when the program that started it has ended."""
 COUNT_GPUS = "from kaas.executor.device import gpu_count; print(gpu_count())"
 
 
@@ -68,7 +71,7 @@ async def run(orders: PoolOrders, says: int) -> None:
     machine = _Machine(config)
     service = machine.service = await Service.open(orders.name, config, machine, opened_store(config.store))
     notice = place.announce(Notice(service.address, NODE, config.described()))
-    loop.add_signal_handler(signal.SIGTERM, service.stopped.set)
+    loop.add_signal_handler(signal.SIGTERM, service.begin_to_stop)
     say_ready(says, b"")
     await service.stopped.wait()
     place.withdraw(notice)
@@ -103,11 +106,18 @@ def _orders() -> PoolOrders:
         InvalidConfig
     """
     try:
-        orders: PoolOrders = ordered(sys.stdin.buffer)
+        orders: PoolOrders = ordered(sys.stdin.buffer, _leave)
     except (AttributeError, ImportError) as error:
         reason = f"what a configuration names stands in a module that the pool's process can import: {error}"
         raise InvalidConfig(reason, field="policy") from error
     return orders
+
+
+def _leave() -> None:
+    """The program that started it has ended. So does the pool, as when it is shut down, or else by force."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    sleep(LEAVE_S)
+    os._exit(0)
 
 
 def main() -> None:

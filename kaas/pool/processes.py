@@ -89,9 +89,9 @@ class Child:
         raise KaasError(f"process {self.process.pid} ended before it was ready: {how_it_ended(self.process.wait())}")
 
 
-def ordered(stdin: IO[bytes]) -> Any:
+def ordered(stdin: IO[bytes], end: Callable[[], Any] = lambda: os._exit(0)) -> Any:
     """In a child: its orders. From now on it ends with its parent."""
-    end_with(pickle.load(stdin))
+    end_with(pickle.load(stdin), end)
     return pickle.load(stdin)
 
 
@@ -107,7 +107,7 @@ def say_failed(file: int, error: KaasError) -> None:
         says.write(FAILED + encode_error(error))
 
 
-def end_with(parent: int, end: Callable[[], Any] = lambda: os._exit(0)) -> None:
+def end_with(parent: int, end: Callable[[], Any]) -> None:
     """Has this process end when its parent does, also if that has just done so."""
     watched = pidfd(parent)
     if watched is None or os.getppid() != parent:  # another process may have its number by now

@@ -225,12 +225,15 @@ class Service:
     def stats(self, reset: bool) -> Stats:
         return self.pool.stats(reset)
 
-    async def stop(self) -> None:
-        """Answer all who wait, end the executors and forget; what is asked later is refused. Once begun it goes on,
-        whatever becomes of who asked."""
+    def begin_to_stop(self) -> asyncio.Task[None]:
+        """Answer all who wait, end the executors and forget; what is asked later is refused. Once begun it goes on."""
         if self._stopping is None:
             self._stopping = self._loop.create_task(self._stop())
-        await asyncio.shield(self._stopping)
+        return self._stopping
+
+    async def stop(self) -> None:
+        """Begin, and wait until it is done. It goes on whatever becomes of who asked."""
+        await asyncio.shield(self.begin_to_stop())
 
     async def _stop(self) -> None:
         await self.pool.close()

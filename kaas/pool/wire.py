@@ -116,18 +116,6 @@ class RunRecord(msgspec.Struct, frozen=True, array_like=True):
     kernels: Sequence[KernelTime] = ()
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What an executor replies: the outputs' bytes unless they go through the store, or a pickled KaasError.
-
-    lost: why it can do nothing more with its device, "" if it can.
-    """
-
-    outputs: Sequence[bytes]
-    record: RunRecord | None = None
-    error: bytes | None = None
-    lost: str = ""
-
-
 class ETaskSpec(msgspec.Struct, frozen=True, array_like=True):
     """A Python function or class as the pool knows it. path: where the program that defined it looks for modules."""
 
@@ -183,7 +171,6 @@ encode = msgspec.msgpack.encode
 decode_invocation = msgspec.msgpack.Decoder(Invocation).decode
 decode_upkeep = msgspec.msgpack.Decoder(Upkeep).decode
 decode_decided = msgspec.msgpack.Decoder(Decided).decode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
 decode_function = msgspec.msgpack.Decoder(FunctionSpec).decode
 decode_etask = msgspec.msgpack.Decoder(ETaskSpec).decode
 decode_etask_call = msgspec.msgpack.Decoder(ETaskCall).decode

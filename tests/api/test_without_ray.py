@@ -323,19 +323,19 @@ print(kaas.status().queued, flush=True)
 
 def test_a_pool_ends_with_the_program_that_started_it() -> None:
     start = f"""
-from kaas.pool.status import Status
-from kaas.process_session import ProcessSession
 from kaas.session import HERE
 kaas.init(ray=False, devices=[kaas.Device("software", {DEVICE_BYTES})], name="passing")
 while not (status := kaas.status()).devices[0].info: pass
-print(status.pid, status.devices[0].info.pid, flush=True)
+print(status.pid, status.devices[0].info.pid, HERE.session.notice.address.ipc, flush=True)
 """
     other = program(STAYS.format(start))
-    ended = watched(*map(int, said(other)))
+    *pids, socket = said(other)
+    ended = watched(*map(int, pids))
     assert len(ended) == 2
     other.kill()
     other.communicate()
     assert all_end(ended)
+    assert not Path(socket.removeprefix("ipc://")).parent.exists()  # it had time to tidy up
 
 
 def test_two_programs_that_begin_at_once_start_one_pool() -> None:
@@ -469,6 +469,18 @@ def test_shutdown_answers_who_waits_and_ends_the_processes(another: Callable[...
     with pytest.raises(errors.NotInitialized):
         kaas.status()
     kaas.shutdown()
+    assert another()
+
+
+def test_a_pool_that_is_terminated_answers_who_waits_and_ends(another: Callable[..., bool]) -> None:
+    assert another()
+    waiting = [spin(FOR_EVER) for _ in range(3)]
+    ended = watched(until(lambda status: (status.running, status.queued) == (1, 2)).pid)
+    os.kill(kaas.status().pid, signal.SIGTERM)
+    for call in waiting:
+        with pytest.raises(errors.PoolStopped, match="was shut down"):
+            call.result(PATIENCE_S)
+    assert all_end(ended)
     assert another()
 
 

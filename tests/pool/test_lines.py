@@ -24,6 +24,7 @@ from kaas.pool.blocks import Outbox
 from kaas.pool.exchange import TURN
 from kaas.pool.lines import INWARD, LARGE_BYTES, OUTWARD, Line, LineLost
 from kaas.pool.messages import Cancel, Done, Hello, Refused, Release, Result, Submit, Welcome
+from kaas.pool.socket_folder import SOCKET, SocketFolder
 from tests.pool.exchanges import NODE, PATIENCE_S, Running
 
 LOCAL = "127.0.0.1"
@@ -390,6 +391,20 @@ def test_the_local_socket_is_for_its_user_only_and_goes_with_the_exchange() -> N
     assert folder.stat().st_mode & 0o777 == 0o700
     pool.close()
     assert not folder.exists()
+
+
+def test_a_pool_that_was_killed_leaves_its_folder_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path) if len(str(tmp_path)) <= 64 else "/tmp")
+    first = Running()
+    killed = SocketFolder()
+    (Path(killed.path) / SOCKET).touch()
+    os.close(killed._file)  # as its process's end does
+    second = Running()
+    assert not Path(killed.path).exists()
+    line = first.connect()
+    line.close()
+    for pool in (first, second):
+        pool.close()
 
 
 def test_a_long_temporary_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,17 +39,12 @@ def test_a_pool_is_found_by_its_name_until_it_withdraws(runtime: Path) -> None:
     assert seen == [None]
 
 
-def test_what_a_killed_pool_has_left_is_removed_by_the_next_whatever_its_name(runtime: Path) -> None:
-    for number, name in enumerate(("same", "other")):
-        os.close(Place(name).announce(notice(runtime / f"sockets{number}")))  # its process ends: nothing is locked
+def test_what_a_killed_pool_says_is_no_pool(runtime: Path) -> None:
+    long, short = notice(runtime / ("long" * 20)), notice(runtime / "short")
+    os.close(Place("same").announce(long))  # its process ends: nothing is locked
     assert Place("same").running() is None
-    assert not list(runtime.glob("sockets*"))
-
-
-def test_what_a_running_pool_has_is_left_alone(runtime: Path) -> None:
-    file = Place("other").announce(notice(runtime / "sockets"))
-    assert Place("mine").running() is None
-    assert (runtime / "sockets").exists()
+    file = Place("same").announce(short)
+    assert Place("same").running() == short
     os.close(file)
 
 
