@@ -52,6 +52,8 @@ def init(
     Raises:
         ConfigMismatch, InvalidConfig
     """
+    if not isinstance(name, str) or not name:
+        raise InvalidConfig(f"a pool has a name, not {name!r}", field="name")
     if address is not None and not ray:
         raise InvalidConfig(f"a pool without Ray is on this machine, not at {address!r}", field="address")
     given = {"devices": devices, "policy": policy, "record": record}
@@ -116,10 +118,12 @@ def pardon(task_or_function: KTask | Function) -> bool:
         Whether it was in quarantine.
 
     Raises:
-        NotInitialized
+        NotInitialized, InvalidRequest
         PoolStopped: the pool is gone; `init` starts another.
     """
     function = task_or_function
+    if not isinstance(function, Function | KTask):
+        raise InvalidRequest(f"kaas.pardon takes a KTask or a Function, not {function!r}")
     signatures = function.upkeep()[0] if isinstance(function, Function) else (signature_of(function),)
     session = current_session()
     pardoned = [session.pardon(signature.key) for signature in signatures]

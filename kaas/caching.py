@@ -119,6 +119,6 @@ def _message(session: Session, action: str, target: Any, device: int | None) -> 
     elif session.store.is_ref(target):
         refs, objects = [target], True
     elif target is not None or action not in ("unpin", "flush"):
-        raise InvalidRequest(f"kaas.{action} takes a Function or an ObjectRef, not {target!r}")
+        raise InvalidRequest(f"kaas.{action} takes a Function, an ObjectRef or what kaas.put gives, not {target!r}")
     ready = action in ("unpin", "flush") or not refs or session.store.complete(refs)
     return wire.encode(wire.Upkeep(action, device, functions, objects, ready, client)), refs

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from kaas.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 _UNMADE: Any = object()
 
 
-class Asked(Protocol):
+class Source(Protocol):
     """Where an answer comes from."""
 
     lock: threading.Lock
@@ -41,10 +43,10 @@ class Pending:
     """What came of a question, or will. number: of the question. ended: whether it is here; then frames or an error
     are, unless it was cancelled. waiting: to be set when it is, of each thread that waits."""
 
-    __slots__ = ("asked", "callbacks", "cancelled", "ended", "error", "frames", "number", "waiting")
+    __slots__ = ("callbacks", "cancelled", "ended", "error", "frames", "number", "source", "waiting")
 
-    def __init__(self, asked: Asked, number: int) -> None:
-        self.asked = asked
+    def __init__(self, source: Source, number: int) -> None:
+        self.source = source
         self.number = number
         self.ended = False
         self.cancelled = False
@@ -55,7 +57,7 @@ class Pending:
 
     def end(self, frames: Sequence[Any] = (), error: BaseException | None = None, *, cancelled: bool = False) -> bool:
         """This came of it; whether nothing had."""
-        with self.asked.lock:
+        with self.source.lock:
             if self.ended:
                 return False
             self.frames, self.error, self.cancelled = frames, error, cancelled
@@ -63,17 +65,17 @@ class Pending:
             for event in self.waiting:
                 event.set()
         if self.callbacks:
-            self.asked.call(self.callbacks)
+            self.source.call(self.callbacks)
         return True
 
     def when_ended(self, callback: Callable[[], Any]) -> None:
-        with self.asked.lock:
+        with self.source.lock:
             if not self.ended:
                 self.callbacks.append(callback)
                 if len(self.callbacks) == 1:
-                    self.asked.watch(self)
+                    self.source.watch(self)
                 return
-        self.asked.call([callback])
+        self.source.call([callback])
 
 
 class Future:
@@ -117,7 +119,7 @@ class Future:
         """
         pending = self._pending
         if not pending.ended:
-            pending.asked.wait(pending, timeout)
+            pending.source.wait(pending, timeout)
             if not pending.ended:
                 raise TimeoutError(f"no answer within {timeout} s")
         if pending.cancelled:
@@ -128,7 +130,7 @@ class Future:
         """Whether there is a value or an error, or it was cancelled."""
         pending = self._pending
         if not pending.ended:
-            pending.asked.wait(pending, 0)
+            pending.source.wait(pending, 0)
         return pending.ended
 
     def cancelled(self) -> bool:
@@ -139,7 +141,7 @@ class Future:
         end. Returns whether it is cancelled; it is not if it had ended."""
         pending = self._pending
         if pending.end(cancelled=True):
-            pending.asked.forget(pending)
+            pending.source.forget(pending)
         return pending.cancelled
 
     def add_done_callback(self, fn: Callable[[Future], Any]) -> None:
@@ -162,6 +164,9 @@ class Future:
         if self._pending.cancelled:
             raise asyncio.CancelledError
         return self.result()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest("the answer to a call comes to this process only: pass on its result()")
 
     def __repr__(self) -> str:
         pending = self._pending

@@ -209,6 +209,15 @@ class TestCalls:
         with pytest.raises(errors.InvalidRequest, match="needs Ray"):
             kaas.etask(numbers).remote()
 
+    def test_what_makes_no_sense_is_refused_at_once(self) -> None:
+        for name in ("", 3):
+            with pytest.raises(errors.InvalidConfig, match="a pool has a name"):
+                kaas.init(ray=False, name=name)  # type: ignore[arg-type]
+        with pytest.raises(errors.InvalidRequest, match=r"kaas\.pardon takes a KTask or a Function"):
+            kaas.pardon("scale")  # type: ignore[arg-type]
+        with pytest.raises(errors.InvalidRequest, match="this process only"):
+            pickle.dumps(scaled(numbers()))
+
     def test_init_again_compares(self) -> None:
         assert not kaas.init(ray=False)
         assert not kaas.init(ray=False, devices=DEVICES)
