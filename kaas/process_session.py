@@ -16,7 +16,7 @@ from kaas.arguments import Buffer
 from kaas.asked import Aside
 from kaas.config import Config
 from kaas.errors import ConfigMismatch, InvalidConfig, NotInitialized, PoolStopped
-from kaas.pool import answers
+from kaas.pool import status_codec
 from kaas.pool.held_ref import HeldRef
 from kaas.pool.messages import Address, Named
 from kaas.pool.names import Notice, Place
@@ -157,10 +157,10 @@ class ProcessSession(Session):
         self.ask("upkeep", [message], refs)
 
     def status(self) -> Status:
-        return answers.decode(self.ask("status")[0], Status)
+        return status_codec.decode(self.ask("status")[0], Status)
 
     def stats(self, reset: bool) -> Stats:
-        return answers.decode(self.ask("stats", [b"1" if reset else b"0"])[0], Stats)
+        return status_codec.decode(self.ask("stats", [b"1" if reset else b"0"])[0], Stats)
 
     def pardon(self, function: str) -> bool:
         return bytes(self.ask("pardon", [function.encode()])[0]) == b"1"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kaas.error_codec import encode_error
 from kaas.errors import InvalidRequest, KaasError
-from kaas.pool import answers, wire
+from kaas.pool import status_codec, wire
 from kaas.pool.answer import Answer
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.messages import (
@@ -270,9 +270,9 @@ class Clients:
         service = self._service
         match message.what:
             case "status":
-                return [answers.encode(service.status())]
+                return [status_codec.encode(service.status())]
             case "stats":
-                return [answers.encode(service.stats(bytes(frames[0]) == YES))]
+                return [status_codec.encode(service.stats(bytes(frames[0]) == YES))]
             case "pardon":
                 return [YES if service.pool.pardon(bytes(frames[0]).decode()) else NO]
             case "upkeep":

@@ -7,7 +7,7 @@ import sys
 import threading
 
 from kaas.errors import KaasError
-from kaas.pool import answers
+from kaas.pool import status_codec
 from kaas.pool.executor_worker import ExecutorWorker
 from kaas.pool.process_orders import ExecutorOrders
 from kaas.pool.processes import ordered, say_failed, say_ready
@@ -22,7 +22,7 @@ def main() -> None:
     except KaasError as error:
         say_failed(says, error)
         return
-    say_ready(says, answers.encode(info))
+    say_ready(says, status_codec.encode(info))
     threading.Event().wait()  # its threads do the rest; it ends with its parent
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kaas.config import Config, Device
-from kaas.pool import answers
+from kaas.pool import status_codec
 from kaas.pool.events import StartWorker
 from kaas.pool.lives import Adoption
 from kaas.pool.messages import Address
@@ -44,7 +44,7 @@ class ProcessHosts:
         ended: asyncio.Future[str] = loop.create_future()
         on_end(loop, child.process.pid, lambda: ended.set_result(how_it_ended(child.process.wait())))
         self._children[start.worker] = child, ended
-        return answers.decode(await child.ready(), WorkerInfo)
+        return status_codec.decode(await child.ready(), WorkerInfo)
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:  # noqa: ARG002 - executors end with the pool
         return ()

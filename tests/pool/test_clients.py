@@ -13,7 +13,7 @@ import pytest
 from kaas.config import Config, Device
 from kaas.error_codec import decode_error
 from kaas.errors import DeadlineExceeded, InvalidRequest, KaasError, PoolStopped, QueueFull, UnknownSymbol
-from kaas.pool import answers, held, messages, service, wire
+from kaas.pool import held, messages, service, status_codec, wire
 from kaas.pool.held import HeldRefs
 from kaas.pool.messages import (
     Ask,
@@ -508,8 +508,8 @@ def test_status_figures_and_pardon(play: Callable[..., None]) -> None:
         await stage.say("p", Ask(3, "stats"), b"1")
         await stage.say("p", Ask(4, "pardon"), SIGNATURE.key.encode())
         found = {header.number: frames for _, header, frames in stage.exchange.sent}
-        assert answers.decode(found[2][0], Status).functions == (TASK.label,)
-        assert answers.decode(found[3][0], Stats).outcomes[0].outcome == "succeeded"
+        assert status_codec.decode(found[2][0], Status).functions == (TASK.label,)
+        assert status_codec.decode(found[3][0], Stats).outcomes[0].outcome == "succeeded"
         assert found[4] == [b"0"]
         assert stage.service.stats(False).outcomes == ()
 

@@ -8,7 +8,7 @@ import pytest
 
 from kaas import softgpu
 from kaas.config import ClientSettings, Config, Device
-from kaas.pool import answers
+from kaas.pool import status_codec
 from kaas.pool.quarantine import QuarantineStatus
 from kaas.pool.stats import Entry, Ledger, Stats
 from kaas.pool.status import DeviceStatus, PinStatus, Status, WorkerInfo
@@ -30,12 +30,12 @@ def policy(devices: object, *, patience: int) -> None:
 
 def test_a_status_arrives_as_it_was() -> None:
     told = status(Config(devices=(DEVICE,), clients={"a": ClientSettings(weight=2.0)}, record="here"))
-    assert answers.decode(answers.encode(told), Status) == told
+    assert status_codec.decode(status_codec.encode(told), Status) == told
 
 
 def test_code_in_a_configuration_is_told_by_its_name() -> None:
     told = status(Config(devices=(DEVICE,), policy=partial(policy, patience=3)))
-    seen = answers.decode(answers.encode(told), Status)
+    seen = status_codec.decode(status_codec.encode(told), Status)
     assert seen.config.policy == f"partial({__name__}.policy, patience=3)"
 
 
@@ -43,13 +43,13 @@ def test_statistics_arrive_as_they_were() -> None:
     ledger = Ledger(0.0)
     ledger.write(Entry("f", "a", 0, "succeeded", {"queue": 0.1, "total": 0.2}))
     told = ledger.read(1.5)
-    assert answers.decode(answers.encode(told), Stats) == told
-    assert answers.decode(answers.encode(WORKER), WorkerInfo) == WORKER
+    assert status_codec.decode(status_codec.encode(told), Stats) == told
+    assert status_codec.decode(status_codec.encode(WORKER), WorkerInfo) == WORKER
 
 
 def test_another_answer_than_was_asked_for_is_refused() -> None:
     with pytest.raises(TypeError, match="Status"):
-        answers.decode(answers.encode(WORKER), Status)
+        status_codec.decode(status_codec.encode(WORKER), Status)
 
 
 def test_a_wish_is_compared_with_a_configuration_as_it_was_described() -> None:
