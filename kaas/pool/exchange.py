@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,9 @@ from kaas.error_codec import encode_error
 from kaas.errors import ConfigMismatch, KaasError
 from kaas.pool import messages
 from kaas.pool.blocks import Inbox
-from kaas.pool.lines import INWARD, OUTWARD, Frames, Socket, beat, receive_frames, send_message
+from kaas.pool.lines import INWARD, OUTWARD, PROBE_BYTES, Frames, Socket, beat, receive_frames, send_message
 from kaas.pool.messages import Address, FromPeer, Hello, Refused, ToPeer, Welcome
+from kaas.pool.socket_folder import SocketFolder
 
 TURN = 64
 """Messages that are taken before others of the loop have their turn."""
@@ -28,8 +27,6 @@ LAST_WORDS_S = 1.0
 
 _ZAP = "inproc://zeromq.zap.01"
 """Where ZeroMQ asks whether a key may come in (its RFC 27)."""
-_TEMPORARY_BYTES = 64
-"""Of a folder's path: together with ours it must fit into a socket's 107."""
 
 _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -77,7 +74,7 @@ class Exchange:
         self._context: zmq.Context[Socket] = zmq.Context()
         self._doors: list[_Door] = []
         self._peers: dict[bytes, Peer] = {}
-        self._own_folder = ""
+        self._own_folder: SocketFolder | None = None
 
     def open(self, receive: Receive, greet: Greet) -> None:
         """From now on peers may come. greet hears of each before it is welcome, and may refuse it by a KaasError; it
@@ -85,11 +82,10 @@ class Exchange:
         that they send then. Neither waits."""
         self._receive, self._greet = receive, greet
         if self._folder is None:
-            temporary = tempfile.gettempdir()
-            short = temporary if len(temporary) <= _TEMPORARY_BYTES else "/tmp"
-            self._folder = self._own_folder = tempfile.mkdtemp(prefix="kaas-", dir=short)
+            self._own_folder = SocketFolder()
+            self._folder = self._own_folder.path
         ipc = f"ipc://{self._folder}/pool"
-        self._open_door(_router(self._context), ipc)
+        self._open_door(_router(self._context), ipc, local=True)
         self.address = Address(secrets.token_hex(8), self._node, ipc)
         if self._host is not None:
             self._open_to_nodes(self._host)
@@ -118,13 +114,17 @@ class Exchange:
         for door in self._doors:
             door.close()
         self._context.term()
-        Path(self.address.ipc.removeprefix("ipc://")).unlink()
-        if self._own_folder:
-            os.rmdir(self._own_folder)
+        self.hide()
 
-    def _open_door(self, socket: Socket, endpoint: str) -> str:
+    def hide(self) -> None:
+        """Nobody on this machine finds it any more; who is connected stays so."""
+        Path(self.address.ipc.removeprefix("ipc://")).unlink(missing_ok=True)
+        if self._own_folder is not None:
+            self._own_folder.remove()
+
+    def _open_door(self, socket: Socket, endpoint: str, local: bool = False) -> str:
         socket.bind(endpoint)
-        door = _Door(self._loop, socket, lambda frames: self._take(door, *frames))
+        door = _Door(self._loop, socket, lambda frames: self._take(door, *frames), local)
         self._doors.append(door)
         return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -149,7 +149,7 @@ class Exchange:
     def _take(self, door: _Door, identity: bytes, data: Any, *frames: Any) -> None:
         try:
             header = messages.decode_from_peer(data)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             self.dropped += 1
             return
         peer = self._peers.get(identity)
@@ -162,7 +162,7 @@ class Exchange:
 
     def _answer(self, door: _Door, identity: bytes, hello: Hello, frames: Frames) -> None:
         known = self._peers.get(_outward(identity))
-        peer = known or Peer(door, identity, hello, self._can_read(hello, frames))
+        peer = known or Peer(door, identity, hello, door.local and self._can_read(hello, frames))
         try:
             if hello.version != messages.VERSION:
                 differences = (f"messages: {messages.VERSION}, not {hello.version}",)
@@ -175,7 +175,8 @@ class Exchange:
         self.send(peer, Welcome(self.address.life, peer.shares))
 
     def _can_read(self, hello: Hello, frames: Frames) -> bool:
-        if hello.probe is None or hello.probe.pid != hello.pid or not frames:
+        """Who shows what lies in a process's memory is that process: nobody else knows it."""
+        if hello.probe is None or hello.probe.pid != hello.pid or not frames or len(frames[0]) < PROBE_BYTES:
             return False
         try:
             return bool(self.inbox.view(hello.probe) == frames[0])
@@ -190,8 +191,12 @@ class _Door:
     is taken that is there, and after sending it is asked again.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, socket: Socket, take: Callable[[Frames], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, socket: Socket, take: Callable[[Frames], None], local: bool = False
+    ) -> None:
+        """local: who comes in is on this machine."""
         self.socket = socket
+        self.local = local
         self._loop, self._take = loop, take
         self._fd = int(socket.getsockopt(zmq.FD))
         self._expected = True

@@ -26,6 +26,9 @@ stay as it is until the answer; a receiver has a read-only view of what came in.
 HEARTBEAT_S = 5.0
 """Between nodes: how often each end asks the other whether it is there; thrice as long without an answer is a no."""
 
+PROBE_BYTES = 32
+"""Of a secret in a process's memory, by which the pool knows that memory again."""
+
 OUTWARD, INWARD = b"o", b"i"
 """Behind a line's token, the identities of its two sockets: the one that sends, the one that receives."""
 
@@ -59,6 +62,8 @@ class Line:
         self._early: deque[tuple[ToPeer, Frames]] = deque()
         self._hello = hello
         self._here = address.node == node and os.path.exists(address.ipc.removeprefix("ipc://"))
+        if not (self._here or address.tcp):
+            raise LineLost(ENDED)
         self._context = zmq.Context()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         token = secrets.token_bytes(16)
@@ -168,7 +173,7 @@ class Line:
 
     def _introduce(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
-        secret, early = secrets.token_bytes(32), list[tuple[ToPeer, Frames]]()
+        secret, early = secrets.token_bytes(PROBE_BYTES), list[tuple[ToPeer, Frames]]()
         probe = Outbox(limit_idle_bytes=0).put(secret)
         try:
             hello = msgspec.structs.replace(self._hello, probe=probe.block) if self._here else self._hello

@@ -22,7 +22,7 @@ from kaas.errors import ConfigMismatch, QueueFull
 from kaas.pool import messages
 from kaas.pool.blocks import Outbox
 from kaas.pool.exchange import TURN
-from kaas.pool.lines import INWARD, LARGE_BYTES, OUTWARD, Line, LineLost
+from kaas.pool.lines import INWARD, LARGE_BYTES, OUTWARD, PROBE_BYTES, Line, LineLost
 from kaas.pool.messages import Cancel, Done, Hello, Refused, Release, Result, Submit, Welcome
 from tests.pool.exchanges import NODE, PATIENCE_S, Running
 
@@ -182,14 +182,31 @@ def test_memory_is_shared_where_the_pool_can_read_it(
     assert line.shares
     assert pool.greeted.get(timeout=PATIENCE_S)[0].shares
     outbox = Outbox()
-    probe, pid = outbox.put(b"what lies there").block, os.getpid()
+    secret, other = os.urandom(PROBE_BYTES), os.urandom(PROBE_BYTES)
+    probe, pid = outbox.put(secret).block, os.getpid()
     away = msgspec.structs.replace(probe, fd=1_000_000)
     others = msgspec.structs.replace(probe, pid=pid + 1)
-    cases = [(probe, b"what lies there", True), (probe, b"something else!", False), (away, b"", False)]
-    for number, (block, said, shares) in enumerate([*cases, (others, b"what lies there", False), (None, b"", False)]):
+    cases = [(probe, secret, True), (probe, other, False), (away, b"", False), (others, secret, False)]
+    guessed = [(msgspec.structs.replace(probe, nbytes=nbytes), secret[:nbytes], False) for nbytes in (0, 1)]
+    for number, (block, said, shares) in enumerate([*cases, *guessed, (None, b"", False)]):
         peer = raw(b"%d" % number + INWARD)
         peer.send_multipart([messages.encode(Hello(messages.VERSION, "client", "", "", pid, block)), said])
         assert messages.decode_to_peer(peer.recv()) == Welcome(pool.address.life, shares)
+    outbox.close()
+
+
+def test_who_comes_from_another_node_shares_no_memory(open_pool: Running) -> None:
+    outbox, address, context = Outbox(), open_pool.address, zmq.Context()
+    secret = os.urandom(PROBE_BYTES)
+    peer = context.socket(zmq.DEALER)
+    peer.identity, peer.rcvtimeo = b"token" + INWARD, int(PATIENCE_S * 1000)
+    peer.curve_serverkey, peer.curve_publickey = address.server_key, address.public_key
+    peer.curve_secretkey = address.secret_key
+    peer.connect(address.tcp)
+    hello = Hello(messages.VERSION, "client", "", "", os.getpid(), outbox.put(secret).block)
+    peer.send_multipart([messages.encode(hello), secret])
+    assert messages.decode_to_peer(peer.recv()) == Welcome(address.life, False)
+    context.destroy(linger=0)
     outbox.close()
 
 
@@ -205,6 +222,7 @@ def test_what_makes_no_sense_is_dropped(pool: Running, line: Line, raw: Callable
         b"\x93\x0b",
         b"\x91" * 100_000,
         os.urandom(100),
+        hello.replace(b"client", b"\xff\xfeient"),
         messages.encode(Submit(1)),
         bytes(LARGE_BYTES),
     ]
@@ -306,6 +324,9 @@ def test_nobody_at_an_address(tmp_path: Path) -> None:
     left = msgspec.structs.replace(address, ipc=f"ipc://{tmp_path}/left")
     with pytest.raises(LineLost, match="ended"):
         Line.connect(left, NODE, "client", "", "", PATIENCE_S)
+    gone = msgspec.structs.replace(address, tcp="")
+    with pytest.raises(LineLost, match="ended"):
+        Line.connect(gone, NODE, "client", "", "", PATIENCE_S)
     with pytest.raises(LineLost, match="no answer"):
         Line.connect(closed, NODE, "client", "", "", 0.1)
 
@@ -390,6 +411,28 @@ def test_the_local_socket_is_for_its_user_only_and_goes_with_the_exchange() -> N
     assert folder.stat().st_mode & 0o777 == 0o700
     pool.close()
     assert not folder.exists()
+
+
+def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, line: Line) -> None:
+    echo(pool)
+    pool.do(pool.exchange.hide)
+    assert not Path(pool.address.ipc.removeprefix("ipc://")).parent.exists()
+    line.send(Submit(1))
+    assert line.receive(PATIENCE_S) == (Result(1), [])
+    with pytest.raises(LineLost, match="ended"):
+        pool.connect()
+
+
+def test_what_a_killed_pool_has_left_goes_with_the_next(pool: Running, process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    address = msgspec.msgpack.decode(bytes.fromhex(process.stdout.readline()), type=messages.Address)
+    left, lives = (Path(each.ipc.removeprefix("ipc://")).parent for each in (address, pool.address))
+    process.kill()
+    process.wait()
+    assert left.exists()
+    Running().close()
+    assert not left.exists()
+    assert lives.exists()
 
 
 def test_a_long_temporary_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,65 @@
+"""The folder of a pool's local socket: only its user's, and gone with the pool, however that ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+PREFIX = "kaas-pool-"
+_TEMPORARY_BYTES = 64
+"""Of a folder's path: together with ours it must fit into a socket's 107."""
+
+
+class SocketFolder:
+    """A new one. Its process keeps it locked, so that one that was killed is known to be gone: the next pool that
+    begins on this machine removes what it has left.
+
+    Fields:
+        path: where it is.
+    """
+
+    def __init__(self) -> None:
+        temporary = tempfile.gettempdir()
+        above = temporary if len(temporary) <= _TEMPORARY_BYTES else "/tmp"
+        for left in Path(above).glob(f"{PREFIX}*"):
+            _remove_left(left)
+        file = None
+        while file is None:
+            self.path = tempfile.mkdtemp(prefix=PREFIX, dir=above)
+            file = _locked(Path(self.path))  # else somebody else has begun meanwhile, and taken it for left behind
+        self._file = file
+
+    def remove(self) -> None:
+        """With all that is in it; once more changes nothing."""
+        if self._file >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)  # somebody who tidies up may have been faster
+            os.close(self._file)
+            self._file = -1
+
+
+def _remove_left(folder: Path) -> None:
+    file = _locked(folder)
+    if file is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(file)
+
+
+def _locked(folder: Path) -> int | None:
+    """This folder, locked until the file is closed; None if it is somebody's, or gone."""
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(file)
+        if found.st_uid == os.getuid():
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_nlink:
+                return file
+    except BlockingIOError:
+        pass
+    os.close(file)
+    return None
