@@ -43,7 +43,8 @@ _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _NEVER_MS = 24 * 3600 * 1000
 """With -1, which also says that a socket does not connect anew, what it has received and nobody has read is lost."""
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
-_REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+_REFUSED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+"""One without detail is a connection that broke too early: ZeroMQ tries again."""
 
 
 class LineLost(Exception):

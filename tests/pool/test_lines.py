@@ -498,10 +498,27 @@ def test_a_connection_that_breaks_is_made_anew(open_pool: Running) -> None:
         line.close()
 
 
-class Cable:
-    """Passes on what goes over tcp, until it is cut: then who was connected has to connect again."""
+def test_a_connection_that_breaks_before_it_stands_is_made_anew(open_pool: Running) -> None:
+    echo(open_pool)
+    with Cable(open_pool.address.tcp, faults=3) as cable:
+        address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
+        line = Line.connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
+        line.send(Submit(1))
+        answers: list[Any] = []
+        while Result(1) not in answers:
+            received = line.receive(PATIENCE_S)
+            assert received is not None
+            answers.append(received[0])
+        assert {type(answer) for answer in answers} <= {Welcome, Result}  # one Welcome after each break
+        line.close()
 
-    def __init__(self, endpoint: str) -> None:
+
+class Cable:
+    """Passes on what goes over tcp, until it is cut: then who was connected has to connect again. faults: so many
+    connections break at once."""
+
+    def __init__(self, endpoint: str, faults: int = 0) -> None:
+        self._faults = faults
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._target = (host, int(port))
         self._listening = socket.create_server((LOCAL, 0))
@@ -529,6 +546,11 @@ class Cable:
                 near, _ = self._listening.accept()
             except OSError:
                 return  # it has been taken away
+            if self._faults:
+                self._faults -= 1
+                near.recv(1)
+                near.close()
+                continue
             far = socket.create_connection(self._target)
             self._open += [near, far]
             for source, sink in ((near, far), (far, near)):
