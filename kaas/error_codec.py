@@ -14,6 +14,8 @@ from kaas.errors import KaasError, declared, opened, sealed_cause
 
 CAUSES_AT_MOST = 16
 """In a chain of errors, each the cause of the one before it; what lies deeper is left out."""
+DEPTH_AT_MOST = 32
+"""Of lists, tuples and dicts in a field, one in the other; what lies deeper becomes its repr, as do such keys."""
 
 _TUPLE = 1
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -41,7 +43,7 @@ def decode_error(data: bytes | memoryview, *, open_cause: bool = True) -> KaasEr
     """
     try:
         return _decoded(_decoder.decode(data), open_cause)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return KaasError(f"an error that cannot be read ({error})")
 
 
@@ -56,19 +58,26 @@ def _encoded(error: KaasError, causes: int) -> _Encoded:
     return _Encoded(classes, _text(error.message), fields, cause)
 
 
-def _carried(value: Any) -> Any:
+def _carried(value: Any, depth: int = DEPTH_AT_MOST) -> Any:
     match value:
-        case tuple():
-            return msgspec.msgpack.Ext(_TUPLE, msgspec.msgpack.encode([_carried(item) for item in value]))
-        case list():
-            return [_carried(item) for item in value]
-        case dict():
-            return {_carried(key): _carried(item) for key, item in value.items()}
+        case tuple() if depth:
+            return msgspec.msgpack.Ext(_TUPLE, msgspec.msgpack.encode([_carried(item, depth - 1) for item in value]))
+        case list() if depth:
+            return [_carried(item, depth - 1) for item in value]
+        case dict() if depth:
+            return {_carried(key, 0): _carried(item, depth - 1) for key, item in value.items()}
         case str():
             return _text(value)
         case int() if not -(2**63) <= value < 2**64:
-            return repr(value)
-    return value if type(value) in _PLAIN else _text(repr(value))
+            return _shown(value)
+    return value if type(value) in _PLAIN else _text(_shown(value))
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - of a class of somebody else's
+        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
 
 
 def _text(text: str) -> str:
@@ -92,8 +101,8 @@ def _made(encoded: _Encoded) -> KaasError:
             known = {field: value for field, value in encoded.fields.items() if field in declared(cls)}
             try:
                 return cls(encoded.message, **known)
-            except TypeError:
-                continue  # a class of somebody else's, which is made in another way
+            except Exception:  # noqa: BLE001 - a class of somebody else's, which is made in another way
+                continue
     return KaasError(encoded.message)
 
 

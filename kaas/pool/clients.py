@@ -66,10 +66,13 @@ class Objects(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """A program. peer: its newest line. open: what it waits for, by its own numbers."""
+    """A program. peer: its newest line, of this incarnation; former: those of earlier ones. open: what it waits for, by
+    its own numbers."""
 
     name: str
     peer: Peer
+    incarnation: str
+    former: set[str] = field(default_factory=set)
     open: dict[int, Answer[Any] | asyncio.Future[Any]] = field(default_factory=dict)
 
 
@@ -87,13 +90,20 @@ class Clients:
         self._silence: asyncio.Event | None = None  # somebody waits for it
 
     def greet(self, peer: Peer, hello: Hello) -> None:
-        """A session has a line, its first or a new one, where from now on it gets all its answers."""
+        """A session has a line, its first or a new one, where from now on it gets all its answers.
+
+        Raises:
+            InvalidRequest: it is one that the session has had before its newest.
+        """
         session = self._sessions.get(hello.name)
         if session is None:
-            session = self._sessions[hello.name] = _Session(hello.name, peer)
+            session = self._sessions[hello.name] = _Session(hello.name, peer, hello.incarnation)
         elif session.peer is not peer:
+            if hello.incarnation in session.former:
+                raise InvalidRequest("this program has another line to the pool, which is newer than this one")
             self._forget(session.peer)
-            session.peer = peer
+            session.former.add(session.incarnation)
+            session.peer, session.incarnation = peer, hello.incarnation
         self._by_peer[peer] = session
 
     def _forget(self, peer: Peer) -> None:
@@ -161,11 +171,7 @@ class Clients:
         Raises:
             KaasError
         """
-        for item in beside:
-            if isinstance(item, Framed) and not 0 < item.frame <= len(frames):
-                raise InvalidRequest(f"a message of {len(frames)} frames has no frame {item.frame}")
-            if isinstance(item, Block) and not (session.peer.shares and item.pid == session.peer.pid):
-                raise InvalidRequest("a program shares its own memory, and that only with a pool that can read it")
+        _check(session.peer, beside, frames)
         return [self._objects.ref(session.name, item) if isinstance(item, Named) else item for item in beside]
 
     # --- invocations
@@ -278,6 +284,7 @@ class Clients:
             case "upkeep":
                 await service.upkeep(bytes(frames[0]), self._refs(session, message.beside, frames))
             case "hold":
+                _check(session.peer, message.beside, frames)
                 await self._objects.keep(session.name, message.beside, frames)
             case "stop":
                 await service.stop()
@@ -288,3 +295,15 @@ class Clients:
 
 def _blocks(beside: Sequence[Beside]) -> bool:
     return any(type(item) is Block for item in beside)
+
+
+def _check(peer: Peer, beside: Sequence[Beside], frames: Sequence[Any]) -> None:
+    """
+    Raises:
+        InvalidRequest: what stands beside a message is not there, or not its sender's to show.
+    """
+    for item in beside:
+        if isinstance(item, Framed) and not 0 < item.frame <= len(frames):
+            raise InvalidRequest(f"a message of {len(frames)} frames has no frame {item.frame}")
+        if isinstance(item, Block) and not (peer.shares and item.pid == peer.pid):
+            raise InvalidRequest("a program shares its own memory, and that only with a pool that can read it")

@@ -16,9 +16,9 @@ from kaas.error_codec import encode_error
 from kaas.errors import ConfigMismatch, KaasError
 from kaas.pool import messages
 from kaas.pool.blocks import Inbox
-from kaas.pool.lines import INWARD, OUTWARD, Frames, Socket, beat, receive_frames, send_message
+from kaas.pool.lines import INWARD, OUTWARD, PROBE_BYTES, Frames, Socket, beat, receive_frames, send_message
 from kaas.pool.messages import Address, FromPeer, Hello, Refused, ToPeer, Welcome
-from kaas.pool.socket_folder import SOCKET, SocketFolder
+from kaas.pool.socket_folder import SocketFolder
 
 TURN = 64
 """Messages that are taken before others of the loop have their turn."""
@@ -84,8 +84,8 @@ class Exchange:
         if self._folder is None:
             self._own_folder = SocketFolder()
             self._folder = self._own_folder.path
-        ipc = f"ipc://{self._folder}/{SOCKET}"
-        self._open_door(_router(self._context), ipc)
+        ipc = f"ipc://{self._folder}/pool"
+        self._open_door(_router(self._context), ipc, local=True)
         self.address = Address(secrets.token_hex(8), self._node, ipc)
         if self._host is not None:
             self._open_to_nodes(self._host)
@@ -114,13 +114,17 @@ class Exchange:
         for door in self._doors:
             door.close()
         self._context.term()
-        Path(self.address.ipc.removeprefix("ipc://")).unlink()
-        if self._own_folder is not None:
-            self._own_folder.close()
+        self.hide()
 
-    def _open_door(self, socket: Socket, endpoint: str) -> str:
+    def hide(self) -> None:
+        """Nobody on this machine finds it any more; who is connected stays so."""
+        Path(self.address.ipc.removeprefix("ipc://")).unlink(missing_ok=True)
+        if self._own_folder is not None:
+            self._own_folder.remove()
+
+    def _open_door(self, socket: Socket, endpoint: str, local: bool = False) -> str:
         socket.bind(endpoint)
-        door = _Door(self._loop, socket, lambda frames: self._take(door, *frames))
+        door = _Door(self._loop, socket, lambda frames: self._take(door, *frames), local)
         self._doors.append(door)
         return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -145,7 +149,7 @@ class Exchange:
     def _take(self, door: _Door, identity: bytes, data: Any, *frames: Any) -> None:
         try:
             header = messages.decode_from_peer(data)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             self.dropped += 1
             return
         peer = self._peers.get(identity)
@@ -158,7 +162,7 @@ class Exchange:
 
     def _answer(self, door: _Door, identity: bytes, hello: Hello, frames: Frames) -> None:
         known = self._peers.get(_outward(identity))
-        peer = known or Peer(door, identity, hello, self._can_read(hello, frames))
+        peer = known or Peer(door, identity, hello, door.local and self._can_read(hello, frames))
         try:
             if hello.version != messages.VERSION:
                 differences = (f"messages: {messages.VERSION}, not {hello.version}",)
@@ -171,7 +175,8 @@ class Exchange:
         self.send(peer, Welcome(self.address.life, peer.shares))
 
     def _can_read(self, hello: Hello, frames: Frames) -> bool:
-        if hello.probe is None or hello.probe.pid != hello.pid or not frames:
+        """Who shows what lies in a process's memory is that process: nobody else knows it."""
+        if hello.probe is None or hello.probe.pid != hello.pid or not frames or len(frames[0]) < PROBE_BYTES:
             return False
         try:
             return bool(self.inbox.view(hello.probe) == frames[0])
@@ -186,8 +191,12 @@ class _Door:
     is taken that is there, and after sending it is asked again.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, socket: Socket, take: Callable[[Frames], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, socket: Socket, take: Callable[[Frames], None], local: bool = False
+    ) -> None:
+        """local: who comes in is on this machine."""
         self.socket = socket
+        self.local = local
         self._loop, self._take = loop, take
         self._fd = int(socket.getsockopt(zmq.FD))
         self._expected = True

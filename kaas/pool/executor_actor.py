@@ -67,15 +67,16 @@ class ExecutorActor:
         return Adoption(self._post.start, self._info, running, work.functions, tuple(work.executor.cached()))
 
     @ray.method(concurrency_group="supply")
-    def supply(self, number: int, refs: Sequence[Any]) -> None:
-        """References to what stands beside a request whose objects the cache lacks."""
-        self._worker.supply(number, refs)
+    def supply(self, life: str, number: int, refs: Sequence[Any]) -> None:
+        """References to what stands beside a request whose objects the cache lacks. life: of the pool that sends them,
+        since what Ray brings may come later than the next one."""
+        self._worker.supply(life, number, refs)
 
     @ray.method(concurrency_group="collect")
-    def collect(self, parcel: int) -> list[Any]:
+    def collect(self, life: str, parcel: int) -> list[Any]:
         """Outputs, each a return value of its own, so that they are the pool's. None comes last: when the caller has
         it, the values before it are complete."""
-        return [*self._worker.collect(parcel), None]
+        return [*self._worker.collect(life, parcel), None]
 
     def _introduce(self, function: str) -> Told:
         told: Told = ray.get(self._post.pool.function.remote(function))

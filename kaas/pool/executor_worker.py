@@ -132,19 +132,22 @@ class ExecutorWorker:
         """Until a later life of the pool begins."""
         self._lives.wait(life)
 
-    def supply(self, number: int, objects: Sequence[Any]) -> None:
-        """What the pool gives for a Need."""
-        if self._lives.now is not None:
-            self._lives.now.supplies.bring(number, objects)
+    def supply(self, life: str, number: int, objects: Sequence[Any]) -> None:
+        """What the pool in this life gives for a Need; the next one has other things with the same number."""
+        now = self._lives.now
+        if now is not None and now.name == life:
+            now.supplies.bring(number, objects)
 
-    def collect(self, parcel: int) -> Sequence[Any]:
-        """The arrays of a parcel.
+    def collect(self, life: str, parcel: int) -> Sequence[Any]:
+        """The arrays of a parcel for the pool in this life.
 
         Raises:
             KeyError: there is no such parcel.
         """
-        assert self._lives.now is not None, "begin comes first"
-        return self._lives.now.parcels.collect(parcel)
+        now = self._lives.now
+        if now is None or now.name != life:
+            raise KeyError(parcel)
+        return now.parcels.collect(parcel)
 
     def written(self, key: bytes, array: Any) -> None:
         """Takes an output that the executor writes back."""
@@ -177,7 +180,8 @@ class ExecutorWorker:
                     continue
                 message, frames = received
                 if type(message) is messages.Run:
-                    return self._lives.started(Running(life, message, frames))
+                    run = Running(life, message, frames)
+                    return run if self._lives.started(run) else None
                 self._take(life, message, frames)
         return None
 

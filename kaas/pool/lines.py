@@ -26,6 +26,9 @@ stay as it is until the answer; a receiver has a read-only view of what came in.
 HEARTBEAT_S = 5.0
 """Between nodes: how often each end asks the other whether it is there; thrice as long without an answer is a no."""
 
+PROBE_BYTES = 32
+"""Of a secret in a process's memory, by which the pool knows that memory again."""
+
 OUTWARD, INWARD = b"o", b"i"
 """Behind a line's token, the identities of its two sockets: the one that sends, the one that receives."""
 
@@ -40,7 +43,8 @@ _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _NEVER_MS = 24 * 3600 * 1000
 """With -1, which also says that a socket does not connect anew, what it has received and nobody has read is lost."""
 _BROKEN = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
-_REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+_REFUSED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+"""One without detail is a connection that broke too early: ZeroMQ tries again."""
 
 
 class LineLost(Exception):
@@ -59,6 +63,8 @@ class Line:
         self._early: deque[tuple[ToPeer, Frames]] = deque()
         self._hello = hello
         self._here = address.node == node and os.path.exists(address.ipc.removeprefix("ipc://"))
+        if not (self._here or address.tcp):
+            raise LineLost(ENDED)
         self._context = zmq.Context()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         token = secrets.token_bytes(16)
@@ -168,7 +174,7 @@ class Line:
 
     def _introduce(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
-        secret, early = secrets.token_bytes(32), list[tuple[ToPeer, Frames]]()
+        secret, early = secrets.token_bytes(PROBE_BYTES), list[tuple[ToPeer, Frames]]()
         probe = Outbox(limit_idle_bytes=0).put(secret)
         try:
             hello = msgspec.structs.replace(self._hello, probe=probe.block) if self._here else self._hello

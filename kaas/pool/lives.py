@@ -127,10 +127,13 @@ class Lives:
         with self._changed:
             self._changed.wait_for(lambda: self.now is not None and self.now.name != name)
 
-    def started(self, run: Running) -> Running:
+    def started(self, run: Running) -> bool:
+        """Whether it may run: if its life is over, the next one, which was not told of it, has its slot."""
         with self._lock:
+            if run.life is not self.now:
+                return False
             self._runs[run.asked.slot] = run
-        return run
+        return True
 
     def ended(self, run: Running) -> Life | None:
         """The life that has adopted this run, if its own is over."""

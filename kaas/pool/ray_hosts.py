@@ -78,13 +78,14 @@ class RayHosts:
 
     def supply(self, worker: int, number: int, refs: Sequence[Any]) -> None:
         """In a list, so that Ray hands over references and not what they name."""
-        self._actors[worker].supply.remote(number, list(refs))
+        self._actors[worker].supply.remote(self._lives[worker], number, list(refs))
 
     async def collect(self, worker: int, parcel: int, count: int) -> Sequence[Stored]:
         """They are return values, owned by the pool: so they survive the executor."""
         if worker not in self._actors:
             raise WorkerLost("it ended before its outputs were collected")
-        *stored, last = self._actors[worker].collect.options(num_returns=count + 1).remote(parcel)
+        collect = self._actors[worker].collect.options(num_returns=count + 1)
+        *stored, last = collect.remote(self._lives[worker], parcel)
         try:
             await last  # it is small; to wait for the others so would bring them here
         except RayActorError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kaas.errors import KaasError
+from kaas.errors import InvalidRequest, KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.functions import RegisteredFunction
@@ -25,7 +25,7 @@ class Registry:
         tasks = store.read(TASKS)
         for spec in map(wire.decode_function, store.read(FUNCTIONS).values()):
             if spec.task_key in tasks:
-                self._add(spec, tasks[spec.task_key])
+                self._add(spec, KTask.from_msgpack(tasks[spec.task_key]), tasks[spec.task_key])
 
     def get(self, key: str) -> RegisteredFunction | None:
         return self._functions.get(key)
@@ -35,20 +35,28 @@ class Registry:
         return tuple(function.label for function in self._functions.values())
 
     def register(self, spec: bytes, task: bytes) -> None:
-        """Make a function known; once more changes nothing."""
+        """Make a function known; once more changes nothing. What is kept for later lives of the pool makes sense.
+
+        Raises:
+            KaasError: these bytes are not the kTask that the function names.
+        """
         function = wire.decode_function(spec)
         if function.key in self._functions:
             return
+        decoded = KTask.from_msgpack(task)
+        strange = {binding.buffer for binding in function.bindings} - {buffer.name for buffer in decoded.inputs}
+        if decoded.key != function.task_key or strange:
+            raise InvalidRequest(f"kTask {decoded.label!r} is not the one that a function names", task=decoded.label)
         self._store.put(TASKS, {function.task_key: task})
         self._store.put(FUNCTIONS, {function.key: spec})
-        registered = self._add(function, task)
+        registered = self._add(function, decoded, task)
         expected = self._expected.pop(function.key, None)
         if expected is not None:
             expected.set_result(registered)
 
-    def _add(self, spec: wire.FunctionSpec, task: bytes) -> RegisteredFunction:
-        task = self._tasks.setdefault(spec.task_key, task)  # the same bytes for all functions of one kTask
-        added = RegisteredFunction.of(spec, KTask.from_msgpack(task), task)
+    def _add(self, spec: wire.FunctionSpec, task: KTask, data: bytes) -> RegisteredFunction:
+        data = self._tasks.setdefault(spec.task_key, data)  # the same bytes for all functions of one kTask
+        added = RegisteredFunction.of(spec, task, data)
         self._functions[spec.key] = added
         return added
 

@@ -103,8 +103,8 @@ class Service:
         if hello.role == "executor":
             self._executors.greet(peer, hello)
         else:
-            self.clients.greet(peer, hello)
             self._ground.came(hello)
+            self.clients.greet(peer, hello)
 
     def _receive(self, peer: Peer, message: FromPeer, frames: Sequence[Any]) -> None:
         if type(message) in FROM_EXECUTORS:
@@ -240,6 +240,7 @@ class Service:
         for wait in self._waits:
             wait.cancel()
         self._store.clear(*self._passing)
+        self._exchange.hide()
         self.stopped.set()
 
     def close(self) -> None:

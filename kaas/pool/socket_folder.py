@@ -1,4 +1,4 @@
-"""Where a pool's local socket is: a folder that only its user can enter, and that the next pool removes if need be."""
+"""The folder of a pool's local socket: only its user's, and gone with the pool, however that ends."""
 
 from __future__ import annotations
 
@@ -6,39 +6,60 @@ import fcntl
 import os
 import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
-PREFIX, SOCKET = "kaas-pool-", "pool"
+PREFIX = "kaas-pool-"
 _TEMPORARY_BYTES = 64
-"""Of the path that the folder is in: together with ours it must fit into a socket's 107."""
+"""Of a folder's path: together with ours it must fit into a socket's 107."""
 
 
 class SocketFolder:
-    """A new folder. A pool that runs keeps it locked, so that those of pools that were killed are known."""
+    """A new one. Its process keeps it locked, so that one that was killed is known to be gone: the next pool that
+    begins on this machine removes what it has left.
+
+    Fields:
+        path: where it is.
+    """
 
     def __init__(self) -> None:
         temporary = tempfile.gettempdir()
-        parent = temporary if len(temporary) <= _TEMPORARY_BYTES else "/tmp"
-        for left in Path(parent).glob(f"{PREFIX}*/{SOCKET}"):  # one that is not locked yet has no socket either
-            with suppress(OSError):  # it is another user's, or somebody else has just removed it
-                _tidy(left.parent)
-        self.path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-        self._file = os.open(self.path, os.O_RDONLY)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        above = temporary if len(temporary) <= _TEMPORARY_BYTES else "/tmp"
+        for left in Path(above).glob(f"{PREFIX}*"):
+            _remove_left(left)
+        file = None
+        while file is None:
+            self.path = tempfile.mkdtemp(prefix=PREFIX, dir=above)
+            file = _locked(Path(self.path))  # else somebody else has begun meanwhile, and taken it for left behind
+        self._file = file
 
-    def close(self) -> None:
-        """Once the socket is gone."""
-        os.rmdir(self.path)
-        os.close(self._file)
+    def remove(self) -> None:
+        """With all that is in it; once more changes nothing."""
+        if self._file >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)  # somebody who tidies up may have been faster
+            os.close(self._file)
+            self._file = -1
 
 
-def _tidy(folder: Path) -> None:
-    """Remove one whose pool is gone."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(file).st_uid == os.getuid():
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-    finally:
+def _remove_left(folder: Path) -> None:
+    file = _locked(folder)
+    if file is not None:
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(file)
+
+
+def _locked(folder: Path) -> int | None:
+    """This folder, locked until the file is closed; None if it is somebody's, or gone."""
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(file)
+        if found.st_uid == os.getuid():
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_nlink:
+                return file
+    except BlockingIOError:
+        pass
+    os.close(file)
+    return None

@@ -57,6 +57,21 @@ def test_other_values_become_their_words(value: Any) -> None:
     assert back(WrongScalar("wrong", value=value)).fields == {"value": repr(value)}
 
 
+class Shy:
+    """Nobody is shown it."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+def test_values_that_go_in_no_message() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert "[...]" in repr(back(WrongScalar("wrong", value=endless)).fields)
+    found = back(WrongScalar("wrong", value={("a", 1): (2,), "shy": Shy()}))
+    assert found.fields == {"value": {"('a', 1)": (2,), "shy": "<Shy, whose repr raises ValueError>"}}
+
+
 def test_text_that_is_no_text() -> None:
     found = back(errors.CorruptModel("no model at \udcff", path="\udcff", reason="x"))
     assert str(found) == "no model at \\udcff"
@@ -97,6 +112,18 @@ def test_a_class_that_is_made_in_another_way(monkeypatch: pytest.MonkeyPatch) ->
     assert type(back(foreign(monkeypatch, __init__=init)("a", "b"))) is UnknownSymbol
 
 
+def test_a_class_that_refuses_what_it_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(self: KaasError, message: str, **fields: Any) -> None:
+        if "symbol" not in fields:
+            raise ValueError("no symbol")
+        UnknownSymbol.__init__(self, message, **fields)
+
+    data = encode_error(foreign(monkeypatch, __init__=init)("mine", symbol="x"))
+    found = decode_error(data.replace(b"symbol", b"nobody"))
+    assert type(found) is UnknownSymbol
+    assert found.fields == {}
+
+
 @pytest.mark.parametrize("name", [("os", "system"), ("builtins", "SystemExit"), ("no.such.module", "Error"),
                                   ("kaas.errors", "KaasError.__init__"), ("kaas.errors", "")])  # fmt: skip
 def test_nothing_but_errors_of_ours_is_made(name: tuple[str, str]) -> None:
@@ -129,8 +156,9 @@ def test_what_is_no_error_is_read_as_one(data: bytes) -> None:
         msgspec.msgpack.encode([[], "x", {"value": msgspec.msgpack.Ext(9, b"")}, None]),
         msgspec.msgpack.encode([[], "x", {"value": msgspec.msgpack.Ext(1, b"\xc1")}, None]),
         encode_error(KaasError("x"))[:-1],
+        encode_error(KaasError("text")).replace(b"text", b"\xff\xfe  "),
     ],
-    ids=["nested", "unknown extension", "broken extension", "cut off"],
+    ids=["nested", "unknown extension", "broken extension", "cut off", "no text"],
 )
 def test_hostile_bytes(data: bytes) -> None:
     assert type(decode_error(data)) is KaasError

@@ -83,6 +83,8 @@ class FakeExchange:
     def forget(self, peer: Any) -> None:
         self.forgotten.append(peer)
 
+    def hide(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -254,6 +256,19 @@ def test_answers_go_to_the_newest_line(play: Callable[..., None]) -> None:
         assert stage.exchange.forgotten == ["p"]
         await stage.greet("q", incarnation="2")  # once more, since its connection was made anew
         assert stage.exchange.forgotten == ["p"]
+
+    play(scenario)
+
+
+def test_a_line_that_was_replaced_does_not_come_back(play: Callable[..., None]) -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.greet("q", incarnation="2")
+        with pytest.raises(InvalidRequest, match="newer"):
+            await stage.greet("p again", incarnation="1")
+        await stage.submit(1, peer="q")
+        stage.workers.reply([OUTPUT])
+        await settle()
+        assert stage.answers() == [("q", Result(1))]
 
     play(scenario)
 
@@ -549,6 +564,27 @@ def test_senseless_messages_get_an_answer(play: Callable[..., None], message: An
         assert isinstance(stage.error(), InvalidRequest)
         await stage.submit(2)
         assert len(stage.workers.runs) == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("item", [msgspec.structs.replace(BLOCK, pid=2), Framed(0), Framed(2)], ids=str)
+def test_only_what_a_program_may_show_is_held(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, item: Any
+) -> None:
+    held_for: list[str] = []
+
+    async def keep(session: str, *_: Any) -> None:
+        held_for.append(session)
+
+    async def scenario(stage: Stage) -> None:
+        monkeypatch.setattr(stage.ground.objects, "keep", keep)
+        await stage.say("p", Ask(1, "hold", [BLOCK]), b"keys")
+        assert held_for == ["s"]
+        stage.answers()
+        await stage.say("p", Ask(2, "hold", [item]), b"keys")
+        assert isinstance(stage.error(), InvalidRequest)
+        assert held_for == ["s"]
 
     play(scenario)
 

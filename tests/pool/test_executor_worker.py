@@ -264,7 +264,7 @@ def test_objects_are_asked_for_once_in_a_request_and_then_named(setting: Setting
     message, beside, refs = packed(ADD, {"a": a, "b": b})
     number = pool.run(message, beside)
     assert pool.next() == (Need(number), [])
-    setting.worker.supply(number, refs)
+    setting.worker.supply(pool.address.life, number, refs)
     np.testing.assert_array_equal(pool.outputs(number)[0], a.value + b.value)
     np.testing.assert_array_equal(pool.outputs(pool.run(message, beside))[0], a.value + b.value)
     assert setting.executor.cached() == {a.key, b.key}
@@ -291,7 +291,7 @@ def test_objects_that_cannot_be_had(setting: Setting) -> None:
     message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
     number = pool.run(message, beside)
     pool.next()
-    setting.worker.supply(number, refs)
+    setting.worker.supply(pool.address.life, number, refs)
     error = pool.error(number)
     assert isinstance(error, InputFailed)
     assert isinstance(error.__cause__, ValueError)
@@ -312,7 +312,7 @@ def test_a_lost_input_is_made_anew(setting: Setting) -> None:
     message, beside, refs = packed(ADD, {"a": lost, "b": lost})
     number = pool.run(message, beside)
     assert pool.next() == (Need(number), [])
-    setting.worker.supply(number, refs)
+    setting.worker.supply(pool.address.life, number, refs)
     np.testing.assert_array_equal(pool.outputs(number)[0], x.value * 4)
 
 
@@ -325,10 +325,10 @@ def test_large_outputs_wait_as_a_parcel(setting: Setting) -> None:
     header, frames = pool.done(pool.run(packed(both, {"x": x})[0], parcel=True))
     assert header.parcel is not None
     assert list(frames) == []
-    quadruple, double = setting.worker.collect(header.parcel)
+    quadruple, double = setting.worker.collect(pool.address.life, header.parcel)
     np.testing.assert_array_equal(quadruple, double + double)
     with pytest.raises(KeyError):
-        setting.worker.collect(header.parcel)
+        setting.worker.collect(pool.address.life, header.parcel)
 
 
 def test_kept_outputs_stay_until_they_are_written_back(setting: Setting) -> None:
@@ -337,13 +337,13 @@ def test_kept_outputs_stay_until_they_are_written_back(setting: Setting) -> None
     message, _, _ = packed(both, {"x": x}, keep=("double",))
     header, _ = pool.done(pool.run(message, keep=[b"kept"], parcel=True))
     assert header.parcel is not None
-    assert len(setting.worker.collect(header.parcel)) == 1
+    assert len(setting.worker.collect(pool.address.life, header.parcel)) == 1
     pool.tell(messages.WriteBack(9, [b"kept"]))
     written, _ = pool.next()
     assert isinstance(written, Written)
     assert written.key == b"kept"
     pool.done(9)
-    np.testing.assert_array_equal(setting.worker.collect(written.parcel)[0], x + x)
+    np.testing.assert_array_equal(setting.worker.collect(pool.address.life, written.parcel)[0], x + x)
 
 
 def test_kept_outputs_may_come_too(setting: Setting) -> None:
@@ -456,7 +456,7 @@ def test_orders_wait_for_no_run(setting: Setting) -> None:
     pool.done(90)
     pool.tell(messages.WriteBack(91, []))
     pool.done(91)
-    setting.worker.supply(number, refs)
+    setting.worker.supply(pool.address.life, number, refs)
     pool.outputs(number)
 
 
@@ -468,7 +468,7 @@ def test_objects_and_constants_are_loaded_pinned_and_let_go(setting: Setting) ->
     for number, ref, functions in ((90, constants, [bound.key]), (91, x, [])):
         pool.tell(messages.Upkeep(number, [Named(ref.key)]), order("pin", *functions, objects=True))
         assert pool.next() == (Need(number), [])
-        setting.worker.supply(number, [ref])
+        setting.worker.supply(pool.address.life, number, [ref])
         header, _ = pool.done(number)
         assert header.record is not None
         assert len(header.record.loaded) == 1
@@ -514,7 +514,7 @@ def test_slots_run_beside_each_other(two_slots: Setting) -> None:
     small, _, _ = packed(SCALE, {"x": y}, {"factor": 3.0})
     for _ in range(3):
         np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], y * 3)
-    two_slots.worker.supply(number, refs)
+    two_slots.worker.supply(pool.address.life, number, refs)
     np.testing.assert_array_equal(pool.outputs(number)[0], x.value * 2)
 
 
@@ -527,7 +527,7 @@ def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Sett
     two_slots.values.open.clear()
     number = former.run(message, beside, slot=1)
     former.next()
-    two_slots.worker.supply(number, refs)
+    two_slots.worker.supply(former.address.life, number, refs)
     assert two_slots.values.asked.acquire(timeout=PATIENCE_S)
     former.end()
     assert two_slots.left.wait(PATIENCE_S)
@@ -546,6 +546,26 @@ def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Sett
     assert orphaned.slot == 1
     assert orphaned.record is not None
     assert orphaned.record.loaded == [x.key]
+
+
+def test_what_comes_late_from_an_earlier_life_is_nothing_to_the_next(setting: Setting) -> None:
+    former, x, both = setting.pool.address.life, named(1, numbers()), Signature.of(both_task())
+    setting.pool.end()
+    assert setting.left.wait(PATIENCE_S)
+    setting.left.clear()
+    setting.pool = pool = Pool()
+    setting.worker.begin(pool.address)
+    pool.meet(both)
+    message, beside, refs = packed(both, {"x": x})
+    number = pool.run(message, beside, parcel=True)
+    assert pool.next() == (Need(number), [])
+    setting.worker.supply(former, number, [named(2, numbers(seed=1))])
+    setting.worker.supply(pool.address.life, number, refs)
+    header, _ = pool.done(number)
+    assert header.parcel is not None
+    with pytest.raises(KeyError):
+        setting.worker.collect(former, header.parcel)
+    np.testing.assert_array_equal(setting.worker.collect(pool.address.life, header.parcel)[1], x.value + x.value)
 
 
 def test_what_waits_for_a_pool_that_ends_fails(setting: Setting) -> None:

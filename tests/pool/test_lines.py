@@ -22,9 +22,8 @@ from kaas.errors import ConfigMismatch, QueueFull
 from kaas.pool import messages
 from kaas.pool.blocks import Outbox
 from kaas.pool.exchange import TURN
-from kaas.pool.lines import INWARD, LARGE_BYTES, OUTWARD, Line, LineLost
+from kaas.pool.lines import INWARD, LARGE_BYTES, OUTWARD, PROBE_BYTES, Line, LineLost
 from kaas.pool.messages import Cancel, Done, Hello, Refused, Release, Result, Submit, Welcome
-from kaas.pool.socket_folder import SOCKET, SocketFolder
 from tests.pool.exchanges import NODE, PATIENCE_S, Running
 
 LOCAL = "127.0.0.1"
@@ -183,14 +182,31 @@ def test_memory_is_shared_where_the_pool_can_read_it(
     assert line.shares
     assert pool.greeted.get(timeout=PATIENCE_S)[0].shares
     outbox = Outbox()
-    probe, pid = outbox.put(b"what lies there").block, os.getpid()
+    secret, other = os.urandom(PROBE_BYTES), os.urandom(PROBE_BYTES)
+    probe, pid = outbox.put(secret).block, os.getpid()
     away = msgspec.structs.replace(probe, fd=1_000_000)
     others = msgspec.structs.replace(probe, pid=pid + 1)
-    cases = [(probe, b"what lies there", True), (probe, b"something else!", False), (away, b"", False)]
-    for number, (block, said, shares) in enumerate([*cases, (others, b"what lies there", False), (None, b"", False)]):
+    cases = [(probe, secret, True), (probe, other, False), (away, b"", False), (others, secret, False)]
+    guessed = [(msgspec.structs.replace(probe, nbytes=nbytes), secret[:nbytes], False) for nbytes in (0, 1)]
+    for number, (block, said, shares) in enumerate([*cases, *guessed, (None, b"", False)]):
         peer = raw(b"%d" % number + INWARD)
         peer.send_multipart([messages.encode(Hello(messages.VERSION, "client", "", "", pid, block)), said])
         assert messages.decode_to_peer(peer.recv()) == Welcome(pool.address.life, shares)
+    outbox.close()
+
+
+def test_who_comes_from_another_node_shares_no_memory(open_pool: Running) -> None:
+    outbox, address, context = Outbox(), open_pool.address, zmq.Context()
+    secret = os.urandom(PROBE_BYTES)
+    peer = context.socket(zmq.DEALER)
+    peer.identity, peer.rcvtimeo = b"token" + INWARD, int(PATIENCE_S * 1000)
+    peer.curve_serverkey, peer.curve_publickey = address.server_key, address.public_key
+    peer.curve_secretkey = address.secret_key
+    peer.connect(address.tcp)
+    hello = Hello(messages.VERSION, "client", "", "", os.getpid(), outbox.put(secret).block)
+    peer.send_multipart([messages.encode(hello), secret])
+    assert messages.decode_to_peer(peer.recv()) == Welcome(address.life, False)
+    context.destroy(linger=0)
     outbox.close()
 
 
@@ -206,6 +222,7 @@ def test_what_makes_no_sense_is_dropped(pool: Running, line: Line, raw: Callable
         b"\x93\x0b",
         b"\x91" * 100_000,
         os.urandom(100),
+        hello.replace(b"client", b"\xff\xfeient"),
         messages.encode(Submit(1)),
         bytes(LARGE_BYTES),
     ]
@@ -307,6 +324,9 @@ def test_nobody_at_an_address(tmp_path: Path) -> None:
     left = msgspec.structs.replace(address, ipc=f"ipc://{tmp_path}/left")
     with pytest.raises(LineLost, match="ended"):
         Line.connect(left, NODE, "client", "", "", PATIENCE_S)
+    gone = msgspec.structs.replace(address, tcp="")
+    with pytest.raises(LineLost, match="ended"):
+        Line.connect(gone, NODE, "client", "", "", PATIENCE_S)
     with pytest.raises(LineLost, match="no answer"):
         Line.connect(closed, NODE, "client", "", "", 0.1)
 
@@ -393,18 +413,26 @@ def test_the_local_socket_is_for_its_user_only_and_goes_with_the_exchange() -> N
     assert not folder.exists()
 
 
-def test_a_pool_that_was_killed_leaves_its_folder_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path) if len(str(tmp_path)) <= 64 else "/tmp")
-    first = Running()
-    killed = SocketFolder()
-    (Path(killed.path) / SOCKET).touch()
-    os.close(killed._file)  # as its process's end does
-    second = Running()
-    assert not Path(killed.path).exists()
-    line = first.connect()
-    line.close()
-    for pool in (first, second):
-        pool.close()
+def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, line: Line) -> None:
+    echo(pool)
+    pool.do(pool.exchange.hide)
+    assert not Path(pool.address.ipc.removeprefix("ipc://")).parent.exists()
+    line.send(Submit(1))
+    assert line.receive(PATIENCE_S) == (Result(1), [])
+    with pytest.raises(LineLost, match="ended"):
+        pool.connect()
+
+
+def test_what_a_killed_pool_has_left_goes_with_the_next(pool: Running, process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    address = msgspec.msgpack.decode(bytes.fromhex(process.stdout.readline()), type=messages.Address)
+    left, lives = (Path(each.ipc.removeprefix("ipc://")).parent for each in (address, pool.address))
+    process.kill()
+    process.wait()
+    assert left.exists()
+    Running().close()
+    assert not left.exists()
+    assert lives.exists()
 
 
 def test_a_long_temporary_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,10 +498,27 @@ def test_a_connection_that_breaks_is_made_anew(open_pool: Running) -> None:
         line.close()
 
 
-class Cable:
-    """Passes on what goes over tcp, until it is cut: then who was connected has to connect again."""
+def test_a_connection_that_breaks_before_it_stands_is_made_anew(open_pool: Running) -> None:
+    echo(open_pool)
+    with Cable(open_pool.address.tcp, faults=3) as cable:
+        address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
+        line = Line.connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
+        line.send(Submit(1))
+        answers: list[Any] = []
+        while Result(1) not in answers:
+            received = line.receive(PATIENCE_S)
+            assert received is not None
+            answers.append(received[0])
+        assert {type(answer) for answer in answers} <= {Welcome, Result}  # one Welcome after each break
+        line.close()
 
-    def __init__(self, endpoint: str) -> None:
+
+class Cable:
+    """Passes on what goes over tcp, until it is cut: then who was connected has to connect again. faults: so many
+    connections break at once."""
+
+    def __init__(self, endpoint: str, faults: int = 0) -> None:
+        self._faults = faults
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._target = (host, int(port))
         self._listening = socket.create_server((LOCAL, 0))
@@ -501,6 +546,11 @@ class Cable:
                 near, _ = self._listening.accept()
             except OSError:
                 return  # it has been taken away
+            if self._faults:
+                self._faults -= 1
+                near.recv(1)
+                near.close()
+                continue
             far = socket.create_connection(self._target)
             self._open += [near, far]
             for source, sink in ((near, far), (far, near)):

@@ -63,6 +63,12 @@ def run_in(life: Life, slot: int) -> Running:
     return Running(life, Run(7, slot), [INVOCATION])
 
 
+def started(lives: Lives, life: Life, slot: int) -> Running:
+    run = run_in(life, slot)
+    assert lives.started(run)
+    return run
+
+
 def test_a_later_life_is_waited_for() -> None:
     lives = Lives()
     early = Call(lives.wait, "first")
@@ -79,16 +85,26 @@ def test_a_later_life_is_waited_for() -> None:
 def test_runs_go_on_and_are_adopted() -> None:
     lives, first, second = Lives(), new_life("first"), new_life("second")
     assert lives.begin(first) == {}
-    runs = [lives.started(run_in(first, slot)) for slot in range(3)]
+    runs = [started(lives, first, slot) for slot in range(3)]
     assert lives.ended(runs[2]) is None
     assert lives.begin(second) == {0: runs[0], 1: runs[1]}
     assert first.over
     assert lives.ended(runs[0]) is second
-    new = lives.started(run_in(second, 0))
+    new = started(lives, second, 0)
     third = new_life("third")
     assert lives.begin(third) == {0: new, 1: runs[1]}
     assert lives.ended(runs[1]) is lives.ended(new) is third
     assert runs[0].invocation.client == "alice"
+
+
+def test_what_an_earlier_life_asked_for_last_does_not_begin() -> None:
+    lives, first, second = Lives(), new_life("first"), new_life("second")
+    lives.begin(first)
+    asked = run_in(first, 0)
+    assert lives.begin(second) == {}
+    assert not lives.started(asked)
+    new = started(lives, second, 0)
+    assert lives.begin(new_life("third")) == {0: new}
 
 
 def test_what_is_said_of_a_life_that_is_over_means_nothing() -> None:

@@ -98,6 +98,20 @@ def test_a_function_may_be_told_of_later(store: SqliteStore, monkeypatch: pytest
     asyncio.run(main())
 
 
+def test_what_is_no_function_is_not_kept(store: SqliteStore) -> None:
+    known, add, scale = Registry(store), add_task(), scale_task()
+    for key, task, *bindings in (
+        (add.key, b"no kTask"),
+        (add.key, scale.to_msgpack()),
+        (add.key, add.to_msgpack(), wire.Binding("none of its inputs", 0)),
+    ):
+        with pytest.raises(KaasError):
+            register(known, key, task, *bindings)
+    assert Registry(reopened(store)).labels == ()
+    register(known, add.key, add.to_msgpack())
+    assert Registry(reopened(store)).labels == (add.label,)
+
+
 def test_a_function_without_its_task_is_not_known(store: SqliteStore) -> None:
     scale = scale_task()
     register(Registry(store), scale.key, scale.to_msgpack())
