@@ -18,7 +18,7 @@ from kaas.pool.names import Notice, Place
 from kaas.pool.objects import HeldObjects
 from kaas.pool.process_hosts import ProcessHosts
 from kaas.pool.process_orders import PoolOrders
-from kaas.pool.processes import on_end, ordered, say_failed, say_ready
+from kaas.pool.processes import on_end, open_all_files, ordered, say_failed, say_ready
 from kaas.pool.residents import Residents
 from kaas.pool.service import Service
 from kaas.store import SqliteStore, Store
@@ -129,6 +129,7 @@ def _leave() -> None:
 
 def main() -> None:
     says = int(sys.argv[1])
+    open_all_files()
     try:
         asyncio.run(run(_orders(), says))
     except KaasError as error:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import pickle
+import resource
 import select
 import signal
 import subprocess
@@ -121,6 +122,13 @@ def end_with(parent: int, end: Callable[[], Any]) -> None:
         end()
 
     threading.Thread(target=watch, name="kaas-parent", daemon=True).start()
+
+
+def open_all_files() -> None:
+    """Let this process have as many files open as it may: each program at a pool takes some of them, and where there
+    are no more ZeroMQ ends the process."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def pidfd(pid: int) -> int | None:

@@ -16,6 +16,7 @@ from kaas.pool import wire
 from kaas.pool.keeping import Keeping
 from kaas.pool.loop import PoolThread
 from kaas.pool.messages import Address
+from kaas.pool.processes import open_all_files
 from kaas.pool.ray_ground import RayGround, opened_store, references, started_again
 from kaas.pool.service import Service
 from kaas.pool.stats import Stats
@@ -138,6 +139,7 @@ class PoolActor:
         here = ray.get_runtime_context()
         own, node = here.current_actor, here.get_node_id()
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        open_all_files()
         self._thread.start()
         return await self._thread.run(opened(self._name, self._config, own, node, host, self._again))
 

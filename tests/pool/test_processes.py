@@ -110,3 +110,10 @@ def test_a_program_that_cannot_be_watched_is_refused(pid: int) -> None:
         machine.came(Hello(VERSION, "client", "a session", "1", os.getpid()))
 
     asyncio.run(greet())
+
+
+def test_a_process_has_as_many_files_as_it_may() -> None:
+    program = "from kaas.pool.processes import open_all_files; open_all_files(); print(*getrlimit(RLIMIT_NOFILE))"
+    limits = "from resource import *; setrlimit(RLIMIT_NOFILE, (100, 200));"
+    told = subprocess.run([sys.executable, "-c", limits + program], stdout=subprocess.PIPE, text=True, check=True)
+    assert told.stdout == "200 200\n"
