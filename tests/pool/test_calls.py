@@ -124,8 +124,8 @@ class FakeSession:
     def hold(self, life: str, refs: list[Any]) -> None:
         self.held.append((life, refs))
 
-    def drop(self, keys: list[bytes]) -> None:
-        calls_of(self).drop(keys)
+    def drop(self, life: str, keys: list[bytes]) -> None:
+        calls_of(self).drop(keys, life)
 
 
 @pytest.fixture
@@ -470,6 +470,62 @@ def test_a_pool_that_starts_again_is_asked_again(session: FakeSession, pool: Fak
         next_pool.send(Result(submit.number), x.tobytes() if submit is again[2] else numbers().tobytes())
     for future in futures:
         future.result(SOON_S)
+
+
+class Slow(FakeSession):
+    """Its next pool is there when the test says so."""
+
+    may_go_on = threading.Event()
+
+    def address(self) -> tuple[messages.Address, str]:
+        assert self.may_go_on.wait(SOON_S)
+        return super().address()
+
+
+def test_memory_of_what_is_cancelled_between_lives_is_used_again(pool: FakePool, next_pool: FakePool) -> None:
+    session = Slow([pool, next_pool])
+    session.may_go_on.set()
+    session.calls = Calls.connected(session)
+    cancelled, before = held_blocks(session, pool)
+    sent(session)
+    pool.expect_submit()
+    session.may_go_on.clear()
+    session.calls.moved(next_pool.address.life)
+    assert cancelled.cancel()
+    session.may_go_on.set()
+    next_pool.expect_submit()
+    assert {*held_blocks(session, next_pool)[1].beside} == {*before.beside}
+    session.calls.end(PoolStopped("the test has ended"))
+
+
+def test_what_is_cancelled_while_it_is_asked_again_does_not_run(pool: FakePool, next_pool: FakePool) -> None:
+    class Cancelling(FakeSession):
+        def hold(self, life: str, refs: list[Any]) -> None:
+            super().hold(life, refs)
+            if life == next_pool.address.life:
+                future.cancel()
+
+    session = Cancelling([pool, next_pool])
+    session.calls = Calls.connected(session)
+    sent(session, a=Ref(3), b=numbers())
+    future = sent(session)
+    session.calls.moved(next_pool.address.life)
+    number = next_pool.expect(Cancel)[0].number
+    next_pool.expect_submit()
+    assert [next_pool.expect(kind)[0].number for kind in (Submit, Cancel)] == [number, number]
+    session.calls.end(PoolStopped("the test has ended"))
+
+
+def test_memory_of_what_has_no_answer_ends_with_the_pool(session: FakeSession, pool: FakePool) -> None:
+    open_until_then, submit = held_blocks(session, pool)
+    cancelled, running = held_blocks(session, pool)
+    cancelled.cancel()
+    calls_of(session).end(PoolStopped("pool 'fake' was shut down"))
+    assert isinstance(open_until_then.exception(), PoolStopped)
+    for block in (*submit.beside, *running.beside):
+        assert isinstance(block, Block)
+        with pytest.raises(OSError, match="No such file"):
+            Inbox().view(block)
 
 
 def test_the_end_of_a_line_is_noticed_by_who_waits(session: FakeSession, pool: FakePool, next_pool: FakePool) -> None:
