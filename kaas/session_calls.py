@@ -138,7 +138,8 @@ class Calls:
     def _set_aside(self, data: memoryview) -> Lease | bytes:
         """A copy, so that its owner may write to it again."""
         life = self._life
-        return self._outbox.put(data) if life is not None and life.line.shares else bytes(data)
+        shares = life is not None and life.line.shares and not self._outbox.crowded
+        return self._outbox.put(data) if shares else bytes(data)
 
     def introduce(self, function: Signature) -> None:
         """Tell the pool of a function that is not called yet; the message needs no answer."""

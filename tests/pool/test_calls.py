@@ -19,9 +19,9 @@ import kaas
 from kaas.error_codec import encode_error
 from kaas.errors import DeviceLost, InputFailed, KaasError, NotInitialized, PoolStopped
 from kaas.pool import messages, wire
-from kaas.pool.blocks import Inbox
+from kaas.pool.blocks import LEASED_AT_MOST, Inbox
 from kaas.pool.exchange import Exchange
-from kaas.pool.messages import Ask, Block, Cancel, Drop, Failure, Named, Register, Release, Result, Submit
+from kaas.pool.messages import Ask, Block, Cancel, Drop, Failure, Framed, Named, Register, Release, Result, Submit
 from kaas.pool.packing import Caller, Signature, pack
 from kaas.session_calls import Calls
 from tests.api.conftest import N, add_task, both_task, numbers
@@ -404,6 +404,22 @@ def test_memory_of_a_request_that_still_runs_is_not_used_again(session: FakeSess
     _.result(SOON_S)
     again = [*held_blocks(session, pool)[1].beside, *held_blocks(session, pool)[1].beside]
     assert {*again} <= {*late.beside, *running.beside, *third.beside}
+
+
+def test_a_program_with_many_large_values_on_their_way_has_files_left(session: FakeSession, pool: FakePool) -> None:
+    x = numbers(LARGE)
+    submits = []
+    for _ in range(LEASED_AT_MOST // 2 + 1):
+        future = sent(session, add_task(LARGE), a=x, b=x)
+        submits.append(pool.expect_submit())
+    assert all(isinstance(item, Block) for header, _ in submits[:-1] for item in header.beside)
+    header, frames = submits[-1]
+    assert [*header.beside] == [Framed(2), Framed(3)]
+    assert [bytes(frame) for frame in frames[1:]] == [x.tobytes()] * 2
+    pool.send(Result(submits[0][0].number), x.tobytes())
+    pool.send(Result(header.number), x.tobytes())
+    np.testing.assert_array_equal(future.result(SOON_S), x)
+    assert all(isinstance(item, Block) for item in held_blocks(session, pool)[1].beside)
 
 
 def test_what_is_wrong_with_a_later_input_frees_the_memory_of_earlier_ones(
