@@ -12,17 +12,21 @@ from typing import Any
 
 @dataclass(slots=True)
 class _Held:
+    """life: of the pool, that was told; None: none yet."""
+
     ref: Any
     users: int = 0
+    life: str | None = None
 
 
 class Holds:
     """References that calls name, or functions for as long as they live, each held once.
 
-    hold: has the pool hold references. drop: lets it let go; the pool counts, so a drop may overtake a hold.
+    hold: has the pool hold references; returns its life that was told, None if there is none now. drop: lets that life
+    let go; the pool counts, so a drop may overtake a hold.
     """
 
-    def __init__(self, hold: Callable[[list[Any]], None], drop: Callable[[list[bytes]], None]) -> None:
+    def __init__(self, hold: Callable[[list[Any]], str | None], drop: Callable[[str, list[bytes]], None]) -> None:
         self._hold = hold
         self._drop = drop
         self._lock = threading.Lock()
@@ -34,34 +38,41 @@ class Holds:
         """Their keys, for `release`."""
         keys = [ref.binary() for ref in refs]
         with self._lock:
-            new = [ref for key, ref in zip(keys, refs, strict=True) if self._add(key, ref)]
-            if new:
-                try:
-                    self._hold(new)
-                except BaseException:
-                    self._subtract(keys)
-                    raise
+            used = [self._held.setdefault(key, _Held(ref)) for key, ref in zip(keys, refs, strict=True)]
+            new = []
+            for held in used:
+                held.users += 1
+                if held.users == 1:
+                    new.append(held)
+            try:
+                self._tell(new)
+            except BaseException:
+                self._subtract(keys)
+                raise
         return keys
 
-    def _add(self, key: bytes, ref: Any) -> bool:
-        held = self._held.setdefault(key, _Held(ref))
-        held.users += 1
-        return held.users == 1
+    def _tell(self, untold: Sequence[_Held]) -> None:
+        if untold:
+            life = self._hold([held.ref for held in untold])
+            for held in untold:
+                held.life = life
 
     def release(self, keys: Iterable[bytes]) -> None:
         with self._lock:
             unused = self._subtract(keys)
-        if unused:
-            self._drop(unused)
+        for life, dropped in unused.items():
+            self._drop(life, dropped)
 
-    def _subtract(self, keys: Iterable[bytes]) -> list[bytes]:
-        unused = []
+    def _subtract(self, keys: Iterable[bytes]) -> dict[str, list[bytes]]:
+        """What is used no more, by the life that holds it."""
+        unused: dict[str, list[bytes]] = {}
         for key in keys:
             held = self._held[key]
             held.users -= 1
             if not held.users:
                 del self._held[key]
-                unused.append(key)
+                if held.life is not None:
+                    unused.setdefault(held.life, []).append(key)
         return unused
 
     def keep(self, owner: Any, refs: Sequence[Any]) -> None:
@@ -85,11 +96,10 @@ class Holds:
         while keys := unkept.get():
             self.release(keys)
 
-    def again(self) -> None:
-        """Have a pool that has started again hold them all."""
+    def again(self, life: str) -> None:
+        """Have a pool that has started again, and is in this life now, hold what it has not been told of yet."""
         with self._lock:
-            if self._held:
-                self._hold([held.ref for held in self._held.values()])
+            self._tell([held for held in self._held.values() if held.life != life])
 
     def close(self) -> None:
         if self._unkept is not None:

@@ -130,7 +130,7 @@ class ProcessSession(Session):
     def hold(self, life: str, refs: list[Any]) -> None:
         """What there is a reference to is held already."""
 
-    def drop(self, keys: list[bytes]) -> None:
+    def drop(self, life: str, keys: list[bytes]) -> None:
         """It goes with its reference."""
 
     def introduce(self, signature: Signature) -> None:

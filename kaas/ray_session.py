@@ -125,8 +125,8 @@ class RaySession(Session):
     def hold(self, life: str, refs: list[Any]) -> None:
         self.pool.hold.remote(self.id, life, refs)
 
-    def drop(self, keys: list[bytes]) -> None:
-        self.calls.drop(keys)
+    def drop(self, life: str, keys: list[bytes]) -> None:
+        self.calls.drop(keys, life)
 
     def introduce(self, signature: Signature) -> None:
         self.check()

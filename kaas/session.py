@@ -94,7 +94,7 @@ class Session(ABC):
         """Have the pool, in this life of it, hold objects that calls are going to name; waits for nothing."""
 
     @abstractmethod
-    def drop(self, keys: list[bytes]) -> None:
+    def drop(self, life: str, keys: list[bytes]) -> None:
         """Undo it."""
 
     @property

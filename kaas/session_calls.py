@@ -50,7 +50,7 @@ class Way(Protocol):
         """Have the pool, in this life, hold the objects of references; waits for nothing. It counts."""
         ...
 
-    def drop(self, keys: list[bytes]) -> None:
+    def drop(self, life: str, keys: list[bytes]) -> None:
         """Undo it."""
         ...
 
@@ -138,7 +138,8 @@ class Calls:
     def _set_aside(self, data: memoryview) -> Lease | bytes:
         """A copy, so that its owner may write to it again."""
         life = self._life
-        return self._outbox.put(data) if life is not None and life.line.shares else bytes(data)
+        shares = life is not None and life.line.shares and not self._outbox.crowded
+        return self._outbox.put(data) if shares else bytes(data)
 
     def introduce(self, function: Signature) -> None:
         """Tell the pool of a function that is not called yet; the message needs no answer."""
@@ -147,16 +148,18 @@ class Calls:
         if life is not None and function.key not in life.introduced:
             self._introduce(life, function)
 
-    def drop(self, keys: Sequence[bytes]) -> None:
-        """Have the pool let go of objects."""
+    def drop(self, keys: Sequence[bytes], of_life: str | None = None) -> None:
+        """Have the pool let go of objects; of_life: unless it is in another life by now."""
         life = self._life
-        if life is not None:
+        if life is not None and of_life in (None, life.life):
             self._send(life, Drop(keys))
 
-    def _hold(self, refs: list[Any]) -> None:
+    def _hold(self, refs: list[Any]) -> str | None:
         life = self._life
-        if life is not None:  # else it is held with all others when there is one
-            self._way.hold(life.life, refs)
+        if life is None:  # they are held with all others when there is one
+            return None
+        self._way.hold(life.life, refs)
+        return life.life
 
     def _ask(self, asked: Asked) -> None:
         self._check_process()
@@ -212,7 +215,7 @@ class Calls:
             asked = self._open.pop(number, None)
             life = self._life
             self._receiver.unwatch(number)
-            if asked is not None and life is not None and asked.leases:
+            if asked is not None and asked.leases:
                 self._late[number] = asked.leases
         if asked is None:
             return
@@ -294,9 +297,8 @@ class Calls:
             return
         for leases in late.values():  # what still runs with them is of the pool's last life, and nobody's
             _release(leases)
-        self._holds.again()
-        for asked in unanswered:
-            self._post(life, asked)
+        self._holds.again(life.life)
+        self._post_again(life, unanswered)
 
     def _welcomed_again(self, life: str) -> None:
         """The connection broke and stands again; what was on its way may be lost."""
@@ -305,8 +307,13 @@ class Calls:
             known.introduced.clear()
             with self.lock:
                 unanswered = list(self._open.values())
-            for asked in unanswered:
-                self._post(known, asked)
+            self._post_again(known, unanswered)
+
+    def _post_again(self, life: _Life, unanswered: Sequence[Asked]) -> None:
+        for asked in unanswered:
+            self._post(life, asked)
+            if asked.pending.cancelled:  # meanwhile, and the pool may have been told before it was asked
+                self._send(life, Cancel(asked.pending.number))
 
     def _connected(self) -> _Life:
         end_s = monotonic() + CONNECT_S
@@ -333,10 +340,14 @@ class Calls:
             self._ended = error
             life, self._life = self._life, None
             unanswered, self._open = self._open, {}
+            late, self._late = self._late, {}
             self._receiver.close()
         if life is not None:
             life.line.close()
+        for leases in late.values():
+            _release(leases)
         for asked in unanswered.values():
+            _release(asked.leases)
             asked.pending.end(error=error)
         self._holds.close()
         self._outbox.close()

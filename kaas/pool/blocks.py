@@ -25,6 +25,9 @@ ALIGN_BYTES = 64
 IDLE_AT_MOST = 64
 """Files that a process keeps for later use: it may have open only so many."""
 
+LEASED_AT_MOST = 256
+"""Files with more than which an outbox is crowded: each takes two descriptors, and a process often may have 1024."""
+
 _GRAIN_BYTES = 64 << 10
 
 
@@ -67,7 +70,13 @@ class Outbox:
         self._limit_bytes = limit_idle_bytes
         self._lock = threading.Lock()
         self._idle: list[_Segment] = []
+        self._leased = 0
         self._closed = False
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many files are leased that who has another way for a value had better take that."""
+        return self._leased >= LEASED_AT_MOST
 
     def put(self, data: Any) -> Lease:
         """Copy a value, anything with contiguous memory."""
@@ -97,15 +106,22 @@ class Outbox:
 
     def _segment(self, nbytes: int) -> _Segment:
         with self._lock:
+            self._leased += 1
             fitting = [each for each in self._idle if nbytes <= each.nbytes <= nbytes + nbytes // 4 + _GRAIN_BYTES]
             if fitting:
                 segment = min(fitting, key=lambda each: each.nbytes)
                 self._idle.remove(segment)
                 return segment
-        return _Segment(max(1, -(-nbytes // _GRAIN_BYTES)) * _GRAIN_BYTES)
+        try:
+            return _Segment(max(1, -(-nbytes // _GRAIN_BYTES)) * _GRAIN_BYTES)
+        except BaseException:
+            with self._lock:
+                self._leased -= 1
+            raise
 
     def _take_back(self, held: list[_Segment]) -> None:
         with self._lock:
+            self._leased -= len(held)
             self._idle += held
             held.clear()
             self._shrink(0 if self._closed else self._limit_bytes)

@@ -39,6 +39,8 @@ class HeldRefs:
             entry = held.setdefault(key, _Entry(ref))
             entry.ref = ref
             self._count(session, key, entry, 1)
+            if entry.count <= 0:  # this one was dropped already: who waits names it by one that is to come
+                continue
             for wait in self._coming.pop((session, key), []):
                 if not wait.done():
                     wait.set_result(None)

@@ -19,9 +19,9 @@ import kaas
 from kaas.error_codec import encode_error
 from kaas.errors import DeviceLost, InputFailed, KaasError, NotInitialized, PoolStopped
 from kaas.pool import messages, wire
-from kaas.pool.blocks import Inbox
+from kaas.pool.blocks import LEASED_AT_MOST, Inbox
 from kaas.pool.exchange import Exchange
-from kaas.pool.messages import Ask, Block, Cancel, Drop, Failure, Named, Register, Release, Result, Submit
+from kaas.pool.messages import Ask, Block, Cancel, Drop, Failure, Framed, Named, Register, Release, Result, Submit
 from kaas.pool.packing import Caller, Signature, pack
 from kaas.session_calls import Calls
 from tests.api.conftest import N, add_task, both_task, numbers
@@ -124,8 +124,8 @@ class FakeSession:
     def hold(self, life: str, refs: list[Any]) -> None:
         self.held.append((life, refs))
 
-    def drop(self, keys: list[bytes]) -> None:
-        calls_of(self).drop(keys)
+    def drop(self, life: str, keys: list[bytes]) -> None:
+        calls_of(self).drop(keys, life)
 
 
 @pytest.fixture
@@ -406,6 +406,22 @@ def test_memory_of_a_request_that_still_runs_is_not_used_again(session: FakeSess
     assert {*again} <= {*late.beside, *running.beside, *third.beside}
 
 
+def test_a_program_with_many_large_values_on_their_way_has_files_left(session: FakeSession, pool: FakePool) -> None:
+    x = numbers(LARGE)
+    submits = []
+    for _ in range(LEASED_AT_MOST // 2 + 1):
+        future = sent(session, add_task(LARGE), a=x, b=x)
+        submits.append(pool.expect_submit())
+    assert all(isinstance(item, Block) for header, _ in submits[:-1] for item in header.beside)
+    header, frames = submits[-1]
+    assert [*header.beside] == [Framed(2), Framed(3)]
+    assert [bytes(frame) for frame in frames[1:]] == [x.tobytes()] * 2
+    pool.send(Result(submits[0][0].number), x.tobytes())
+    pool.send(Result(header.number), x.tobytes())
+    np.testing.assert_array_equal(future.result(SOON_S), x)
+    assert all(isinstance(item, Block) for item in held_blocks(session, pool)[1].beside)
+
+
 def test_what_is_wrong_with_a_later_input_frees_the_memory_of_earlier_ones(
     session: FakeSession, pool: FakePool
 ) -> None:
@@ -470,6 +486,62 @@ def test_a_pool_that_starts_again_is_asked_again(session: FakeSession, pool: Fak
         next_pool.send(Result(submit.number), x.tobytes() if submit is again[2] else numbers().tobytes())
     for future in futures:
         future.result(SOON_S)
+
+
+class Slow(FakeSession):
+    """Its next pool is there when the test says so."""
+
+    may_go_on = threading.Event()
+
+    def address(self) -> tuple[messages.Address, str]:
+        assert self.may_go_on.wait(SOON_S)
+        return super().address()
+
+
+def test_memory_of_what_is_cancelled_between_lives_is_used_again(pool: FakePool, next_pool: FakePool) -> None:
+    session = Slow([pool, next_pool])
+    session.may_go_on.set()
+    session.calls = Calls.connected(session)
+    cancelled, before = held_blocks(session, pool)
+    sent(session)
+    pool.expect_submit()
+    session.may_go_on.clear()
+    session.calls.moved(next_pool.address.life)
+    assert cancelled.cancel()
+    session.may_go_on.set()
+    next_pool.expect_submit()
+    assert {*held_blocks(session, next_pool)[1].beside} == {*before.beside}
+    session.calls.end(PoolStopped("the test has ended"))
+
+
+def test_what_is_cancelled_while_it_is_asked_again_does_not_run(pool: FakePool, next_pool: FakePool) -> None:
+    class Cancelling(FakeSession):
+        def hold(self, life: str, refs: list[Any]) -> None:
+            super().hold(life, refs)
+            if life == next_pool.address.life:
+                future.cancel()
+
+    session = Cancelling([pool, next_pool])
+    session.calls = Calls.connected(session)
+    sent(session, a=Ref(3), b=numbers())
+    future = sent(session)
+    session.calls.moved(next_pool.address.life)
+    number = next_pool.expect(Cancel)[0].number
+    next_pool.expect_submit()
+    assert [next_pool.expect(kind)[0].number for kind in (Submit, Cancel)] == [number, number]
+    session.calls.end(PoolStopped("the test has ended"))
+
+
+def test_memory_of_what_has_no_answer_ends_with_the_pool(session: FakeSession, pool: FakePool) -> None:
+    open_until_then, submit = held_blocks(session, pool)
+    cancelled, running = held_blocks(session, pool)
+    cancelled.cancel()
+    calls_of(session).end(PoolStopped("pool 'fake' was shut down"))
+    assert isinstance(open_until_then.exception(), PoolStopped)
+    for block in (*submit.beside, *running.beside):
+        assert isinstance(block, Block)
+        with pytest.raises(OSError, match="No such file"):
+            Inbox().view(block)
 
 
 def test_the_end_of_a_line_is_noticed_by_who_waits(session: FakeSession, pool: FakePool, next_pool: FakePool) -> None:

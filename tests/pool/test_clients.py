@@ -436,6 +436,21 @@ def test_holds_are_counted(play: Callable[..., None]) -> None:
     play(scenario)
 
 
+def test_a_hold_that_was_dropped_already_is_not_the_one_that_is_waited_for(play: Callable[..., None]) -> None:
+    """A call is cancelled and another names the same object, before the pool hears of either hold."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.say("p", Drop([X.key]))
+        await stage.submit(1, beside=[Named(X.key)], ref=X)
+        stage.ground.objects.hold("s", [X])
+        await settle()
+        assert (stage.answers(), stage.workers.runs) == ([], [])
+        stage.ground.objects.hold("s", [X])
+        await asyncio.wait_for(_run(stage), 10)
+
+    play(scenario)
+
+
 def test_what_does_not_exist_yet_is_waited_for(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         stage.ground.missing = {X.key}
