@@ -46,7 +46,10 @@ class _RayStore:
 
     is_ref = staticmethod(lambda value: isinstance(value, ray.ObjectRef))
     put = staticmethod(ray.put)
-    put_all = staticmethod(ray.put)
+
+    @staticmethod
+    def put_all(values: tuple[Any, ...]) -> Any:
+        return ray.put(values)
 
     @staticmethod
     def complete(refs: Sequence[Any]) -> bool:
