@@ -99,10 +99,12 @@ class Options:
         if not isinstance(self.client, str | None) or self.client == "":
             raise InvalidRequest(f"a client is a name, not {self.client!r}")
         if self.deadline_s is not None and not (
-            isinstance(self.deadline_s, int | float) and 0 < self.deadline_s < LONGEST_S
+            type(self.deadline_s) is not bool
+            and isinstance(self.deadline_s, int | float)
+            and 0 < self.deadline_s < LONGEST_S
         ):
             raise InvalidRequest(f"deadline_s is a positive number of seconds, not {self.deadline_s!r}")
-        if not isinstance(self.retries, int) or not 0 <= self.retries < MOST_RETRIES:
+        if type(self.retries) is bool or not isinstance(self.retries, int) or not 0 <= self.retries < MOST_RETRIES:
             raise InvalidRequest(f"retries is a number from 0 on, not {self.retries!r}")
         if not isinstance(self.profile, bool):
             raise InvalidRequest(f"profile is True or False, not {self.profile!r}")

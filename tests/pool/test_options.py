@@ -1,0 +1,18 @@
+"""What nobody can mean by an invocation's options is refused where they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kaas.errors import InvalidRequest
+from kaas.function import Options
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"deadline_s": True}, {"deadline_s": 0}, {"deadline_s": -1}, {"retries": True}, {"retries": -1}]
+)
+def test_no_such_options(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+        Options(**wrong)
