@@ -18,6 +18,7 @@ from kaas.futures import Future, Pending
 from kaas.holds import Holds
 from kaas.pool import messages, wire
 from kaas.pool.blocks import Lease, Outbox
+from kaas.pool.connect import connect
 from kaas.pool.lines import Line, LineLost
 from kaas.pool.messages import Ask, Cancel, Drop, Register, Submit
 from kaas.pool.outputs import outputs_from
@@ -320,7 +321,7 @@ class Calls:
         while True:
             address, node = self._way.address()
             try:
-                line = Line.connect(address, node, "client", self._way.id, token_hex(8), CONNECT_S)
+                line = connect(address, node, "client", self._way.id, token_hex(8), CONNECT_S)
             except LineLost as error:  # the pool has just ended, and its address with it
                 if monotonic() > end_s:
                     raise PoolStopped(f"pool {self._way.name!r} does not answer", pool=self._way.name) from error

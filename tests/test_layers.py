@@ -58,7 +58,7 @@ ALLOWED_IMPORTERS = {
     "numba_cuda": {"kaas.makers.numba"},
     "cupy": {"kaas.makers.cupy"},
     "safetensors": {"kaas.constants_file", "kaas.model_file"},
-    "zmq": {"kaas.pool.exchange", "kaas.pool.lines"},
+    "zmq": {"kaas.pool.node_door", "kaas.pool.node_line"},
     "onnx": set[str](),
     "torch": set[str](),
     "tvm": set[str](),

@@ -1,4 +1,4 @@
-"""Programs that speak to the pool over ZeroMQ: their messages become requests, and what comes of these goes back."""
+"""Programs that speak to the pool over lines: their messages become requests, and what comes of these goes back."""
 
 from __future__ import annotations
 

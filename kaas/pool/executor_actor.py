@@ -41,7 +41,7 @@ class ExecutorActor:
         """Open the device, and go on line with the pool.
 
         Raises:
-            DeviceUnavailable; what `Line.connect` raises.
+            DeviceUnavailable; what `connect` raises.
         """
         self._pool_ends = self._post.pool.next_life.remote().future()
         self._pool_ends.add_done_callback(_leave)

@@ -22,8 +22,9 @@ from kaas.errors import KaasError
 from kaas.pool import messages, wire
 from kaas.pool.beside import Get, Objects, Parts, same
 from kaas.pool.blocks import Inbox
+from kaas.pool.connect import connect
 from kaas.pool.executor_work import NOTHING, Told, Work, evicted, record_of
-from kaas.pool.lines import Line, LineLost
+from kaas.pool.lines import LineLost
 from kaas.pool.lives import Life, Lives, Running
 from kaas.pool.messages import Done
 from kaas.pool.status import WorkerInfo
@@ -87,7 +88,7 @@ class ExecutorWorker:
         """Open the device, and go on line.
 
         Raises:
-            DeviceUnavailable; what `Line.connect` raises.
+            DeviceUnavailable; what `connect` raises.
         """
         from kaas.executor import software
         from kaas.executor.device import open_device
@@ -105,7 +106,7 @@ class ExecutorWorker:
         """Go on line with an executor, of the options' slots, whose `on_write_back` is `written`.
 
         Raises:
-            What `Line.connect` raises.
+            What `connect` raises.
         """
         self._work = Work(executor, self._introduce)
         for orders, name in ((self._upkeep, "kaas-upkeep"), (self._write_back, "kaas-write-back")):
@@ -117,9 +118,9 @@ class ExecutorWorker:
         slot.
 
         Raises:
-            What `Line.connect` raises.
+            What `connect` raises.
         """
-        line = Line.connect(address, self._node, "executor", self._name, secrets.token_hex(8), CONNECT_LIMIT_S)
+        line = connect(address, self._node, "executor", self._name, secrets.token_hex(8), CONNECT_LIMIT_S)
         life = Life(address.life, line)
         left = self._lives.begin(life)
         for number in range(self._options["slots"] + 1):

@@ -1,7 +1,6 @@
-"""Messages over ZeroMQ: the first frame is one of these headers, what it is about stands in the frames behind it.
+"""Messages of lines: the first frame is one of these headers, what it is about stands in the frames behind it.
 
-A peer (a client's process or an executor's) has two sockets, so that one thread may send while another receives:
-what it sends first on the one that receives is Hello, the answer to that is Welcome or Refused.
+What a peer (a client's process or an executor's) sends first is Hello, the answer to that is Welcome or Refused.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ class Address(msgspec.Struct, frozen=True):
     """Where a pool can be reached in one of its lives, and the keys for it.
 
     Fields:
-        life: a new one for each process of the pool. node: where it runs; who is there comes by ipc, all others by tcp.
-        tcp: "" if nobody comes from other nodes. server_key: the pool's CURVE key, public. public_key, secret_key: the
-            pair that lets a peer in; it is given only to who may come.
+        life: a new one for each process of the pool. node: where it runs. path: of its socket, for who is there too.
+        tcp: for all others; "" if nobody comes from other nodes. server_key: the pool's CURVE key, public. public_key,
+            secret_key: the pair that lets a peer in; it is given only to who may come.
     """
 
     life: str
     node: str
-    ipc: str
+    path: str
     tcp: str = ""
     server_key: bytes = b""
     public_key: bytes = b""

@@ -335,7 +335,7 @@ def test_a_pool_ends_with_the_program_that_started_it() -> None:
 from kaas.session import HERE
 kaas.init(ray=False, devices=[kaas.Device("software", {DEVICE_BYTES})], name="passing")
 while not (status := kaas.status()).devices[0].info: pass
-print(status.pid, status.devices[0].info.pid, HERE.session.notice.address.ipc, flush=True)
+print(status.pid, status.devices[0].info.pid, HERE.session.notice.address.path, flush=True)
 """
     other = program(STAYS.format(start))
     *pids, socket = said(other)
@@ -451,7 +451,7 @@ def test_constants_of_100_mb_live_once_in_the_pool(another: Callable[..., bool])
 def test_a_pool_that_is_killed_ends_its_executors_and_calls(another: Callable[..., bool]) -> None:
     another()
     assert isinstance(HERE.session, ProcessSession)
-    sockets = Path(HERE.session.notice.address.ipc.removeprefix("ipc://"))
+    sockets = Path(HERE.session.notice.address.path)
     assert sockets.exists()
     call = spin(FOR_EVER)
     until(lambda status: status.running)

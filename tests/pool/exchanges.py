@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from kaas.pool.connect import connect
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.lines import Frames, Line
 from kaas.pool.messages import Address, FromPeer, Hello
@@ -50,7 +51,7 @@ class Running:
         return asyncio.run_coroutine_threadsafe(act(), self.loop).result(PATIENCE_S)
 
     def connect(self, role: str = "client", node: str = NODE) -> Line:
-        return Line.connect(self.address, node, role, "a name", "first", PATIENCE_S)
+        return connect(self.address, node, role, "a name", "first", PATIENCE_S)
 
     def close(self) -> None:
         self.do(self.exchange.close)

@@ -424,7 +424,7 @@ threading.Event().wait()
 def test_a_process_whose_device_is_lost_says_so_and_ends_by_itself() -> None:
     pool, crash = Pool(), Signature.of(crash_task())
     address = pool.address
-    process = subprocess.Popen([sys.executable, "-c", PROCESS, address.life, address.node, address.ipc])
+    process = subprocess.Popen([sys.executable, "-c", PROCESS, address.life, address.node, address.path])
     assert pool.came.wait(PATIENCE_S)
     pool.meet(crash)
     answers = [pool.done(pool.run(packed(crash, {})[0])) for _ in range(3)]

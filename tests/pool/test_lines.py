@@ -1,29 +1,33 @@
-"""Lines of peers to the pool's exchange, over real sockets: what is sent arrives, what makes no sense does no harm."""
+"""Lines of peers on the pool's machine to its exchange: what is sent arrives, what makes no sense does no harm."""
 
 from __future__ import annotations
 
 import os
+import resource
+import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import msgspec
 import pytest
-import zmq
 
 from kaas.error_codec import decode_error
 from kaas.errors import ConfigMismatch, QueueFull
 from kaas.pool import messages
 from kaas.pool.blocks import Outbox
-from kaas.pool.exchange import TURN
-from kaas.pool.lines import INWARD, LARGE_BYTES, OUTWARD, PROBE_BYTES, Line, LineLost
-from kaas.pool.messages import Cancel, Done, Hello, Refused, Release, Result, Submit, Welcome
+from kaas.pool.connect import connect
+from kaas.pool.lines import LARGE_BYTES, PROBE_BYTES, Line, LineLost
+from kaas.pool.messages import Address, Cancel, Hello, Refused, Release, Result, Submit, Welcome
+from kaas.pool.stream import Stream
 from tests.pool.exchanges import NODE, PATIENCE_S, Running
 
 LOCAL = "127.0.0.1"
@@ -51,21 +55,44 @@ def line(pool: Running) -> Iterator[Line]:
     line.close()
 
 
+class Raw:
+    """Somebody who keeps to no rule."""
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(path)
+        self.stream = Stream(self.socket)
+        self._got: list[list[Any]] = []
+
+    def send(self, *frames: bytes) -> None:
+        assert self.stream.send(frames[0], frames[1:])
+
+    def receive(self) -> list[Any]:
+        """The next message."""
+        while not self._got:
+            assert select.select([self.socket], [], [], PATIENCE_S)[0]
+            self._got += self.stream.read()
+        return self._got.pop(0)
+
+    def put_out(self) -> bool:
+        """Whether the pool ends this."""
+        try:
+            while True:
+                self.receive()
+        except EOFError:
+            return True
+
+
 @pytest.fixture
-def raw(pool: Running) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
-    """Sockets of somebody who keeps to no rule, by their identities."""
-    context = zmq.Context()
+def raw(pool: Running) -> Iterator[Callable[[], Raw]]:
+    with ExitStack() as stack:
 
-    def connect(identity: bytes) -> zmq.Socket[bytes]:
-        dealer = context.socket(zmq.DEALER)
-        if identity:
-            dealer.identity = identity
-        dealer.rcvtimeo = int(PATIENCE_S * 1000)
-        dealer.connect(pool.address.ipc)
-        return dealer
+        def come() -> Raw:
+            stranger = Raw(pool.address.path)
+            stack.callback(stranger.stream.close)
+            return stranger
 
-    yield connect
-    context.destroy(linger=0)
+        yield come
 
 
 def arrived(pool: Running) -> Any:
@@ -114,7 +141,7 @@ def test_small_frames_are_bytes_and_large_ones_views(pool: Running, line: Line) 
 
 def test_many_messages_keep_their_order(pool: Running, line: Line) -> None:
     echo(pool)
-    count = 5 * TURN
+    count = 320
     for number in range(count):
         line.send(Submit(number), [b"%d" % number])
     answers = [line.receive(PATIENCE_S) for _ in range(count)]
@@ -166,19 +193,17 @@ def test_what_is_sent_while_a_peer_is_greeted_arrives(pool: Running) -> None:
     line.close()
 
 
-def test_another_version_is_refused(raw: Callable[[bytes], zmq.Socket[bytes]]) -> None:
-    peer = raw(b"token" + INWARD)
+def test_another_version_is_refused(raw: Callable[[], Raw]) -> None:
+    peer = raw()
     peer.send(messages.encode(Hello(messages.VERSION + 1, "client", "", "", 1)))
-    header, error = peer.recv_multipart()
+    header, error = peer.receive()
     assert messages.decode_to_peer(header) == Refused()
     refusal = decode_error(error)
     assert type(refusal) is ConfigMismatch
     assert refusal.differences == (f"messages: {messages.VERSION}, not {messages.VERSION + 1}",)
 
 
-def test_memory_is_shared_where_the_pool_can_read_it(
-    pool: Running, line: Line, raw: Callable[[bytes], zmq.Socket[bytes]]
-) -> None:
+def test_memory_is_shared_where_the_pool_can_read_it(pool: Running, line: Line, raw: Callable[[], Raw]) -> None:
     assert line.shares
     assert pool.greeted.get(timeout=PATIENCE_S)[0].shares
     outbox = Outbox()
@@ -188,33 +213,18 @@ def test_memory_is_shared_where_the_pool_can_read_it(
     others = msgspec.structs.replace(probe, pid=pid + 1)
     cases = [(probe, secret, True), (probe, other, False), (away, b"", False), (others, secret, False)]
     guessed = [(msgspec.structs.replace(probe, nbytes=nbytes), secret[:nbytes], False) for nbytes in (0, 1)]
-    for number, (block, said, shares) in enumerate([*cases, *guessed, (None, b"", False)]):
-        peer = raw(b"%d" % number + INWARD)
-        peer.send_multipart([messages.encode(Hello(messages.VERSION, "client", "", "", pid, block)), said])
-        assert messages.decode_to_peer(peer.recv()) == Welcome(pool.address.life, shares)
-    outbox.close()
-
-
-def test_who_comes_from_another_node_shares_no_memory(open_pool: Running) -> None:
-    outbox, address, context = Outbox(), open_pool.address, zmq.Context()
-    secret = os.urandom(PROBE_BYTES)
-    peer = context.socket(zmq.DEALER)
-    peer.identity, peer.rcvtimeo = b"token" + INWARD, int(PATIENCE_S * 1000)
-    peer.curve_serverkey, peer.curve_publickey = address.server_key, address.public_key
-    peer.curve_secretkey = address.secret_key
-    peer.connect(address.tcp)
-    hello = Hello(messages.VERSION, "client", "", "", os.getpid(), outbox.put(secret).block)
-    peer.send_multipart([messages.encode(hello), secret])
-    assert messages.decode_to_peer(peer.recv()) == Welcome(address.life, False)
-    context.destroy(linger=0)
+    for block, said, shares in [*cases, *guessed, (None, b"", False)]:
+        peer = raw()
+        peer.send(messages.encode(Hello(messages.VERSION, "client", "", "", pid, block)), said)
+        assert messages.decode_to_peer(peer.receive()[0]) == Welcome(pool.address.life, shares)
     outbox.close()
 
 
 # --- what makes no sense
 
 
-def test_what_makes_no_sense_is_dropped(pool: Running, line: Line, raw: Callable[[bytes], zmq.Socket[bytes]]) -> None:
-    senders = [raw(b"no token" + INWARD), raw(b""), raw(b"another" + OUTWARD)]
+def test_what_makes_no_sense_is_dropped(pool: Running, line: Line, raw: Callable[[], Raw]) -> None:
+    strangers = [raw(), raw()]
     hello = messages.encode(Hello(messages.VERSION, "client", "", "", 1))
     bad = [
         b"",
@@ -226,17 +236,29 @@ def test_what_makes_no_sense_is_dropped(pool: Running, line: Line, raw: Callable
         messages.encode(Submit(1)),
         bytes(LARGE_BYTES),
     ]
-    for sender in senders:
+    for stranger in strangers:
         for message in bad:
-            sender.send_multipart([message, b"and a frame"])
-    for sender in senders[1:]:
-        sender.send(hello)
-    line.send(Hello(messages.VERSION, "client", "", "", 1))  # not there: it goes out on the other socket
-    until(lambda: pool.do(lambda: pool.exchange.dropped) == 3 * len(bad) + 3)
-    senders[0].send(hello)
-    assert messages.decode_to_peer(senders[0].recv()) == Welcome(pool.address.life, False)
+            stranger.send(message, b"and a frame")
+    line.send(Hello(messages.VERSION, "client", "", "", 1))  # once is enough
+    until(lambda: pool.do(lambda: pool.exchange.dropped) == 2 * len(bad) + 1)
+    strangers[0].send(hello)
+    assert messages.decode_to_peer(strangers[0].receive()[0]) == Welcome(pool.address.life, False)
     line.send(Cancel(1))
     assert arrived(pool)[1] == Cancel(1)
+    assert pool.faults.empty()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"\0\0\0\0", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", pack("<IQ", 1, 2**63), pack("<I2Q", 2, 2**63, 2**63)],
+)
+def test_who_sends_no_messages_is_put_out(pool: Running, line: Line, raw: Callable[[], Raw], said: bytes) -> None:
+    stranger = raw()
+    stranger.socket.sendall(said)
+    assert stranger.put_out()
+    echo(pool)
+    line.send(Submit(1))
+    assert line.receive(PATIENCE_S) == (Result(1), [])
     assert pool.faults.empty()
 
 
@@ -268,6 +290,83 @@ def test_who_has_ended_is_sent_nothing_and_heard_no_more(pool: Running, line: Li
         return pool.exchange.dropped > dropped
 
     until(noticed)
+
+
+def test_nobody_is_let_in_while_no_descriptor_is_left_and_then_again(process: subprocess.Popen[str]) -> None:
+    path = address_of(process).path
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{process.pid}/fd")), 4096))
+    waiting = Raw(path)
+    waiting.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
+    with pytest.raises(LineLost, match="no answer"):
+        connect(msgspec.structs.replace(Address("", NODE, path)), NODE, "client", "", "", 0.5)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (4096, 4096))
+    assert type(messages.decode_to_peer(waiting.receive()[0])) is Welcome
+
+
+# --- who is slow
+
+
+def test_a_peer_that_takes_nothing_delays_nobody(pool: Running, line: Line) -> None:
+    """And what it is sent comes once it does."""
+    echo(pool)
+    slow = pool.connect("executor")
+    large = os.urandom(1 << 20)
+    for number in range(16):
+        slow.send(Submit(number), [large])
+    line.send(Submit(100))
+    assert line.receive(PATIENCE_S) == (Result(100), [])
+    answers = [slow.receive(PATIENCE_S) for _ in range(16)]
+    assert answers == [(Result(number), [large]) for number in range(16)]
+    slow.close()
+
+
+def test_a_pool_that_takes_nothing_delays_no_sender(process: subprocess.Popen[str]) -> None:
+    """And small ones stay behind the large ones that wait."""
+    line = line_to(process)
+    os.kill(process.pid, signal.SIGSTOP)
+    for number in range(0, 64, 2):
+        line.send(Submit(number), [bytes(LARGE_BYTES)])
+        line.send(Submit(number + 1), [b"small"])
+    os.kill(process.pid, signal.SIGCONT)
+    answers = [line.receive(PATIENCE_S) for _ in range(64)]
+    assert [header.number for header, _ in filter(None, answers)] == list(range(64))  # type: ignore[union-attr]
+    line.close()
+
+
+def test_a_line_is_closed_while_much_is_left_to_send(process: subprocess.Popen[str]) -> None:
+    line = line_to(process)
+    os.kill(process.pid, signal.SIGSTOP)
+    for number in range(64):
+        line.send(Submit(number), [bytes(LARGE_BYTES)])
+    line.close()
+    until(lambda: all(thread.name != "kaas-sends" for thread in threading.enumerate()))
+
+
+def _ask(line: Line) -> None:
+    line.send(Submit(1))
+    line.receive(PATIENCE_S)
+
+
+@pytest.mark.parametrize("during", ["send", "read"])
+def test_a_line_that_was_interrupted_is_lost(
+    pool: Running, line: Line, during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows how much of a message was sent or taken."""
+    echo(pool)
+    whole = getattr(Stream, during)
+
+    def interrupted(stream: Stream, *args: Any) -> Any:
+        got = whole(stream, *args)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return got
+
+    monkeypatch.setattr(Stream, during, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _ask(line)
+    for use in (lambda: line.send(Cancel(1)), line.receive):
+        with pytest.raises(LineLost, match="interrupted"):
+            use()
 
 
 # --- ends
@@ -321,14 +420,14 @@ def test_nobody_at_an_address(tmp_path: Path) -> None:
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(tmp_path / "left"))
     stale.close()
-    left = msgspec.structs.replace(address, ipc=f"ipc://{tmp_path}/left")
+    left = msgspec.structs.replace(address, path=f"{tmp_path}/left")
     with pytest.raises(LineLost, match="ended"):
-        Line.connect(left, NODE, "client", "", "", PATIENCE_S)
+        connect(left, NODE, "client", "", "", PATIENCE_S)
     gone = msgspec.structs.replace(address, tcp="")
     with pytest.raises(LineLost, match="ended"):
-        Line.connect(gone, NODE, "client", "", "", PATIENCE_S)
+        connect(gone, NODE, "client", "", "", PATIENCE_S)
     with pytest.raises(LineLost, match="no answer"):
-        Line.connect(closed, NODE, "client", "", "", 0.1)
+        connect(closed, NODE, "client", "", "", 0.1)
 
 
 POOL = """
@@ -360,10 +459,13 @@ def process() -> Iterator[subprocess.Popen[str]]:
     started.communicate()
 
 
-def line_to(process: subprocess.Popen[str]) -> Line:
+def address_of(process: subprocess.Popen[str]) -> Address:
     assert process.stdout is not None
-    address = msgspec.msgpack.decode(bytes.fromhex(process.stdout.readline()), type=messages.Address)
-    return Line.connect(address, NODE, "client", "a name", "first", PATIENCE_S)
+    return msgspec.msgpack.decode(bytes.fromhex(process.stdout.readline()), type=Address)
+
+
+def line_to(process: subprocess.Popen[str]) -> Line:
+    return connect(address_of(process), NODE, "client", "a name", "first", PATIENCE_S)
 
 
 def test_the_end_of_the_pools_process_is_noticed(process: subprocess.Popen[str]) -> None:
@@ -407,7 +509,7 @@ def test_the_last_words_of_a_pool_arrive(process: subprocess.Popen[str]) -> None
 
 def test_the_local_socket_is_for_its_user_only_and_goes_with_the_exchange() -> None:
     pool = Running()
-    folder = Path(pool.address.ipc.removeprefix("ipc://")).parent
+    folder = Path(pool.address.path).parent
     assert folder.stat().st_mode & 0o777 == 0o700
     pool.close()
     assert not folder.exists()
@@ -416,7 +518,7 @@ def test_the_local_socket_is_for_its_user_only_and_goes_with_the_exchange() -> N
 def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, line: Line) -> None:
     echo(pool)
     pool.do(pool.exchange.hide)
-    assert not Path(pool.address.ipc.removeprefix("ipc://")).parent.exists()
+    assert not Path(pool.address.path).parent.exists()
     line.send(Submit(1))
     assert line.receive(PATIENCE_S) == (Result(1), [])
     with pytest.raises(LineLost, match="ended"):
@@ -424,9 +526,7 @@ def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, line: Line) -> 
 
 
 def test_what_a_killed_pool_has_left_goes_with_the_next(pool: Running, process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    address = msgspec.msgpack.decode(bytes.fromhex(process.stdout.readline()), type=messages.Address)
-    left, lives = (Path(each.ipc.removeprefix("ipc://")).parent for each in (address, pool.address))
+    left, lives = (Path(each.path).parent for each in (address_of(process), pool.address))
     process.kill()
     process.wait()
     assert left.exists()
@@ -438,128 +538,3 @@ def test_what_a_killed_pool_has_left_goes_with_the_next(pool: Running, process: 
 def test_a_long_temporary_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
     Running().close()
-
-
-# --- between nodes
-
-
-def test_who_comes_from_another_node_needs_the_key(open_pool: Running) -> None:
-    echo(open_pool)
-    line = open_pool.connect(node="elsewhere")
-    assert not line.shares
-    line.send(Submit(1), [b"x" * LARGE_BYTES])
-    assert line.receive(PATIENCE_S) == (Result(1), [b"x" * LARGE_BYTES])
-    line.close()
-    public_key, secret_key = zmq.curve_keypair()
-    stranger = msgspec.structs.replace(open_pool.address, public_key=public_key, secret_key=secret_key)
-    with pytest.raises(LineLost, match="key"):
-        Line.connect(stranger, "elsewhere", "client", "", "", PATIENCE_S)
-    other = msgspec.structs.replace(open_pool.address, server_key=public_key)
-    with pytest.raises(LineLost):
-        Line.connect(other, "elsewhere", "client", "", "", 0.2)
-    assert open_pool.greeted.qsize() == 1
-
-
-def test_nothing_that_is_not_encrypted_comes_in(open_pool: Running) -> None:
-    context = zmq.Context()
-    plain = context.socket(zmq.DEALER)
-    events = plain.get_monitor_socket(
-        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        | zmq.EVENT_DISCONNECTED
-        | zmq.EVENT_CONNECT_RETRIED
-    )
-    events.rcvtimeo = int(PATIENCE_S * 1000)
-    plain.connect(open_pool.address.tcp)
-    plain.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
-    assert events.recv_multipart()
-    context.destroy(linger=0)
-    assert open_pool.greeted.empty()
-
-
-def test_a_connection_that_breaks_is_made_anew(open_pool: Running) -> None:
-    echo(open_pool)
-    with Cable(open_pool.address.tcp) as cable:
-        address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
-        line = Line.connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
-        peer, _ = open_pool.greeted.get(timeout=PATIENCE_S)
-        line.send(Submit(1))
-        assert line.receive(PATIENCE_S) == (Result(1), [])
-        assert open_pool.greeted.empty()
-        cable.cut()
-        assert line.receive(PATIENCE_S) == (Welcome(open_pool.address.life, False), [])
-        again, _ = open_pool.greeted.get(timeout=PATIENCE_S)
-        assert again is peer
-        line.send(Done(2))
-        answers = [line.receive(PATIENCE_S)]
-        if answers == [(Welcome(open_pool.address.life, False), [])]:  # for the other of its two connections
-            answers = [line.receive(PATIENCE_S)]
-        assert answers == [(Result(2), [])]
-        line.close()
-
-
-def test_a_connection_that_breaks_before_it_stands_is_made_anew(open_pool: Running) -> None:
-    echo(open_pool)
-    with Cable(open_pool.address.tcp, faults=3) as cable:
-        address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
-        line = Line.connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
-        line.send(Submit(1))
-        answers: list[Any] = []
-        while Result(1) not in answers:
-            received = line.receive(PATIENCE_S)
-            assert received is not None
-            answers.append(received[0])
-        assert {type(answer) for answer in answers} <= {Welcome, Result}  # one Welcome after each break
-        line.close()
-
-
-class Cable:
-    """Passes on what goes over tcp, until it is cut: then who was connected has to connect again. faults: so many
-    connections break at once."""
-
-    def __init__(self, endpoint: str, faults: int = 0) -> None:
-        self._faults = faults
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        self._target = (host, int(port))
-        self._listening = socket.create_server((LOCAL, 0))
-        self._open: list[socket.socket] = []
-        self.end = f"tcp://{LOCAL}:{self._listening.getsockname()[1]}"
-
-    def __enter__(self) -> Cable:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        self.cut()
-
-    def cut(self) -> None:
-        for end in self._open:
-            with suppress(OSError):  # the other end was faster
-                end.shutdown(socket.SHUT_RDWR)
-        self._open.clear()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listening.accept()
-            except OSError:
-                return  # it has been taken away
-            if self._faults:
-                self._faults -= 1
-                near.recv(1)
-                near.close()
-                continue
-            far = socket.create_connection(self._target)
-            self._open += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it was cut

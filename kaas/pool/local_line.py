@@ -1,0 +1,134 @@
+"""A peer's line on the pool's machine: a Unix socket, on which the pool's end is noticed at once."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from kaas.pool import messages
+from kaas.pool.lines import CLOSED, ENDED, Frames, Line, LineLost
+from kaas.pool.messages import FromPeer, Hello, ToPeer
+from kaas.pool.stream import Malformed, Stream
+
+
+class LocalLine(Line):
+    """Who is interrupted in it, by Ctrl-C, may have sent or taken half a message: the line is then lost, so that
+    whoever it belongs to makes a new one, and asks again."""
+
+    def __init__(self, path: str) -> None:
+        """
+        Raises:
+            LineLost: nobody listens there
+        """
+        super().__init__()
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.connect(path)
+        except OSError:
+            self._socket.close()
+            raise LineLost(ENDED) from None
+        self._stream = Stream(self._socket)
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._flushes = False
+        self._arrived: deque[Frames] = deque()
+        self._lost = ""
+        self._bell = os.eventfd(0)
+        self._poll = select.epoll()
+        for fd in (self._socket.fileno(), self._bell):
+            self._poll.register(fd, select.EPOLLIN)
+
+    def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
+        with self._sending:
+            if self._lost:
+                raise LineLost(self._lost)
+            try:
+                gone = self._stream.send(messages.encode(header), frames)
+            except ConnectionError:
+                raise LineLost(ENDED) from None
+            except BaseException:
+                self._break()
+                raise
+            if not gone and not self._flushes:
+                self._flushes = True
+                threading.Thread(target=self._flush, name="kaas-sends", daemon=True).start()
+
+    def _flush(self) -> None:
+        """Send what the pool has been too slow to take."""
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        gone = False
+        while not gone:
+            writable.poll()
+            with self._sending:
+                try:
+                    gone = bool(self._lost) or self._stream.flush()
+                except ConnectionError:  # whoever sends or receives notices
+                    gone = True
+                self._flushes = not gone
+
+    def receive(self, timeout_s: float | None = None) -> tuple[ToPeer, Frames] | None:
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._receiving:
+            if self._early:
+                return self._early.popleft()
+            while not self._arrived:
+                if self._lost:
+                    raise LineLost(self._lost)
+                left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                ready = self._poll.poll(left_s)
+                if not ready:
+                    return None
+                for fd, _ in ready:
+                    if fd != self._bell:
+                        self._read()
+                    elif os.eventfd_read(fd) and not (self._arrived or self._lost):
+                        return None
+            if self._lost == CLOSED:
+                raise LineLost(CLOSED)
+            header, *frames = self._arrived.popleft()
+        return messages.decode_to_peer(header), frames
+
+    def _read(self) -> None:
+        try:
+            self._arrived.extend(self._stream.read())
+        except EOFError:
+            self._lost = self._lost or ENDED
+        except Malformed:
+            self._lost = self._lost or "the pool says what makes no sense"
+        except BaseException:
+            self._break()
+            raise
+
+    def _break(self) -> None:
+        """Nobody knows how much was sent or received."""
+        self._lost = self._lost or "it was interrupted"
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def wake(self) -> None:
+        with self._sending:
+            if self._lost != CLOSED:
+                os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        with self._sending:
+            if self._lost == CLOSED:
+                return
+            self._lost = CLOSED
+            os.eventfd_write(self._bell, 1)
+            with suppress(OSError):  # the pool was faster
+                self._socket.shutdown(socket.SHUT_RDWR)  # who flushes goes on
+        with self._receiving:
+            self._poll.close()
+            self._stream.close()
+            os.close(self._bell)
+
+    def _greet(self, hello: Hello, frames: Sequence[Any]) -> None:
+        self.send(hello, frames)

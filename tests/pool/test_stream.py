@@ -1,0 +1,139 @@
+"""Messages over a socket arrive whole and in order, however the bytes come; what is none is refused."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from struct import pack
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kaas.pool.lines import LARGE_BYTES
+from kaas.pool.stream import CHUNK_BYTES, FRAMES_AT_MOST, Malformed, Stream
+
+Ends = tuple[Stream, Stream]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    one, other = (Stream(each) for each in socket.socketpair())
+    yield one, other
+    one.close()
+    other.close()
+
+
+def moved(source: Stream, sink: Stream, count: int) -> list[list[Any]]:
+    """So many messages, of which what is left is sent as there is room."""
+    got: list[list[Any]] = []
+    while len(got) < count:
+        source.flush()
+        got += sink.read()
+    return got
+
+
+SIZES = st.integers(0, 100) | st.sampled_from([LARGE_BYTES - 1, LARGE_BYTES, CHUNK_BYTES * 3 + 1, 1 << 20])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(SIZES, min_size=1, max_size=5), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_messages_arrive_as_they_were_sent(sizes: list[list[int]], seed: int) -> None:
+    one, other = (Stream(each) for each in socket.socketpair())
+    made = random.Random(seed)
+    messages = [[made.randbytes(size) for size in message] for message in sizes]
+    for header, *frames in messages:
+        one.send(header, frames)
+    assert moved(one, other, len(messages)) == messages
+    assert other.read() == []
+    one.close()
+    other.close()
+
+
+def test_bytes_may_come_one_by_one() -> None:
+    near, far = socket.socketpair()
+    end = Stream(far)
+    frames = [b"header", b"", b"x" * 300]
+    raw = pack("<I3Q", 3, *map(len, frames)) + b"".join(frames)
+    got: list[list[Any]] = []
+    for byte in raw * 2:
+        near.send(bytes([byte]))
+        got += end.read()
+    assert got == [frames, frames]
+    near.close()
+    end.close()
+
+
+def test_small_frames_are_bytes_and_large_ones_views(ends: Ends) -> None:
+    one, other = ends
+    array = np.arange(LARGE_BYTES, dtype=np.float32).reshape(4, -1)
+    one.send(b"", [np.float32(1), bytearray(3), np.empty((0, 4)), array])
+    ((header, scalar, three, none, large),) = moved(one, other, 1)
+    assert (header, scalar, three, none) == (b"", np.float32(1).tobytes(), bytes(3), b"")
+    assert {type(each) for each in (header, scalar, three, none)} == {bytes}
+    assert large.readonly
+    np.testing.assert_array_equal(np.frombuffer(large, np.float32).reshape(4, -1), array)
+
+
+def test_what_finds_no_room_is_left_in_order(ends: Ends) -> None:
+    one, other = ends
+    count = 0
+    while one.send(b"%d" % count, [bytes(1000)]):
+        count += 1
+    assert not one.send(b"last", [bytes(LARGE_BYTES)])
+    assert not one.flush()
+    headers = [frames[0] for frames in moved(one, other, count + 2)]
+    assert headers == [*(b"%d" % number for number in range(count + 1)), b"last"]
+    assert one.flush()
+
+
+def test_the_end_comes_after_all_that_was_sent(ends: Ends) -> None:
+    one, other = ends
+    other.send(b"never read")
+    one.send(b"last words")
+    one.close()
+    assert other.read() == [[b"last words"]]
+    for _ in range(2):
+        with pytest.raises(EOFError):
+            other.read()
+    with pytest.raises(ConnectionError):
+        other.send(b"x")
+
+
+def test_the_end_may_come_within_a_message() -> None:
+    for size in (100, 10 * CHUNK_BYTES):
+        near, far = socket.socketpair()
+        end = Stream(far)
+        near.send(pack("<IQ", 1, size) + b"begun")
+        near.close()
+        assert end.read() == []
+        with pytest.raises(EOFError):
+            end.read()
+        end.close()
+
+
+@pytest.mark.parametrize("head", [pack("<I", 0), pack("<I", FRAMES_AT_MOST + 1), pack("<IQ", 1, 2**63), b"GET /"])
+def test_what_is_no_message_is_refused(head: bytes) -> None:
+    near, far = socket.socketpair()
+    end = Stream(far)
+    near.send(head)
+    with pytest.raises(Malformed):
+        end.read()
+    near.close()
+    end.close()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_nothing_that_comes_does_harm(data: bytes) -> None:
+    near, far = socket.socketpair()
+    end = Stream(far)
+    near.send(data + b"x")
+    with suppress(Malformed):
+        assert all(isinstance(frames, list) for frames in end.read())
+    near.close()
+    end.close()
