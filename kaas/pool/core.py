@@ -353,8 +353,8 @@ class Pool:
             self._tell(InputsReady(self._loop.time(), request.id))
 
     def _expire(self, request: Request) -> None:
-        limit = request.call.deadline_s
-        waited = self._loop.time() - request.arrived_s
+        limit = request.call.deadline_s or 0.0
+        waited = max(limit, self._loop.time() - request.arrived_s)  # timers are early by a rounding error
         where = "queued" if request.worker is None else "running"
         message = f"{request.call.label!r} did not end in {limit} s: still {where} after {waited:.3f} s"
         self._answer(request, DeadlineExceeded(message, task=request.call.label, deadline_s=limit, waited_s=waited))
