@@ -31,9 +31,7 @@ def fields(value: Any) -> Any:
     return [fields(item) for item in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize(
-    ("path", "text"), vectors.files(), ids=lambda part: part.stem if isinstance(part, Path) else ""
-)
+@pytest.mark.parametrize(("path", "text"), list(vectors.files()), ids=["asked", "answered", "same", "refused"])
 def test_the_files_are_up_to_date(path: Path, text: str) -> None:
     assert path.read_text() == text, "python -m tests.remote.vectors --write"
 
