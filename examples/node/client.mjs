@@ -78,8 +78,9 @@ export class Client {
     for await (const [head, ...frames] of this.socket) {
       const answer = decode(head)
       if (answer.op === "welcome") {
+        const again = this.#limits ? [] : this.#open.values() // after a break, as the same requests
         this.#limits = answer.limits
-        for (const { header, frames } of this.#open.values()) this.#send(header, frames) // once more, it is the same one
+        for (const { header, frames } of again) this.#send(header, frames)
         this.#advance()
       } else if (answer.op === "goodbye" || answer.error === "UnknownSession") continue // it is asked again after hello
       else if (this.#open.has(answer.number)) this.#answered(answer, frames)
