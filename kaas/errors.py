@@ -410,6 +410,14 @@ class QueueFull(KaasError):
     queued: int
 
 
+class Cancelled(KaasError):
+    """A request of a remote client that this client has cancelled."""
+
+
+class UnknownSession(KaasError):
+    """A question of a remote client that the server has not been greeted by, or not for long: it greets and asks again."""
+
+
 class Quarantined(KaasError):
     """A function that is not run any more, since it ended devices; `story` says when, where and how."""
 
