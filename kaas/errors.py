@@ -410,6 +410,28 @@ class QueueFull(KaasError):
     queued: int
 
 
+class QuotaExceeded(KaasError):
+    """Something of a remote client's that is beyond what its key grants it.
+
+    Fields:
+        client: whose quota it is. quota: which, as in `kaas.remote.quotas.Quotas`. limit, used: in its unit.
+        retry_s: when it will be taken in; not there if only the client can make room.
+    """
+
+    client: str
+    quota: str
+    limit: float
+    used: float
+    retry_s: float
+
+
+class UsageUnavailable(KaasError):
+    """What clients use cannot be written down or read, so that nothing is given either; `path` is the file or folder."""
+
+    path: str
+    reason: str
+
+
 class Quarantined(KaasError):
     """A function that is not run any more, since it ended devices; `story` says when, where and how."""
 
