@@ -411,16 +411,18 @@ class QueueFull(KaasError):
 
 
 class QuotaExceeded(KaasError):
-    """A client has, or asks for, more than it may.
+    """Something of a remote client's that is beyond what its key grants it.
 
     Fields:
-        quota: what of, as "stored_bytes" or "library_bytes". limit, used: of that. needed: how much more was asked for.
+        client: whose quota it is. quota: which, as in `kaas.remote.quotas.Quotas`. limit, used: in its unit.
+        retry_s: when it will be taken in; not there if only the client can make room.
     """
 
+    client: str
     quota: str
     limit: float
     used: float
-    needed: float
+    retry_s: float
 
 
 class UnknownFunction(InvalidRequest):
@@ -455,6 +457,13 @@ class NotAllowed(KaasError):
     trusts, or names a provider that it does not offer."""
 
     library: str
+
+
+class UsageUnavailable(KaasError):
+    """What clients use cannot be written down or read, so that nothing is given either; `path` is the file or folder."""
+
+    path: str
+    reason: str
 
 
 class Quarantined(KaasError):

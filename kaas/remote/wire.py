@@ -16,6 +16,9 @@ VERSION = 1
 CHUNK_BYTES = 1 << 20
 """Of a large upload or download, in one message."""
 
+_Bytes = bytes
+"""Where a field of the same message is called so."""
+
 
 class _Message(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower, omit_defaults=True):
     pass
@@ -42,7 +45,7 @@ class Upload(_Message):
     hash: str
     bytes: int
     kind: str
-    signature: bytes = b""
+    signature: _Bytes = b""
 
 
 class Chunk(_Message):
