@@ -433,6 +433,40 @@ class QuotaExceeded(KaasError):
     retry_s: float
 
 
+class UnknownFunction(InvalidRequest):
+    """A remote client has registered nothing by this name or key."""
+
+    function: str
+
+
+class UnknownObject(InvalidRequest):
+    """A remote client has put nothing under this name."""
+
+    object: str
+
+
+class MissingContent(InvalidRequest):
+    """Libraries or a value that a remote client names by their hashes, and has not uploaded, or not all of them; an
+    upload that is used for nothing gives way to newer ones."""
+
+    hashes: tuple[str, ...]
+
+
+class WrongContent(InvalidRequest):
+    """An upload whose bytes are not what was announced: `found` is their SHA-256, `hash` the announced one. The server
+    has forgotten it."""
+
+    hash: str
+    found: str
+
+
+class NotAllowed(KaasError):
+    """Code that this server does not take from remote clients: it is neither on its list nor signed by a key that it
+    trusts, or names a provider that it does not offer."""
+
+    library: str
+
+
 class UsageUnavailable(KaasError):
     """What clients use cannot be written down or read, so that nothing is given either; `path` is the file or folder."""
 
