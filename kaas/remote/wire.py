@@ -33,13 +33,16 @@ class Hello(_Message):
 
 
 class Upload(_Message):
-    """Begin, or go on with, an upload of bytes known by their content. hash: SHA-256, hex. kind: "library" (msgpack of
-    its images) or "value". The answer is Uploaded, whose offset says from where on the server lacks it."""
+    """Begin, or go on with, an upload of bytes known by their content. hash: SHA-256, hex. kind: "library" (for each image
+    `kind:size:`, in ASCII, then its data: the hash is the library's) or "value". signature: of a library, Ed25519 over
+    b"kaas library " and the hash, for servers that want one. The answer is Uploaded, whose offset says from where on this
+    client has not sent it yet."""
 
     number: int
     hash: str
     bytes: int
     kind: str
+    signature: bytes = b""
 
 
 class Chunk(_Message):
@@ -188,12 +191,13 @@ class Uploaded(_Message):
 
 
 class Registered(_Message):
-    """function: its key. inputs, outputs: dtype and shape by name, in declared order."""
+    """function: its key. inputs, outputs: dtype and shape by name. scalars: their kinds by name."""
 
     number: int
     function: str
     inputs: dict[str, tuple[str, tuple[int, ...]]]
     outputs: dict[str, tuple[str, tuple[int, ...]]]
+    scalars: dict[str, str] = {}
 
 
 class Listed(_Message):
@@ -213,10 +217,12 @@ class Value(_Message):
 
 
 class Result(_Message):
-    """Frames: the outputs, in declared order, but for those that are stored. outputs: names of those that came."""
+    """Frames: the outputs, but for those that are stored. outputs: names of those that came, in the frames' order. trace:
+    the traceparent of the server's span, where Invoke had one."""
 
     number: int
     outputs: tuple[str, ...] = ()
+    trace: str = ""
 
 
 class Done(_Message):
@@ -231,14 +237,15 @@ class Told(_Message):
 
 
 class Failure(_Message):
-    """The answer to whatever went wrong. error: the class's name, as in `kaas.errors`; fields: those of it. retry_s:
-    when it may be asked again, if that can help."""
+    """The answer to whatever went wrong. number: 0 if nothing can be said of which question. error: the class's name, as
+    in `kaas.errors`, or "Cancelled"; fields: those of it. retry_s: when it may be asked again, if that can help."""
 
     number: int
     error: str
     message: str
     fields: dict[str, Any] = {}
     retry_s: float | None = None
+    trace: str = ""
 
 
 class Goodbye(_Message):
