@@ -17,9 +17,9 @@ import zmq
 from kaas.pool import messages
 from kaas.pool.blocks import Outbox
 from kaas.pool.connect import connect
+from kaas.pool.drain import TURN
 from kaas.pool.lines import LARGE_BYTES, PROBE_BYTES, LineLost
 from kaas.pool.messages import Cancel, Done, Hello, Result, Submit, Welcome
-from kaas.pool.node_door import TURN
 from kaas.pool.node_line import INWARD, OUTWARD
 from tests.pool.exchanges import PATIENCE_S, Running
 
