@@ -117,7 +117,21 @@ class Mutations:
         """Fields of another message, or of another type."""
         fields, others = (msgspec.msgpack.decode(header[0]) for header in (message, other))
         name = self._chance.choice([*fields])
-        odd = [None, -1, 2**63, 2**64 - 1, 1e308, float("nan"), "", "x" * 5000, [], {}, b"\0" * 100, True, *others.values()]
+        odd = [
+            None,
+            -1,
+            2**63,
+            2**64 - 1,
+            1e308,
+            float("nan"),
+            "",
+            "x" * 5000,
+            [],
+            {},
+            b"\0" * 100,
+            True,
+            *others.values(),
+        ]
         fields[name] = self._chance.choice(odd)
         return [msgspec.msgpack.encode(fields), *message[1:]]
 

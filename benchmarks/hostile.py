@@ -2,10 +2,10 @@
 
     python -m benchmarks.hostile [--mutated N] [--replayed N] [--json]
 
-100,000 mutated frames and 10,000 messages that are replayed or cut off, at 1,000 a second, from a program of its own, while
-another client's requests go on, 200 a second. `crashes` counts ends of the server and of its executors, and errors that
-the server did not expect; `other_p99` is that client's 99th percentile of latency over a quiet time's before;
-`memory_growth` compares medians of what server and executors hold in the last third and in the second.
+100,000 mutated frames and 10,000 messages that are replayed or cut off, at 1,000 a second, from a program of its own,
+while another client's requests go on, 200 a second. `crashes` counts ends of the server and of its executors, and
+errors that the server did not expect; `other_p99` is that client's 99th percentile of latency over a quiet time's
+before; `memory_growth` compares medians of what server and executors hold in the last third and in the second.
 """
 
 from __future__ import annotations

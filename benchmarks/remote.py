@@ -2,10 +2,10 @@
 
     python -m benchmarks.remote [--json] [--rounds N] [--connections N]
 
-4 KB go in and 4 KB come back: from a program that speaks to `kaas serve`, on a software GPU, over TCP, and from an actor
-that takes the same bytes and gives them back. The kinds take turns of ten requests; a figure is a median. The rate is that of
-64 requests outstanding. What an idle connection costs is what the server's resident memory grows by while many more come,
-each with the handshake of CURVE and a program that has said Hello.
+4 KB go in and 4 KB come back: from a program that speaks to `kaas serve`, on a software GPU, over TCP, and from an
+actor that takes the same bytes and gives them back. The kinds take turns of ten requests; a figure is a median. The
+rate is that of 64 requests outstanding. What an idle connection costs is what the server's resident memory grows by
+while many more come, each with the handshake of CURVE and a program that has said Hello.
 """
 
 from __future__ import annotations

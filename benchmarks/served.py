@@ -1,4 +1,4 @@
-"""A server of remote clients in a process of its own, for what measures it: `kaas serve`, with keys for some clients."""
+"""`kaas serve` in a process of its own, with keys for some clients, for what measures it."""
 
 from __future__ import annotations
 

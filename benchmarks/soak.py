@@ -1,4 +1,4 @@
-"""Remote clients while executors and clients are killed and the server is restarted: every request has one right answer.
+"""Executors and clients are killed and the server is restarted: every request of a remote client has one right answer.
 
     python -m benchmarks.soak [--minutes M] [--json]
 
@@ -63,8 +63,8 @@ class Program:
 
     def start(self) -> None:
         """The first, or a successor, which asks again for what has no answer yet."""
-        command = [sys.executable, "-m", "benchmarks.remote_load", self.server.address, str(self.server.keys(self.name)),
-                   self.name, str(self.rate), str(len(self.sent)), str(self.chance.random())]  # fmt: skip
+        given = (self.server.address, self.server.keys(self.name), self.name, self.rate, len(self.sent))
+        command = [sys.executable, "-m", "benchmarks.remote_load", *map(str, given), str(self.chance.random())]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdin is not None
         again = [number for number in self.sent if number not in self.outcomes]
