@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -26,22 +26,22 @@ class Desk:
     def __init__(
         self,
         service: Service,
-        administrators: Collection[str],
+        administrator: Callable[[str], bool],
         drain: Callable[[str], None],
         usage: Callable[[str | None], Any] | None = None,
     ) -> None:
-        """drain: begins, with a reason. usage: of one client, or of all."""
+        """administrator: whether a client is one. drain: begins, with a reason. usage: of one client, or of all."""
         self.draining = False
-        self._service, self._administrators = service, administrators
+        self._service, self._is_administrator = service, administrator
         self._drain, self._usage = drain, usage
 
-    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Awaitable[Any]:
+    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
         """
         Raises:
             KaasError
         """
         client = session.client
-        administrator = client.name in self._administrators
+        administrator = self._is_administrator(client.name)
         match what:
             case "status":
                 own = {

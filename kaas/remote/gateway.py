@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kaas.errors import ConfigMismatch, InvalidRequest, QueueFull, UnknownSession
+from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, QueueFull, UnknownSession
 from kaas.pool.service import Service
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
@@ -42,7 +42,7 @@ class Keeping:
 class Desk(Protocol):
     """What answers `wire.Ask`."""
 
-    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Awaitable[Any]:
+    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
         """
         Raises:
             KaasError
@@ -63,7 +63,7 @@ class Gateway:
         service: Service,
         holdings: Holdings,
         limits: Callable[[str], wire.Limits],
-        keeping: Keeping = Keeping(),  # noqa: B008 - it never changes
+        keeping: Keeping = Keeping(),
         meter: Meter | None = None,
     ) -> None:
         self.life = token_hex(8)
@@ -130,14 +130,14 @@ class Gateway:
                 if self.desk is None:
                     raise InvalidRequest("this server answers no questions")
                 told = self.desk.told(session, message.what, frames[1:])
-                if isinstance(told, Awaitable):
+                if isinstance(told, Coroutine):
                     self._later(session, message.number, _told(message.number, told))
                 else:
                     session.channel.send(wire.Told(message.number, told))
             case _:
                 said = self._holdings.answer(session.client.name, message, frames[1:])
-                if isinstance(said, Awaitable):
-                    self._later(session, message.number, said)
+                if isinstance(said, Coroutine):
+                    self._later(session, message.number, said, sum(map(len, frames[1:])))
                 else:
                     session.channel.send(*said)
 
@@ -223,24 +223,27 @@ class Gateway:
 
     # --- questions that take a while
 
-    def _later(self, session: Session, number: int, said: Awaitable[Said]) -> None:
-        """
+    def _later(self, session: Session, number: int, said: Coroutine[Any, Any, Said], nbytes: int = 0) -> None:
+        """nbytes: of the question's frames.
+
         Raises:
             InvalidRequest, QueueFull
         """
         client = session.client
-        task = asyncio.ensure_future(said)
-        if number in session.tasks or client.open >= client.limits.requests:
-            task.cancel()
-            client.check(0)
-            raise InvalidRequest(f"question {number} is not answered yet")
-        client.open += 1
-        session.tasks[number] = task
-        task.add_done_callback(partial(self._said, session, number))
+        try:
+            if number in session.tasks or number in session.waits:
+                raise InvalidRequest(f"question {number} is not answered yet")
+            client.check(nbytes)
+        except KaasError:
+            said.close()
+            raise
+        client.take(nbytes)
+        task = session.tasks[number] = self._loop.create_task(said)
+        task.add_done_callback(partial(self._said, session, number, nbytes))
 
-    def _said(self, session: Session, number: int, task: asyncio.Future[Said]) -> None:
+    def _said(self, session: Session, number: int, nbytes: int, task: asyncio.Future[Said]) -> None:
         del session.tasks[number]
-        session.client.open -= 1
+        session.client.give_back(nbytes)
         if not task.cancelled():
             error = task.exception()
             if error is None:
@@ -274,7 +277,7 @@ class Gateway:
             self._forget(session)
 
 
-async def _told(number: int, answer: Awaitable[Any]) -> Said:
+async def _told(number: int, answer: Coroutine[Any, Any, Any]) -> Said:
     return wire.Told(number, await answer), ()
 
 

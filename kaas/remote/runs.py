@@ -99,16 +99,16 @@ class Runs:
         if self.draining:
             raise PoolStopped(f"the server takes nothing more: {self.draining}")
         client = session.client
-        runnable = self._holdings.function(client.name, message.function)
-        function = runnable.function
+        remote = self._holdings.functions.named(client.name, message.function)
+        function = remote.function
         input_bytes = sum([len(frame) for frame in frames]) - len(frames[0])
         nbytes = sum(function.output_bytes)
         client.check(input_bytes + nbytes)
-        invocation, payload = invocation_of(client.name, message, frames, runnable, self._holdings)
+        invocation, payload = invocation_of(client.name, message, frames, remote, self._holdings.values)
         if self._meter is not None:
             self._meter.admit(client.name, function.label, input_bytes)
         request = self._service.begin(function, invocation, payload, None, "")
-        run = Run(client, message.key, message.function, function, runnable.outputs, input_bytes, nbytes, request)
+        run = Run(client, message.key, message.function, function, remote.outputs, input_bytes, nbytes, request)
         _wait(session, message.number, run, input_bytes + nbytes)
         if message.key:
             client.runs[message.key] = run
@@ -209,8 +209,7 @@ class Runs:
     def _leave(self, wait: Wait) -> None:
         session, run = wait.session, wait.run
         del session.waits[wait.number]
-        session.client.open -= 1
-        session.client.held_bytes -= wait.nbytes
+        session.client.give_back(wait.nbytes)
         if not run.done:
             run.waits.remove(wait)
             if not run.waits and run.request is not None:
@@ -222,8 +221,7 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
     wait = session.waits[number] = Wait(session, number, run, nbytes)
     if not run.done:
         run.waits.append(wait)
-    session.client.open += 1
-    session.client.held_bytes += nbytes
+    session.client.take(nbytes)
     return wait
 
 

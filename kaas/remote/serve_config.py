@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig
+from kaas.remote import wire
+from kaas.remote.allow import Allowed
 
 PORT = 7600
+QUOTAS = ("requests_per_s", "stored_bytes", "library_bytes", "device_s_per_minute")
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 UNKNOWN = re.compile(r"unknown field `(.*?)`")
 
@@ -20,7 +25,7 @@ class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pass
 
 
-class DeviceSettings(_Settings):
+class DeviceSettings(_Settings, frozen=True):
     """As `kaas.Device`."""
 
     kind: str = "software"
@@ -29,7 +34,7 @@ class DeviceSettings(_Settings):
     speed: float = 1.0
 
 
-class PoolSettings(_Settings):
+class PoolSettings(_Settings, frozen=True):
     """As `kaas.Config`."""
 
     devices: tuple[DeviceSettings, ...] | None = None
@@ -56,14 +61,14 @@ class PoolSettings(_Settings):
         return Config(devices=made, store=store, **options)
 
 
-class Listen(_Settings):
+class Listen(_Settings, frozen=True):
     """host: an address of this machine; others than loopback need keys. port: 0 for any that is free."""
 
     host: str = "127.0.0.1"
     port: int = PORT
 
 
-class Limits(_Settings):
+class Limits(_Settings, frozen=True):
     """Of each client whose key says nothing else. frame_bytes: of one frame of a message."""
 
     requests: int = 256
@@ -78,29 +83,39 @@ class Limits(_Settings):
     library_bytes: int | None = 256 << 20
     device_s_per_minute: float | None = None
 
+    def granted(self, quotas: Mapping[str, Any]) -> wire.Limits:
+        """What a client is told. quotas: of its key, instead."""
+        requests = min(self.requests, quotas.get("concurrent_requests") or self.requests)
+        own = {name: quotas.get(name, getattr(self, name)) for name in QUOTAS}
+        return wire.Limits(requests, self.credit_bytes, self.frame_bytes, **own)
 
-class Keys(_Settings):
-    """server: file of the server's key pair. clients: folder of the clients' public keys, which others may not read."""
 
-    server: Path
-    clients: Path
-
-
-class Code(_Settings):
-    """Which code images clients may bring. any: all. hashes: SHA-256, hex, of libraries or image files. signers: files
-    of public keys. providers: whose libraries they may name."""
+class Code(_Settings, frozen=True):
+    """Which code clients may bring, as `kaas.remote.allow.Allowed`; signers are in hex."""
 
     any: bool = False
     hashes: tuple[str, ...] = ()
     signers: tuple[str, ...] = ()
     providers: tuple[str, ...] = ()
 
+    def allowed(self) -> Allowed:
+        """
+        Raises:
+            InvalidConfig
+        """
+        try:
+            signers = tuple(map(bytes.fromhex, self.signers))
+        except ValueError as error:
+            raise InvalidConfig(f"code.signers are Ed25519 keys in hex: {error}", field="code.signers") from error
+        return Allowed(self.any, frozenset(self.hashes), signers, frozenset(self.providers))
 
-class Settings(_Settings):
+
+class Settings(_Settings, frozen=True):
     """Of one server.
 
     Fields:
-        name: of its pool, under which programs on this machine find it. state: folder of what outlives the server.
+        name: of its pool, under which programs on this machine find it. state: folder of what outlives the server,
+            only its user's; None: nothing does. keys: folder with its own keys and its clients' (`kaas keys`).
         administrators: names of keys that may ask for everything, and have it drain. steps: cTasks around kTasks, each
             "module:function". drain_s: how long a server that ends waits for what is open.
         metrics_port: of the Prometheus endpoint, on loopback; None for none.
@@ -109,7 +124,7 @@ class Settings(_Settings):
     name: str = "kaas"
     listen: Listen = Listen()
     state: Path | None = None
-    keys: Keys | None = None
+    keys: Path | None = None
     pool: PoolSettings = PoolSettings()
     limits: Limits = Limits()
     code: Code = Code()
@@ -183,3 +198,4 @@ def _check(settings: Settings, insecure: bool) -> None:
     if not settings.drain_s >= 0:
         raise InvalidConfig(f"drain_s is a number of seconds, not {settings.drain_s!r}", field="drain_s")
     settings.pool.config(None)
+    settings.code.allowed()
