@@ -17,11 +17,12 @@ from kaas.remote import wire
 from kaas.remote.answers import failure_of
 from kaas.remote.finished import Finished
 from kaas.remote.holdings import Holdings, Said
-from kaas.remote.runs import Meter, Runs
+from kaas.remote.metering import Meter
+from kaas.remote.runs import Runs
 from kaas.remote.sessions import LONGEST_NAME, Channel, Client, Run, Session
 
 SWEEP_S = 5.0
-"""How often programs that have not received what they asked for are looked after."""
+"""How often what has changed without a message is looked after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +63,18 @@ class Gateway:
         self,
         service: Service,
         holdings: Holdings,
+        meter: Meter,
         limits: Callable[[str], wire.Limits],
         keeping: Keeping = Keeping(),
-        meter: Meter | None = None,
     ) -> None:
+        """limits: of a client, as they are now."""
         self.life = token_hex(8)
         self.dropped = 0
         self.clients: dict[str, Client] = {}
         self.desk: Desk | None = None
         self._holdings, self._limits, self._keeping = holdings, limits, keeping
         self._loop = asyncio.get_running_loop()
-        self._runs = Runs(service, holdings, self._closed, meter)
+        self._runs = Runs(service, holdings, meter, self._closed)
         self._by_channel: dict[Channel, Session] = {}
         self._silence: asyncio.Event | None = None  # somebody waits for it
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
@@ -161,12 +163,13 @@ class Gateway:
             session = client.sessions[hello.session] = Session(hello.session, client, channel)
         elif session.channel != channel:
             self._by_channel.pop(session.channel, None)
+            session.channel.drop()
             session.channel = channel
         client.sessions.move_to_end(hello.session)
         session.lost_s = None
         former = self._by_channel.get(channel)
         if former is not None and former is not session:
-            former.lost_s = self._loop.time()
+            self.gone(channel)
         self._by_channel[channel] = session
         channel.send(wire.Welcome(wire.VERSION, self.life, client.name, client.limits))
         if self._runs.draining:
@@ -207,18 +210,28 @@ class Gateway:
         for task in list(session.tasks.values()):
             task.cancel()
 
+    def gone(self, channel: Channel) -> None:
+        """A connection has ended: its program may come again."""
+        session = self._by_channel.pop(channel, None)
+        if session is not None:
+            self._lost(session)
+
+    def _lost(self, session: Session) -> None:
+        session.lost_s = self._loop.time()
+        self._runs.lost(session)
+        if session.idle:
+            self._forget(session)
+        self._closed()
+
     def _look_after(self) -> None:
-        """Programs that have ended do not say so."""
+        """Programs that do not come again are forgotten; keys may grant something else by now."""
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
         now_s = self._loop.time()
         for client in list(self.clients.values()):
+            client.limits = self._limits(client.name)
             client.finished.expire(now_s)
-            for session in [each for each in client.sessions.values() if not each.idle]:
-                if session.lost_s is None:
-                    welcome = wire.Welcome(wire.VERSION, self.life, client.name, client.limits)
-                    if not session.channel.send(welcome):
-                        session.lost_s = now_s
-                elif now_s - session.lost_s >= self._keeping.lost_s:
+            for session in list(client.sessions.values()):
+                if session.lost_s is not None and now_s - session.lost_s >= self._keeping.lost_s:
                     self._forget(session)
 
     # --- questions that take a while

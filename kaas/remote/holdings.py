@@ -54,7 +54,7 @@ class Holdings:
         limits: Callable[[str], wire.Limits],
         allowed: Allowed,
         steps: Collection[str],
-        changed: Callable[[str, str, int], None],
+        changed: Callable[[str, Any, int], None],
     ) -> None:
         """folder: of what outlives the server. changed: is told what a client holds from now on: its name, "libraries"
         or "objects", bytes."""

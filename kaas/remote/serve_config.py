@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -14,9 +12,10 @@ from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig
 from kaas.remote import wire
 from kaas.remote.allow import Allowed
+from kaas.remote.quotas import Quotas
 
 PORT = 7600
-QUOTAS = ("requests_per_s", "stored_bytes", "library_bytes", "device_s_per_minute")
+TOLD = ("requests_per_s", "stored_bytes", "library_bytes", "device_s_per_minute")
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 UNKNOWN = re.compile(r"unknown field `(.*?)`")
 
@@ -69,7 +68,14 @@ class Listen(_Settings, frozen=True):
 
 
 class Limits(_Settings, frozen=True):
-    """Of each client whose key says nothing else. frame_bytes: of one frame of a message."""
+    """Of each client.
+
+    Fields:
+        requests: that it may have open: not answered, or not received. credit_bytes: of their inputs and outputs.
+        frame_bytes: of one frame of a message. sessions, lost_s, answers_bytes, answers_s: as in
+            `kaas.remote.gateway.Keeping`; no more connections than sessions either.
+        quotas: those that its key does not say.
+    """
 
     requests: int = 256
     credit_bytes: int = 256 << 20
@@ -78,16 +84,20 @@ class Limits(_Settings, frozen=True):
     answers_bytes: int = 16 << 20
     answers_s: float = 600.0
     lost_s: float = 60.0
-    requests_per_s: float | None = None
-    stored_bytes: int | None = 1 << 30
-    library_bytes: int | None = 256 << 20
-    device_s_per_minute: float | None = None
+    quotas: Quotas = Quotas(stored_bytes=1 << 30, library_bytes=256 << 20)
 
-    def granted(self, quotas: Mapping[str, Any]) -> wire.Limits:
-        """What a client is told. quotas: of its key, instead."""
-        requests = min(self.requests, quotas.get("concurrent_requests") or self.requests)
-        own = {name: quotas.get(name, getattr(self, name)) for name in QUOTAS}
-        return wire.Limits(requests, self.credit_bytes, self.frame_bytes, **own)
+    def granted(self, own: Quotas) -> Quotas:
+        """own: of a client's key."""
+        given = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not None}
+        if "requests_per_s" in given:
+            given.setdefault("burst", None)
+        return msgspec.structs.replace(self.quotas, **given)
+
+    def told(self, quotas: Quotas) -> wire.Limits:
+        """What a client hears of what it may."""
+        requests = min(self.requests, quotas.concurrent_requests or self.requests)
+        limits = {name: getattr(quotas, name) for name in TOLD}
+        return wire.Limits(requests, self.credit_bytes, self.frame_bytes, **limits)
 
 
 class Code(_Settings, frozen=True):
@@ -193,7 +203,7 @@ def _check(settings: Settings, insecure: bool) -> None:
         raise InvalidConfig(message, field="listen.host")
     for name in limits.__struct_fields__:
         value = getattr(limits, name)
-        if value is not None and not value > 0:
+        if name != "quotas" and not value > 0:
             raise InvalidConfig(f"limits.{name} is a positive number, not {value!r}", field=f"limits.{name}")
     if not settings.drain_s >= 0:
         raise InvalidConfig(f"drain_s is a number of seconds, not {settings.drain_s!r}", field="drain_s")

@@ -20,6 +20,8 @@ from kaas.remote.door import RemoteDoor
 from kaas.remote.gateway import Gateway, Keeping
 from kaas.remote.holdings import Holdings
 from kaas.remote.keys import Keys
+from kaas.remote.metering import Meter
+from kaas.remote.quotas import Quotas
 from kaas.remote.serve_config import Settings
 
 LAST_WORDS_S = 1.0
@@ -65,14 +67,11 @@ def _folder(settings: Settings) -> Iterator[Path]:
             yield Path(folder)
 
 
-def _nobody_counts(client: str, what: str, nbytes: int) -> None:
-    """Where nothing is metered."""
-
-
 class _Server:
     def __init__(self, settings: Settings, keys: Keys | None, service: Service, machine: Machine, folder: Path) -> None:
         self._settings, self._keys, self._service = settings, keys, service
         self._leave = asyncio.Event()
+        self._meter = Meter(folder)
         self._holdings = Holdings(
             folder,
             service.registry,
@@ -80,17 +79,20 @@ class _Server:
             self._limits,
             settings.code.allowed(),
             settings.steps,
-            _nobody_counts,
+            self._meter.holds,
         )
         limits = settings.limits
         keeping = Keeping(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
-        self._gateway = Gateway(service, self._holdings, self._limits, keeping)
-        self._desk = self._gateway.desk = Desk(service, self._administrator, self._drain)
+        self._gateway = Gateway(service, self._holdings, self._meter, self._limits, keeping)
+        self._desk = self._gateway.desk = Desk(service, self._administrator, self._drain, self._meter)
 
     def _limits(self, client: str) -> wire.Limits:
         """Quotas of its key, or else the server's for all."""
         key = None if self._keys is None else self._keys.named(client)
-        return self._settings.limits.granted({} if key is None else key.quotas)
+        limits = self._settings.limits
+        quotas = limits.granted(Quotas() if key is None else key.quotas)
+        self._meter.grant(client, quotas)
+        return limits.told(quotas)
 
     def _administrator(self, client: str) -> bool:
         key = None if self._keys is None else self._keys.named(client)
@@ -108,6 +110,7 @@ class _Server:
         """
         loop = asyncio.get_running_loop()
         listen, limits, keys = self._settings.listen, self._settings.limits, self._keys
+        self._meter.open()
         await self._holdings.open()
         receive, server_keys = self._gateway.receive, None if keys is None else keys.server
         # all that a client may have open, and as much again of small answers
@@ -121,6 +124,8 @@ class _Server:
             receive,
             frame_bytes=limits.frame_bytes,
             queued=queued,
+            connections=limits.sessions,
+            gone=self._gateway.gone,
         )
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._drain, f"it got {name.name}")
@@ -135,6 +140,7 @@ class _Server:
             self._gateway.close()
             door.close(LAST_WORDS_S)
             self._holdings.close()
+            await self._meter.close()
 
     async def _until_left(self) -> None:
         ends = [asyncio.ensure_future(event.wait()) for event in (self._leave, self._service.stopped)]
