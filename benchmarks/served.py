@@ -32,7 +32,7 @@ class Server:
     """One after the other, at the same address and with the same state.
 
     Fields:
-        address, pid: of the newest. ended: exit statuses of those that were not killed by `kill`.
+        address, pid: of the newest. public_key: of them all. ended: exit statuses of those that `stop` has ended.
     """
 
     def __init__(
@@ -40,15 +40,16 @@ class Server:
         folder: Path,
         clients: Sequence[str],
         *,
+        host: str = "127.0.0.1",
         devices: int = 1,
         kernels_s: Mapping[str, float] | None = None,
         limits: Mapping[str, int] | None = None,
     ) -> None:
         """clients: names of keys. kernels_s: seconds that kernels are modelled to take, by symbol."""
-        self._folder, self._port = folder, 0
+        self._folder, self._host, self._port = folder, host, 0
         self._keys = {name: folder / f"{name}.toml" for name in (*clients, ADMINISTRATOR)}
         for name, path in self._keys.items():
-            new_client(folder / "keys", name, path)
+            self.public_key = new_client(folder / "keys", name, path).server_key
         self._settings = {
             "name": f"served-{token_hex(4)}",
             "state": str(folder / "state"),
@@ -104,7 +105,7 @@ class Server:
     def start(self) -> None:
         """Until it is ready."""
         path = self._folder / "kaas.yaml"
-        path.write_bytes(msgspec.yaml.encode(self._settings | {"listen": {"port": self._port}}))
+        path.write_bytes(msgspec.yaml.encode(self._settings | {"listen": {"host": self._host, "port": self._port}}))
         command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(path)]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
