@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from typing import Any
 
 from kaas import errors
 from kaas.errors import KaasError, declared
@@ -16,7 +15,7 @@ def error_of(failure: wire.Failure) -> KaasError:
     cls = getattr(errors, failure.error, None)
     if not (isinstance(cls, type) and issubclass(cls, KaasError)):
         return KaasError(f"{failure.error}: {failure.message}")
-    tuples = _tuples(cls)
+    tuples = _tuples_of(cls.__name__)
     return cls(
         failure.message,
         **{
@@ -28,8 +27,8 @@ def error_of(failure: wire.Failure) -> KaasError:
 
 
 @cache
-def _tuples(cls: type[KaasError]) -> frozenset[str]:
-    """The fields that are tuples; msgpack has lists only."""
-    annotations = {name: text for base in cls.__mro__ for name, text in inspect.get_annotations(base).items()}
+def _tuples_of(name: str) -> frozenset[str]:
+    """The fields of an error that are tuples; msgpack has lists only."""
+    bases = getattr(errors, name).__mro__
+    annotations = {name: text for base in bases for name, text in inspect.get_annotations(base).items()}
     return frozenset(name for name, text in annotations.items() if str(text).startswith("tuple["))
-

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-
 LINGER_S = 10.0
 """The thread ends when it had nothing to do for so long."""
 

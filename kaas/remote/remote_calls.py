@@ -1,4 +1,4 @@
-"""What a client has asked its server, and has no answer yet: over each connection, and in each of the server's lives."""
+"""What a client has asked its server and has no answer yet, over each connection and in each of the server's lives."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class Call(Pending):
 
     def expired(self) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"no answer from the server within {self.deadline_s} s", deadline_s=self.deadline_s, task=self.invoke.function
+            f"no answer from the server within {self.deadline_s} s",
+            deadline_s=self.deadline_s,
+            task=self.invoke.function,
         )
 
 

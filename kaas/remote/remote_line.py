@@ -77,7 +77,7 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
             except zmq.Again:
                 self._hear()
                 raise LineLost(self._lost or BROKEN) from None
-            if self._waiting and self._socket.get(_EVENTS) & _READABLE:
+            if self._waiting and _readable(self._socket):
                 os.eventfd_write(self._bell, 1)  # sending may have taken the notice of what has come
 
     def receive(self, timeout_s: float | None = None) -> tuple[wire.FromServer, Frames] | None:
@@ -87,7 +87,7 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
                 with self._using:
                     if self._lost == CLOSED:
                         raise LineLost(CLOSED)
-                    if self._socket.get(_EVENTS) & _READABLE:
+                    if _readable(self._socket):
                         header, *frames = receive_frames(self._socket, _AT_ONCE)
                         return wire.decode_from_server(header), frames
                     if not self._lost:
@@ -128,10 +128,15 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
 
     def _hear(self) -> None:
         """What the monitor has to tell: its file descriptor too tells only that something has changed since."""
-        while self._monitor.get(_EVENTS) & _READABLE:
+        while _readable(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart())["event"]
             if not self._lost:
                 self._lost = REFUSED if event & _REFUSED else NOT_IT if event & _NOT_IT else BROKEN
+
+
+def _readable(socket: Socket) -> bool:
+    events: Any = socket.get(_EVENTS)
+    return bool(events & _READABLE)
 
 
 def _set(socket: Socket, address: str, keys: CurveKeys | None, connect_s: float) -> None:
