@@ -215,6 +215,9 @@ class PoolActor:
     async def pardon(self, function: str) -> bool:
         return await self._thread.run(_done((await self._opened()).service.pool.pardon, function))
 
+    async def trace(self, seconds: float) -> bytes:
+        return await self._thread.run((await self._opened()).service.trace(seconds))
+
     async def stats(self, reset: bool) -> Stats:
         return await self._thread.run(_done((await self._opened()).service.stats, reset))
 
