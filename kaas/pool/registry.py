@@ -64,7 +64,7 @@ class Registry:
             self._store.put(FUNCTIONS, {key: spec})
 
     def lend(self, spec: wire.FunctionSpec, task: KTask, data: bytes) -> RegisteredFunction:
-        """Make a function known until it is given back as often; who asks keeps it for later lives. data: the kTask's."""
+        """Make a function known until it is given back as often; who asks keeps it for later lives. data: the kTask."""
         known = self._functions.get(spec.key)
         if known is None:
             self._lent[spec.key] = 1

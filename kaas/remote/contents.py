@@ -8,9 +8,7 @@ without having them.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import msgspec
 
 from kaas.errors import KaasError, QuotaExceeded
 from kaas.remote import wire
-from kaas.remote.state import State, digest_of, entry_key
+from kaas.remote.state import State, entry_key
 
 LIBRARY, VALUE = "library", "value"
 KINDS = {LIBRARY: "library_bytes", VALUE: "stored_bytes"}
@@ -50,8 +48,8 @@ class Content:
     """An upload.
 
     Fields:
-        signature: see `wire.Upload`. have: bytes that are there, from the first on. complete: all, and they are those of
-            the hash. uses: names and functions that need it; without any it gives way to others. gone: it has.
+        signature: see `wire.Upload`. have: bytes that are there, from the first on. complete: all, and of the right
+            hash. uses: names and functions that need it; without any it gives way to others. gone: it has.
         turn: for who writes to it. digest: of what is there, if it is known; an object of hashlib.
     """
 
@@ -211,39 +209,43 @@ class Contents:
         known = self._clients.get(client) or _Client()
         quota = KINDS[kind]
         limit: int | None = getattr(self._limits(client), quota)
+        used = known.used[kind]
         going: list[Content] = []
-        idle = iter([each for each in known.contents.values() if each.idle])
-        excess = 0 if limit is None else known.used[kind] + nbytes - limit
-        for each in _until(lambda: excess <= 0, (each for each in idle if each.kind == kind)):
-            going.append(each)
-            excess -= each.counted_bytes
+        if limit is not None and used + nbytes > limit:
+            going = _first(known, kind, used + nbytes - limit)
+            if used - sum(each.counted_bytes for each in going) + nbytes > limit:
+                raise QuotaExceeded(
+                    f"{client!r} has {used} of its {limit} bytes ({quota}), and asks for {nbytes} more",
+                    client=client,
+                    quota=quota,
+                    limit=limit,
+                    used=used,
+                )
+        excess = len(known.contents) - len(going) + number - MOST_CONTENTS
         if excess > 0:
-            raise QuotaExceeded(
-                f"{client!r} has {known.used[kind]} of its {limit} bytes ({quota}), and asks for {nbytes} more",
-                quota=quota,
-                limit=limit,
-                used=known.used[kind],
-                needed=nbytes,
-            )
-        left = len(known.contents) - len(going) + number - MOST_CONTENTS
-        rest = (each for each in known.contents.values() if each.idle and each not in going)
-        for each in _until(lambda: left <= 0, rest):
-            going.append(each)
-            left -= 1
-        if left > 0:
-            raise too_many("contents", MOST_CONTENTS, len(known.contents))
+            rest = [each for each in known.contents.values() if each.idle and each not in going]
+            if len(rest) < excess:
+                raise too_many(client, "contents", MOST_CONTENTS, len(known.contents))
+            going += rest[:excess]
         for each in going:
             self.remove(each)
 
 
-def _until(enough: Callable[[], bool], contents: Iterator[Content]) -> Iterator[Content]:
-    while not enough() and (each := next(contents, None)) is not None:
-        yield each
+def _first(known: _Client, kind: str, nbytes: int) -> list[Content]:
+    """Those that would give way for so many bytes, or all that could."""
+    going: list[Content] = []
+    for each in known.contents.values():
+        if nbytes <= 0:
+            break
+        if each.kind == kind and each.idle:
+            going.append(each)
+            nbytes -= each.counted_bytes
+    return going
 
 
-def too_many(what: str, limit: int, used: int) -> QuotaExceeded:
+def too_many(client: str, what: str, limit: int, used: int) -> QuotaExceeded:
     return QuotaExceeded(
-        f"a client has at most {limit} {what} at this server", quota=what, limit=limit, used=used, needed=1
+        f"a client has at most {limit} {what} at this server", client=client, quota=what, limit=limit, used=used
     )
 
 

@@ -111,8 +111,8 @@ class Functions:
         self._named: dict[str, dict[str, RemoteFunction | KaasError]] = {}
 
     async def open(self) -> None:
-        """Register again what was registered in an earlier life. What cannot be now, since its code is no longer allowed
-        say, is kept and says so."""
+        """Register again what was registered in an earlier life. What cannot be now, since its code is no longer
+        allowed say, is kept and says so."""
         for data in self._state.store.read(_FUNCTIONS).values():
             kept = _decode(data)
             try:
@@ -168,7 +168,7 @@ class Functions:
                 raise InvalidRequest(error.message) from error
             if len(name.encode()) > NAME_BYTES or (len(name) == _KEY_DIGITS and not name.strip("0123456789abcdef")):
                 raise InvalidRequest(
-                    f"a function's name has at most {NAME_BYTES} bytes and does not look like a key, unlike {shown(name)}"
+                    f"a function's name has at most {NAME_BYTES} bytes and does not look like a key: not {shown(name)}"
                 )
         for step in filter(None, (message.before, message.after)):
             if step not in self._steps:
@@ -183,7 +183,7 @@ class Functions:
             kept = _Kept(client, message.name, task, constants, message.before, message.after)
             mine = self._clients.get(client, {})
             if len(mine) >= MOST_FUNCTIONS and (message.name or _key_of(kept)) not in mine:
-                raise too_many("functions", MOST_FUNCTIONS, len(mine))
+                raise too_many(client, "functions", MOST_FUNCTIONS, len(mine))
             entry = await self._made(kept)
             self._state.store.put(_FUNCTIONS, {entry_key(client, entry.handle): msgspec.msgpack.encode(kept)})
             before = mine.get(entry.handle)

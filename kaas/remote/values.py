@@ -1,4 +1,4 @@
-"""Objects that remote clients have put at a server, by name: in memory that executors read, and on disk for later lives.
+"""Objects that remote clients have put at a server, by name: in memory that executors read, and on disk for restarts.
 
 A value counts as long as a name or a function's constants refer to it, once for each client.
 """
@@ -73,8 +73,8 @@ class Values:
                 self._name(kept, held, content)
 
     async def held(self, content: Content, data: memoryview | None = None) -> Held | None:
-        """A complete value in the pool's memory; None if on disk it is not what it was when it came. data: the value, if
-        it is at hand.
+        """A complete value in the pool's memory; None if on disk it is not what it was when it came. data: the value,
+        if it is at hand.
 
         Raises:
             KaasError
@@ -143,7 +143,7 @@ class Values:
     def _check_number(self, client: str, names: Mapping[str, Any]) -> None:
         mine = self._names.get(client, {})
         if len(mine.keys() | names.keys()) > MOST_NAMES:
-            raise too_many("objects", MOST_NAMES, len(mine))
+            raise too_many(client, "objects", MOST_NAMES, len(mine))
 
     # --- changing
 
@@ -256,8 +256,8 @@ def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _key(content: Content) -> bytes:
-    """What caches know a value by. Nobody else has one of this key, whatever his values are: what is warm for one client
-    would tell another that somebody has the same."""
+    """What caches know a value by. Nobody else has one of this key, whatever their values are: what is warm for one
+    client would tell another that somebody has the same."""
     return hashlib.sha256(b"remote/" + digest_of(content.client).encode() + bytes.fromhex(content.hash)).digest()[:28]
 
 
