@@ -21,7 +21,7 @@ class Buckets(NamedTuple):
     """How many entries are no greater than each of `BOUNDS_S`, how many there are, and their sum."""
 
     counts: Sequence[int]
-    count: int
+    entries: int
     total_s: float
 
 
@@ -62,7 +62,9 @@ class Measured:
 
 def metrics(measured: Measured) -> tuple[Metric, ...]:
     """All there are; those without a sample included, so that who looks for one knows that it exists."""
-    stages, hits, evictions = _stages(measured.figures), {}, {}
+    stages = _stages(measured.figures)
+    hits: dict[str, int] = {}
+    evictions: dict[str, int] = {}
     for (_, _, _, tier), use in measured.figures.tiers.items():
         hits[tier] = hits.get(tier, 0) + use.objects
         evictions[tier] = evictions.get(tier, 0) + use.evictions
