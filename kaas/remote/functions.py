@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +37,7 @@ _FUNCTIONS = "remote functions"
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
-    """constants: a value's hash and dtype by buffer."""
+    """constants: a value's hash and dtype by buffer. key: by which the client knows it."""
 
     client: str
     name: str
@@ -45,6 +45,14 @@ class _Kept(msgspec.Struct, frozen=True, array_like=True):
     constants: dict[str, tuple[str, str]]
     before: str
     after: str
+    key: str = ""
+
+    def keyed(self, task: KTask) -> _Kept:
+        """With its key: that of its kTask, or of all that makes it."""
+        if self.constants or self.before or self.after:
+            parts = [task.key, sorted(self.constants.items()), self.before, self.after]
+            return msgspec.structs.replace(self, key=hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest())
+        return msgspec.structs.replace(self, key=task.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +87,12 @@ class _Entry:
 
     kept: _Kept
     ready: RemoteFunction | KaasError
-    contents: list[Content]
+    contents: Sequence[Content]
     nbytes: int
 
     @property
     def handle(self) -> str:
-        return self.kept.name or _key_of(self.kept)
+        return self.kept.name or self.kept.key
 
 
 class Functions:
@@ -181,12 +189,13 @@ class Functions:
                 stored = self._values.named(client, name)
                 constants[buffer] = stored.content.hash, stored.dtype
             kept = _Kept(client, message.name, task, constants, message.before, message.after)
-            mine = self._clients.get(client, {})
-            if len(mine) >= MOST_FUNCTIONS and (message.name or _key_of(kept)) not in mine:
-                raise too_many(client, "functions", MOST_FUNCTIONS, len(mine))
             entry = await self._made(kept)
-            self._state.store.put(_FUNCTIONS, {entry_key(client, entry.handle): msgspec.msgpack.encode(kept)})
+            mine = self._clients.get(client, {})
             before = mine.get(entry.handle)
+            if before is None and len(mine) >= MOST_FUNCTIONS:
+                self._let_go(entry)
+                raise too_many(client, "functions", MOST_FUNCTIONS, len(mine))
+            self._state.store.put(_FUNCTIONS, {entry_key(client, entry.handle): msgspec.msgpack.encode(entry.kept)})
             self._add(entry)
             if before is not None:
                 self._let_go(before)
@@ -209,10 +218,11 @@ class Functions:
             undo.callback(self._contents.refund, kept.client, LIBRARY, len(data))
             known = self._registry.lend(pool_wire.FunctionSpec(task.key, bindings), task, data)
             undo.pop_all()
+        kept = kept.keyed(task)
         bound = {binding.buffer for binding in bindings}
         ready = RemoteFunction(
             name=kept.name,
-            key=_key_of(kept),
+            key=kept.key,
             task=task,
             function=known,
             constants=constants,
@@ -225,7 +235,7 @@ class Functions:
         )
         return _Entry(kept, ready, contents, len(data))
 
-    def _needed(self, kept: _Kept, sent: SentTask, undo: ExitStack) -> list[Content]:
+    def _needed(self, kept: _Kept, sent: SentTask, undo: ExitStack) -> Sequence[Content]:
         """What it needs, used once more, unless undone.
 
         Raises:
@@ -282,7 +292,7 @@ class Functions:
         """Names and keys anew."""
         found = self._named[client] = {}
         for entry in self._clients[client].values():
-            found[_key_of(entry.kept)] = entry.ready
+            found[entry.kept.key] = entry.ready
         for handle, entry in self._clients[client].items():
             found[handle] = entry.ready
 
@@ -307,7 +317,7 @@ class Functions:
         async with self._values.turn(client):
             mine = self._clients.get(client, {})
             going = [mine[function]] if function in mine else []
-            going += [entry for entry in mine.values() if _key_of(entry.kept) == function and entry not in going]
+            going += [entry for entry in mine.values() if entry.kept.key == function and entry not in going]
             if not going:
                 self.named(client, function)
             for entry in going:
@@ -315,13 +325,6 @@ class Functions:
                 del mine[entry.handle]
                 self._let_go(entry)
             self._look_up(client)
-
-
-def _key_of(kept: _Kept) -> str:
-    """What a client knows it by: SHA-256, hex, of all that makes the function but for its name."""
-    return hashlib.sha256(
-        msgspec.msgpack.encode([kept.task, sorted(kept.constants.items()), kept.before, kept.after])
-    ).hexdigest()
 
 
 def _code_bytes(libraries: Mapping[str, Library]) -> int:
@@ -342,7 +345,7 @@ def _described(entry: _Entry) -> dict[str, Any]:
     kept, ready = entry.kept, entry.ready
     known: dict[str, Any] = {
         "name": kept.name,
-        "function": _key_of(kept),
+        "function": kept.key,
         "constants": {buffer: sha256 for buffer, (sha256, _) in kept.constants.items()},
         "before": kept.before,
         "after": kept.after,
