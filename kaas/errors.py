@@ -410,19 +410,36 @@ class QueueFull(KaasError):
     queued: int
 
 
+class Cancelled(KaasError):
+    """A request of a remote client that this client has cancelled."""
+
+
+class UnknownSession(KaasError):
+    """A question of a remote client that has not said Hello, or not for long: it does, and asks again."""
+
+
 class QuotaExceeded(KaasError):
     """Something of a remote client's that is beyond what its key grants it.
 
     Fields:
         client: whose quota it is. quota: which, as in `kaas.remote.quotas.Quotas`. limit, used: in its unit.
-        retry_s: when it will be taken in; not there if only the client can make room.
+        needed: how much more was asked for. retry_s: when it will be taken in; not there if only the client can make
+            room.
     """
 
     client: str
     quota: str
     limit: float
     used: float
+    needed: float
     retry_s: float
+
+
+class UsageUnavailable(KaasError):
+    """What clients use cannot be written down or read, so that nothing is given either; `path` is the file or folder."""
+
+    path: str
+    reason: str
 
 
 class UnknownFunction(InvalidRequest):
@@ -457,13 +474,6 @@ class NotAllowed(KaasError):
     trusts, or names a provider that it does not offer."""
 
     library: str
-
-
-class UsageUnavailable(KaasError):
-    """What clients use cannot be written down or read, so that nothing is given either; `path` is the file or folder."""
-
-    path: str
-    reason: str
 
 
 class Quarantined(KaasError):

@@ -33,7 +33,7 @@ LAYERS = [
     {"kaas.api", "kaas.calls"},
     {"kaas.caching", "kaas.etasks", "kaas.model"},
     {"kaas.remote"},
-    {"kaas.demo", "kaas.cli", "kaas.compile_command", "kaas.file_commands", "kaas.keys_command"},
+    {"kaas.demo", "kaas.cli", "kaas.compile_command", "kaas.file_commands", "kaas.keys_command", "kaas.serve_command"},
 ]  # fmt: skip
 """Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of
 public names, stands above all."""

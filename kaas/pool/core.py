@@ -446,8 +446,8 @@ class Pool:
     def _done(self, request: Request, worker: Worker, slot: int, reply: Reply) -> None:
         left = request.answer.done()
         del worker.running[request.id]
+        record = request.record = reply.record
         self._answer(self._leave(request), reply.error or reply)
-        record = reply.record
         ended = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
         outcome = Outcome.ABANDONED if left else ended
         device_s = record.device_s if record else 0.0

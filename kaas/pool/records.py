@@ -22,7 +22,7 @@ class Request:
 
     Fields:
         charged: how many of its retries are used. alone: it is a suspect, and nothing may run beside it.
-        left: is called when it neither is queued nor runs any more.
+        left: is called when it neither is queued nor runs any more. record: what its last run took.
     """
 
     id: int
@@ -37,6 +37,7 @@ class Request:
     charged: int = 0
     alone: bool = False
     left: Callable[[], None] | None = None
+    record: RunRecord | None = None
 
     @property
     def inputs_exist(self) -> bool:

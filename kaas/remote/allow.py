@@ -106,5 +106,5 @@ def _ed25519() -> Any:
         return import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
     except ImportError as error:
         raise MissingPackage(
-            "signatures of code need the package cryptography", package="cryptography", install="kaas[serve]"
+            "signatures of code need the package cryptography", package="cryptography", install="kaas[signed]"
         ) from error

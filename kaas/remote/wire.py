@@ -7,6 +7,7 @@ for other languages.
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 import msgspec
@@ -15,9 +16,6 @@ VERSION = 1
 """Of this protocol; a server refuses others."""
 CHUNK_BYTES = 1 << 20
 """Of a large upload or download, in one message."""
-
-_Bytes = bytes
-"""Where a field of the same message is called so."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower, omit_defaults=True):
@@ -36,16 +34,16 @@ class Hello(_Message):
 
 
 class Upload(_Message):
-    """Begin, or go on with, an upload of bytes known by their content. hash: SHA-256, hex. kind: "library" (for each image
-    `kind:size:`, in ASCII, then its data: the hash is the library's) or "value". signature: of a library, Ed25519 over
-    b"kaas library " and the hash, for servers that want one. The answer is Uploaded, whose offset says from where on this
-    client has not sent it yet."""
+    """Begin, or go on with, an upload of bytes known by their content. hash: SHA-256, hex. kind: "library" (for each
+    image `kind:size:`, in ASCII, then its data: the hash is the library's) or "value". signature: of a library, Ed25519
+    over b"kaas library " and the hash, for servers that want one. The answer is Uploaded, whose offset says from where
+    on this client has not sent it yet."""
 
     number: int
     hash: str
     bytes: int
     kind: str
-    signature: _Bytes = b""
+    signature: builtins.bytes = b""
 
 
 class Chunk(_Message):
@@ -220,8 +218,8 @@ class Value(_Message):
 
 
 class Result(_Message):
-    """Frames: the outputs, but for those that are stored. outputs: names of those that came, in the frames' order. trace:
-    the traceparent of the server's span, where Invoke had one."""
+    """Frames: the outputs, but for those that are stored. outputs: names of those that came, in the frames' order.
+    trace: the traceparent of the server's span, where Invoke had one."""
 
     number: int
     outputs: tuple[str, ...] = ()
@@ -240,8 +238,8 @@ class Told(_Message):
 
 
 class Failure(_Message):
-    """The answer to whatever went wrong. number: 0 if nothing can be said of which question. error: the class's name, as
-    in `kaas.errors`, or "Cancelled"; fields: those of it. retry_s: when it may be asked again, if that can help."""
+    """The answer to whatever went wrong. number: 0 if nothing can be said of which question. error: the class's name,
+    as in `kaas.errors`, or "Cancelled"; fields: those of it. retry_s: when it may be asked again, if that can help."""
 
     number: int
     error: str
