@@ -186,7 +186,7 @@ def test_other_bytes_than_announced_are_forgotten(tmp_path: Path) -> None:
     ],
 )
 def test_senseless_offers(change: dict[str, Any], tmp_path: Path) -> None:
-    fields = {"number": 1, "hash": hash_of(LARGE), "bytes": len(LARGE), "kind": "value"} | change
+    fields: dict[str, Any] = {"number": 1, "hash": hash_of(LARGE), "bytes": len(LARGE), "kind": "value"} | change
 
     async def life() -> None:
         async with Had(tmp_path) as had:
@@ -361,7 +361,7 @@ def test_what_is_no_library_is_refused(data: bytes, tmp_path: Path) -> None:
 
 
 def test_comments_without_an_end_keep_nobody_busy() -> None:
-    """Two million bytes, of which each pair could begin a comment to the end: looked through once, not once for each."""
+    """Two million bytes, each pair of which could begin a comment to the end: looked through once, not once for each."""
     assert Library.from_ptx(b".version .target" + b"/*" * 1_000_000).nbytes == 2_000_016
 
 
