@@ -361,7 +361,7 @@ def test_what_is_no_library_is_refused(data: bytes, tmp_path: Path) -> None:
 
 
 def test_comments_without_an_end_keep_nobody_busy() -> None:
-    """Two million bytes, each pair of which could begin a comment to the end: looked through once, not once for each."""
+    """Two million bytes, each pair of which could begin a comment: looked through once, not once for each."""
     assert Library.from_ptx(b".version .target" + b"/*" * 1_000_000).nbytes == 2_000_016
 
 
