@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -10,7 +10,9 @@ from kaas.errors import InvalidRequest
 from kaas.pool.service import Service
 from kaas.remote.answers import plain
 from kaas.remote.canary import sing
+from kaas.remote.metering import Meter
 from kaas.remote.sessions import Session
+from kaas.remote.usage import told as usage_told
 
 CANARY = b"canary"
 READY = ("idle", "busy")
@@ -26,22 +28,22 @@ class Desk:
     def __init__(
         self,
         service: Service,
-        administrators: Collection[str],
+        administrator: Callable[[str], bool],
         drain: Callable[[str], None],
-        usage: Callable[[str | None], Any] | None = None,
+        meter: Meter,
     ) -> None:
-        """drain: begins, with a reason. usage: of one client, or of all."""
+        """administrator: whether a client is one. drain: begins, with a reason."""
         self.draining = False
-        self._service, self._administrators = service, administrators
-        self._drain, self._usage = drain, usage
+        self._service, self._is_administrator = service, administrator
+        self._drain, self._meter = drain, meter
 
-    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Awaitable[Any]:
+    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
         """
         Raises:
             KaasError
         """
         client = session.client
-        administrator = client.name in self._administrators
+        administrator = self._is_administrator(client.name)
         match what:
             case "status":
                 own = {
@@ -53,8 +55,8 @@ class Desk:
                 return {**self._status(administrator), **own}
             case "stats":
                 return self._stats(None if administrator else client.name)
-            case "usage" if self._usage is not None:
-                return self._usage(None if administrator else client.name)
+            case "usage":
+                return usage_told(self._meter.usage(None if administrator else client.name))
             case "health":
                 if frames and frames[0] == CANARY:
                     return self._health_by_canary()
@@ -86,6 +88,7 @@ class Desk:
                 "functions": list(status.functions),
                 "broken": status.broken,
                 "pid": status.pid,
+                "usage_trouble": self._meter.trouble,
                 "quarantined": [_entry(each) for each in status.quarantined],
             }
         return told

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
+import resource
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,16 +20,23 @@ from kaas.pool.drain import Drain
 from kaas.pool.lines import LARGE_BYTES, Frames
 from kaas.pool.node_line import Socket, beat
 from kaas.remote import wire
+from kaas.remote.connections import Connection, Connections
 from kaas.remote.keys import Keys, ServerKeys
 
 FRAME_BYTES = 16 << 20
 """Of the largest frame that is taken, unless told otherwise."""
 QUEUED = 1024
-"""Messages that wait in each direction on one connection, unless told otherwise."""
+"""Messages to a client that wait on one connection, unless told otherwise."""
+ARRIVED = 128
+"""Messages from it that do."""
+CONNECTIONS = 64
+"""Of one key, unless told otherwise."""
 HANDSHAKE_S = 5.0
 """In which a connection must have shown its key."""
 REFRESH_S = 1.0
 """How soon a key that was added or revoked counts."""
+GONE_S = 1.0
+"""After its connection a channel ends: what came over it before is taken first."""
 NOBODY = "local"
 """Who everybody is where there are no keys."""
 
@@ -34,6 +44,7 @@ _ZAP = "inproc://zeromq.zap.01"
 """Where ZeroMQ asks whether a key may come in (its RFC 27)."""
 _LAST, _MORE, _AT_ONCE = 0, int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _UNSENT = (zmq.EHOSTUNREACH, zmq.EAGAIN)
+_OWN = re.compile(rb"\0.{4}", re.DOTALL)
 
 _send = zmq.backend.Socket.send  # a third of the time of what pyzmq lays over it
 _receive_frame = zmq.backend.Socket.recv
@@ -58,104 +69,142 @@ class RemoteDoor:
         server_keys: ServerKeys | None,
         receive: Receive,
         *,
+        gone: Callable[[RemoteChannel], None] = lambda _channel: None,
         frame_bytes: int = FRAME_BYTES,
+        message_bytes: int | None = None,
         queued: int = QUEUED,
+        connections: int = CONNECTIONS,
         nobody: str = NOBODY,
     ) -> None:
         """port: 0 for any. keys: None lets everybody in whom this machine's loopback lets come, by the name nobody.
-        receive: takes each message; frames from LARGE_BYTES on are read-only views, others bytes.
+        receive: takes each message; frames from LARGE_BYTES on are read-only views, others bytes. gone: hears of
+        channels that have ended. message_bytes: of all frames of one; None for four of the largest. connections: of one
+        key.
 
         Raises:
             InvalidConfig: it cannot be there, or not without keys.
         """
-        self._loop, self._receive, self._keys, self._nobody = loop, receive, keys, nobody
-        self._context: zmq.Context[Socket] = zmq.Context()
+        self._loop, self._receive, self._gone = loop, receive, gone
+        self._keys, self._nobody, self._limit = keys, nobody, connections
+        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the rest is for those inside
+        self._closed = False
         self._channels: dict[tuple[bytes, str], RemoteChannel] = {}
+        self._of_key: Counter[str] = Counter()
         self._drains: list[Drain] = []
+        if keys is None:
+            host = _loopback(host)
+        self._context: zmq.Context[Socket] = zmq.Context()
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.router_mandatory = True  # or what goes to nobody would not be noticed
-        socket.sndhwm = socket.rcvhwm = queued
+        socket.sndhwm, socket.rcvhwm = queued, ARRIVED
         socket.maxmsgsize = frame_bytes
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         beat(socket)
-        if keys is None or server_keys is None:
-            self._require_loopback(host)
-        else:
-            self._lock(socket, server_keys)
-        try:
-            socket.ipv6 = ":" in host
-            socket.bind(f"tcp://[{host}]:{port or '*'}" if ":" in host else f"tcp://{host}:{port or '*'}")
-        except zmq.ZMQError as error:
-            self._end(0.0)
-            raise InvalidConfig(f"no server can be at {host}, port {port}: {error.strerror}", field="host") from error
-        self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if keys is not None and server_keys is not None:
+            self._lock(socket, keys, server_keys)
+        most_bytes = 4 * frame_bytes if message_bytes is None else message_bytes
+        self._connections = Connections[RemoteChannel](loop, self._context, socket, most_bytes, self._left)
+        self._drains.append(Drain(loop, socket, self._arrived, _receive_known))
+        self._bind(host, port)
         if keys is None:
             _log.warning("INSECURE: whoever is on this machine may use the server at %s", self.endpoint)
         else:
             self._refreshing = loop.call_later(REFRESH_S, self._refresh, keys)
-        self._drain = Drain(loop, socket, self._arrived, _receive_known)
-        self._drains.append(self._drain)
 
     def close(self, wait_s: float) -> None:
         """What was sent goes out yet, to who takes it within this time."""
+        self._closed = True
         if self._keys is not None:
             self._refreshing.cancel()
-        self._end(wait_s)
-
-    def _end(self, wait_s: float) -> None:
         for drain in self._drains:
             drain.close(wait_s)
-        self._socket.close(linger=int(wait_s * 1000))
+        self._connections.close()
         self._context.term()
 
-    def _require_loopback(self, host: str) -> None:
+    def _bind(self, host: str, port: int) -> None:
+        self._socket.ipv6 = ":" in host
         try:
-            here = host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            here = False
-        if not here:
-            self._end(0.0)
-            raise InvalidConfig(f"without keys a server is only on loopback, not at {host}", field="host")
+            self._socket.bind(f"tcp://[{host}]:{port or '*'}" if ":" in host else f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self._keys = None
+            self.close(0.0)
+            raise InvalidConfig(f"no server can be at {host}, port {port}: {error.strerror}", field="host") from error
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._connections.bound(self.endpoint)
 
-    def _lock(self, socket: Socket, server_keys: ServerKeys) -> None:
+    # --- who may come
+
+    def _lock(self, socket: Socket, keys: Keys, server_keys: ServerKeys) -> None:
         asked = self._context.socket(zmq.REP)
         asked.bind(_ZAP)  # before the door: while nobody answers, all may come in
-        self._drains.append(Drain(self._loop, asked, lambda frames: self._admit(asked, *frames)))
+        self._drains.append(Drain(self._loop, asked, lambda frames: self._admit(asked, keys, *frames)))
         socket.curve_server = True
         socket.curve_secretkey = server_keys.secret_key.encode()
         socket.zap_domain = b"kaas"
 
-    def _admit(self, asked: Socket, version: bytes, number: bytes, *question: bytes) -> None:
+    def _admit(self, asked: Socket, keys: Keys, version: bytes, number: bytes, *question: bytes) -> None:
         """Answer a question of ZeroMQ: whether somebody with this key may come in."""
         _domain, _address, _identity, _mechanism, key = question
         public_key = z85.encode(key)
-        knows = self._keys is not None and self._keys.who(public_key.decode()) is not None
-        answer = [b"200", b"OK", public_key, b""] if knows else [b"400", b"", b"", b""]
+        if keys.who(public_key.decode()) is None:
+            answer = [b"400", b"", b"", b""]
+        elif self._full(public_key.decode()):
+            answer = [b"300", b"", b"", b""]  # not now
+        else:
+            answer = [b"200", b"", public_key, b""]
         asked.send_multipart([version, number, *answer])
+
+    def _full(self, public_key: str) -> bool:
+        return self._of_key[public_key] >= self._limit or len(self._connections) >= self._most
 
     def _refresh(self, keys: Keys) -> None:
         self._refreshing = self._loop.call_later(REFRESH_S, self._refresh, keys)
         if keys.refresh():
             for (_, public_key), channel in list(self._channels.items()):
-                if keys.who(public_key) is None:
+                client = keys.who(public_key)
+                if client is None or client.name != channel.user:
                     channel.drop()
 
-    def _arrived(self, frames: Frames) -> None:
-        first, *rest = frames
-        key = (first.bytes, "" if self._keys is None else first.get("User-Id"))
-        channel = self._channels.get(key)
-        if channel is None:
-            channel = self._came(key)
-        if not channel.dropped:
-            self._receive(channel, rest)
+    # --- what comes and goes
 
-    def _came(self, key: tuple[bytes, str]) -> RemoteChannel:
-        """A connection's first message."""
-        client = None if self._keys is None else self._keys.who(key[1])
-        user = self._nobody if client is None else client.name
-        channel = self._channels[key] = RemoteChannel(self, key[0], user)
-        channel.dropped = self._keys is not None and client is None
+    def _arrived(self, frames: Frames) -> None:
+        known = frames.pop(0)
+        key = (known.bytes, known.get("User-Id") if self._keys is not None else "")
+        channel = self._channels.get(key) or self._came(key, int(known.get("__fd")))
+        if channel is not None and not channel.dropped:
+            channel.connection.taken += 1
+            self._receive(channel, frames)
+
+    def _came(self, key: tuple[bytes, str], fd: int) -> RemoteChannel | None:
+        """A connection's first message. ZeroMQ's own identities are five bytes; who chooses one might take another's
+        place."""
+        identity, public_key = key
+        client = self._keys.who(public_key) if self._keys is not None else None
+        if (self._keys is not None and client is None) or self._full(public_key) or not _OWN.fullmatch(identity):
+            self._connections.shut(fd)
+            return None
+        channel = RemoteChannel(self, key, self._nobody if client is None else client.name)
+        connection = self._connections.owned(fd, channel)
+        if connection is None:
+            return None
+        channel.connection = connection
+        self._channels[key] = channel
+        self._of_key[public_key] += 1
         return channel
+
+    def _left(self, channel: RemoteChannel) -> None:
+        """Its connection has ended."""
+        public_key = channel.key[1]
+        self._of_key[public_key] -= 1
+        if not self._of_key[public_key]:
+            del self._of_key[public_key]
+        self._loop.call_later(GONE_S, self._forget, channel)
+
+    def _forget(self, channel: RemoteChannel) -> None:
+        del self._channels[channel.key]
+        channel.dropped = True
+        if not self._closed:
+            self._gone(channel)
 
     def send(self, identity: bytes, header: wire.FromServer, frames: Sequence[Any]) -> bool:
         """Waits for nobody. Whether its client is there and has room for it."""
@@ -171,22 +220,27 @@ class RemoteDoor:
         for frame in frames:
             left -= 1
             _send(socket, frame, _MORE if left else _LAST, len(frame) < LARGE_BYTES)
-        self._drain.look()
+        self._drains[-1].look()
         return True
+
+    def shut(self, channel: RemoteChannel) -> None:
+        """End its connection."""
+        self._connections.shut(channel.connection.fd)
 
 
 class RemoteChannel:
     """One connection of a client; another one has another.
 
     Fields:
-        user: the client's name. dropped: nothing that comes from it counts any more.
+        user: the name of its client. key: what it is known by. dropped: nothing that comes from it counts any more.
     """
 
-    __slots__ = ("_door", "_identity", "dropped", "user")
+    __slots__ = ("_door", "connection", "dropped", "key", "user")
 
-    def __init__(self, door: RemoteDoor, identity: bytes, user: str) -> None:
-        self._door, self._identity = door, identity
-        self.user = user
+    connection: Connection[RemoteChannel]
+
+    def __init__(self, door: RemoteDoor, key: tuple[bytes, str], user: str) -> None:
+        self._door, self.key, self.user = door, key, user
         self.dropped = False
 
     def __repr__(self) -> str:
@@ -194,11 +248,13 @@ class RemoteChannel:
 
     def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
         """Waits for nobody. False: its client is gone, or takes nothing."""
-        return not self.dropped and self._door.send(self._identity, header, frames)
+        return not self.dropped and self._door.send(self.key[0], header, frames)
 
     def drop(self) -> None:
-        """Have no more to do with it."""
-        self.dropped = True
+        """Have no more to do with it: its connection ends."""
+        if not self.dropped:
+            self.dropped = True
+            self._door.shut(self)
 
 
 def _receive_known(socket: Socket, flags: int) -> Frames:
@@ -209,3 +265,17 @@ def _receive_known(socket: Socket, flags: int) -> Frames:
         frame = _receive_frame(socket, flags, copy=False)
         frames.append(frame.bytes if len(frame) < LARGE_BYTES else frame.buffer.toreadonly())
     return frames
+
+
+def _loopback(host: str) -> str:
+    """
+    Raises:
+        InvalidConfig: it is another place.
+    """
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        address = None
+    if address is None or not address.is_loopback:
+        raise InvalidConfig(f"without keys a server is only on loopback, not at {host}", field="host")
+    return str(address)

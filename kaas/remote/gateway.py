@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
@@ -11,17 +11,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kaas.errors import ConfigMismatch, InvalidRequest, QueueFull, UnknownSession
+from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, QueueFull, UnknownSession
 from kaas.pool.service import Service
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
 from kaas.remote.finished import Finished
 from kaas.remote.holdings import Holdings, Said
-from kaas.remote.runs import Meter, Runs
+from kaas.remote.metering import Meter
+from kaas.remote.runs import Runs
 from kaas.remote.sessions import LONGEST_NAME, Channel, Client, Run, Session
 
 SWEEP_S = 5.0
-"""How often programs that have not received what they asked for are looked after."""
+"""How often what has changed without a message is looked after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Keeping:
 class Desk(Protocol):
     """What answers `wire.Ask`."""
 
-    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Awaitable[Any]:
+    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
         """
         Raises:
             KaasError
@@ -62,17 +63,18 @@ class Gateway:
         self,
         service: Service,
         holdings: Holdings,
+        meter: Meter,
         limits: Callable[[str], wire.Limits],
-        keeping: Keeping = Keeping(),  # noqa: B008 - it never changes
-        meter: Meter | None = None,
+        keeping: Keeping = Keeping(),
     ) -> None:
+        """limits: of a client, as they are now."""
         self.life = token_hex(8)
         self.dropped = 0
         self.clients: dict[str, Client] = {}
         self.desk: Desk | None = None
         self._holdings, self._limits, self._keeping = holdings, limits, keeping
         self._loop = asyncio.get_running_loop()
-        self._runs = Runs(service, holdings, self._closed, meter)
+        self._runs = Runs(service, holdings, meter, self._closed)
         self._by_channel: dict[Channel, Session] = {}
         self._silence: asyncio.Event | None = None  # somebody waits for it
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
@@ -130,14 +132,14 @@ class Gateway:
                 if self.desk is None:
                     raise InvalidRequest("this server answers no questions")
                 told = self.desk.told(session, message.what, frames[1:])
-                if isinstance(told, Awaitable):
+                if isinstance(told, Coroutine):
                     self._later(session, message.number, _told(message.number, told))
                 else:
                     session.channel.send(wire.Told(message.number, told))
             case _:
                 said = self._holdings.answer(session.client.name, message, frames[1:])
-                if isinstance(said, Awaitable):
-                    self._later(session, message.number, said)
+                if isinstance(said, Coroutine):
+                    self._later(session, message.number, said, sum(map(len, frames[1:])))
                 else:
                     session.channel.send(*said)
 
@@ -161,12 +163,13 @@ class Gateway:
             session = client.sessions[hello.session] = Session(hello.session, client, channel)
         elif session.channel != channel:
             self._by_channel.pop(session.channel, None)
+            session.channel.drop()
             session.channel = channel
         client.sessions.move_to_end(hello.session)
         session.lost_s = None
         former = self._by_channel.get(channel)
         if former is not None and former is not session:
-            former.lost_s = self._loop.time()
+            self.gone(channel)
         self._by_channel[channel] = session
         channel.send(wire.Welcome(wire.VERSION, self.life, client.name, client.limits))
         if self._runs.draining:
@@ -207,40 +210,53 @@ class Gateway:
         for task in list(session.tasks.values()):
             task.cancel()
 
+    def gone(self, channel: Channel) -> None:
+        """A connection has ended: its program may come again."""
+        session = self._by_channel.pop(channel, None)
+        if session is not None:
+            self._lost(session)
+
+    def _lost(self, session: Session) -> None:
+        session.lost_s = self._loop.time()
+        self._runs.lost(session)
+        if session.idle:
+            self._forget(session)
+        self._closed()
+
     def _look_after(self) -> None:
-        """Programs that have ended do not say so."""
+        """Programs that do not come again are forgotten; keys may grant something else by now."""
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
         now_s = self._loop.time()
         for client in list(self.clients.values()):
+            client.limits = self._limits(client.name)
             client.finished.expire(now_s)
-            for session in [each for each in client.sessions.values() if not each.idle]:
-                if session.lost_s is None:
-                    welcome = wire.Welcome(wire.VERSION, self.life, client.name, client.limits)
-                    if not session.channel.send(welcome):
-                        session.lost_s = now_s
-                elif now_s - session.lost_s >= self._keeping.lost_s:
+            for session in list(client.sessions.values()):
+                if session.lost_s is not None and now_s - session.lost_s >= self._keeping.lost_s:
                     self._forget(session)
 
     # --- questions that take a while
 
-    def _later(self, session: Session, number: int, said: Awaitable[Said]) -> None:
-        """
+    def _later(self, session: Session, number: int, said: Coroutine[Any, Any, Said], nbytes: int = 0) -> None:
+        """nbytes: of the question's frames.
+
         Raises:
             InvalidRequest, QueueFull
         """
         client = session.client
-        task = asyncio.ensure_future(said)
-        if number in session.tasks or client.open >= client.limits.requests:
-            task.cancel()
-            client.check(0)
-            raise InvalidRequest(f"question {number} is not answered yet")
-        client.open += 1
-        session.tasks[number] = task
-        task.add_done_callback(partial(self._said, session, number))
+        try:
+            if number in session.tasks or number in session.waits:
+                raise InvalidRequest(f"question {number} is not answered yet")
+            client.check(nbytes)
+        except KaasError:
+            said.close()
+            raise
+        client.take(nbytes)
+        task = session.tasks[number] = self._loop.create_task(said)
+        task.add_done_callback(partial(self._said, session, number, nbytes))
 
-    def _said(self, session: Session, number: int, task: asyncio.Future[Said]) -> None:
+    def _said(self, session: Session, number: int, nbytes: int, task: asyncio.Future[Said]) -> None:
         del session.tasks[number]
-        session.client.open -= 1
+        session.client.give_back(nbytes)
         if not task.cancelled():
             error = task.exception()
             if error is None:
@@ -274,7 +290,7 @@ class Gateway:
             self._forget(session)
 
 
-async def _told(number: int, answer: Awaitable[Any]) -> Said:
+async def _told(number: int, answer: Coroutine[Any, Any, Any]) -> Said:
     return wire.Told(number, await answer), ()
 
 

@@ -1,12 +1,21 @@
-"""What remote clients have at a server, as its gateway sees it: functions, and objects by name."""
+"""What remote clients have at a server: code and values that they have uploaded, functions, objects by name."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
-from kaas.pool.functions import RegisteredFunction
+from kaas.errors import InvalidRequest, QueueFull
+from kaas.pool.objects import HeldObjects
+from kaas.pool.registry import Registry
 from kaas.remote import wire
+from kaas.remote.allow import Allowed
+from kaas.remote.functions import Functions
+from kaas.remote.state import State
+from kaas.remote.uploads import Uploads
+from kaas.remote.values import Values
 
 Kept = (
     wire.Upload
@@ -24,59 +33,100 @@ Said = tuple[wire.FromServer, Sequence[Any]]
 """An answer, and the frames behind it."""
 
 
-class Runnable(Protocol):
-    """A function of a client's, ready to be invoked.
+class Part(bytearray):
+    """Of a value, on its way: it lives until ZeroMQ has sent it."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # what it holds is of no interest
+
+
+class Holdings:
+    """Belongs to the pool's event loop. client: the name of a key.
 
     Fields:
-        given: names of the inputs that travel. scalars: kinds by name. iterations: the scalar that says how often the
-            kernels run, "" for none. outputs: their names, in declared order.
-        constants: the pool's object of all constants together. before, after: the server's cTasks around it.
+        functions, values: look up by client and name.
     """
 
-    @property
-    def function(self) -> RegisteredFunction: ...
-    @property
-    def constants(self) -> Any | None: ...
-    @property
-    def given(self) -> Collection[str]: ...
-    @property
-    def scalars(self) -> Mapping[str, str]: ...
-    @property
-    def iterations(self) -> str: ...
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
-    @property
-    def before(self) -> str: ...
-    @property
-    def after(self) -> str: ...
+    def __init__(
+        self,
+        folder: Path,
+        registry: Registry,
+        objects: HeldObjects,
+        limits: Callable[[str], wire.Limits],
+        allowed: Allowed,
+        steps: Collection[str],
+        changed: Callable[[str, Any, int], None],
+    ) -> None:
+        """folder: of what outlives the server. changed: is told what a client holds from now on: its name, "libraries"
+        or "objects", bytes."""
+        self._limits = limits
+        self._state = State(folder)
+        self._uploads = Uploads(self._state, limits, allowed, changed)
+        self.values = Values(self._state, self._uploads, objects)
+        self.functions = Functions(self._state, self._uploads, self.values, objects, registry, steps)
+        self._leaving: dict[str, WeakSet[Part]] = {}
+
+    async def open(self) -> None:
+        """What an earlier life of the server has left is there again.
+
+        Raises:
+            InvalidConfig
+        """
+        self._state.open()
+        await self._uploads.open()
+        await self.values.open()
+        await self.functions.open()
+
+    def close(self) -> None:
+        self._state.close()
+
+    def answer(self, client: str, message: Kept, frames: Sequence[Any]) -> Said | Coroutine[Any, Any, Said]:
+        """What a message leads to. frames: those behind the header.
+
+        Raises:
+            KaasError
+        """
+        match message:
+            case wire.Get():
+                return self._value(client, message)
+            case wire.Objects():
+                return self.values.list(client, message), ()
+            case wire.Functions():
+                return self.functions.list(client, message), ()
+            case wire.Upload():
+                return _said(self._uploads.offer(client, message))
+            case wire.Chunk():
+                return _said(self._uploads.chunk(client, message, _frame(frames)))
+            case wire.Register():
+                return _said(self.functions.register(client, message, _frame(frames)))
+            case wire.Unregister():
+                return _said(self.functions.unregister(client, message))
+            case wire.Put():
+                return _said(self.values.put(client, message, frames[0] if frames else None))
+            case wire.Delete():
+                return _said(self.values.delete(client, message))
+
+    def _value(self, client: str, message: wire.Get) -> Said:
+        """Of a client that asks and does not read, only so much waits to be sent."""
+        leaving = self._leaving.setdefault(client, WeakSet())
+        limits, waits = self._limits(client), sum(map(len, leaving))
+        if waits + min(message.bytes, wire.CHUNK_BYTES) > limits.credit_bytes:
+            text = f"{waits} bytes that client {client!r} has asked for are not sent yet, since it does not take them"
+            raise QueueFull(text, client=client, limit=limits.requests, queued=len(leaving))
+        value, data = self.values.get(client, message)
+        part = Part(data)
+        leaving.add(part)
+        return value, (part,)
 
 
-class Stored(Protocol):
-    """An object of a client's. ref: the pool's."""
-
-    @property
-    def ref(self) -> Any: ...
-    @property
-    def nbytes(self) -> int: ...
+async def _said(answer: Awaitable[wire.FromServer]) -> Said:
+    return await answer, ()
 
 
-class Holdings(Protocol):
-    """Belongs to the pool's event loop. client: the name of a key. All raise KaasError."""
-
-    def answer(self, client: str, message: Kept, frames: Sequence[Any]) -> Said | Awaitable[Said]:
-        """What a message leads to. frames: those behind the header. An Awaitable only where something takes long."""
-        ...
-
-    def function(self, client: str, name: str) -> Runnable:
-        """By name or key."""
-        ...
-
-    def value(self, client: str, name: str) -> Stored: ...
-
-    def check_room(self, client: str, outputs: Mapping[str, int]) -> None:
-        """Whether outputs of so many bytes can be stored under these names."""
-        ...
-
-    def store(self, client: str, name: str, dtype: str, shape: tuple[int, ...], data: Any) -> Awaitable[None]:
-        """Give an output a name among a client's objects."""
-        ...
+def _frame(frames: Sequence[Any]) -> Any:
+    """
+    Raises:
+        InvalidRequest
+    """
+    if not frames:
+        raise InvalidRequest("what this message is about stands in its second frame, and there is none")
+    return frames[0]

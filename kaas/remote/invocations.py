@@ -11,7 +11,8 @@ from kaas.pool import wire as pool_wire
 from kaas.pool.clients import LONGEST_S
 from kaas.pool.messages import Framed
 from kaas.pool.payloads import Payload
-from kaas.remote.holdings import Holdings, Runnable
+from kaas.remote.functions import RemoteFunction
+from kaas.remote.values import Values
 from kaas.remote.wire import Invoke
 
 RETRIES = 3
@@ -19,7 +20,7 @@ RETRIES = 3
 
 
 def invocation_of(
-    client: str, message: Invoke, frames: Sequence[Any], runnable: Runnable, holdings: Holdings
+    client: str, message: Invoke, frames: Sequence[Any], remote: RemoteFunction, objects: Values
 ) -> tuple[pool_wire.Invocation, Payload]:
     """What the pool is asked for. frames: with the header.
 
@@ -28,12 +29,12 @@ def invocation_of(
     """
     if message.deadline_s is not None and not 0 < message.deadline_s < LONGEST_S:
         raise InvalidRequest(f"deadline_s is a positive number of seconds, not {message.deadline_s!r}")
-    if runnable.scalars or message.scalars:
-        check_scalars(runnable, message.scalars)
-    function = runnable.function
-    sizes, given = function.input_bytes, runnable.given
+    if remote.scalars or message.scalars:
+        check_scalars(remote, message.scalars)
+    function = remote.function
+    sizes, given = function.input_bytes, remote.given
     values: list[tuple[str, Any]] = []
-    objects: list[pool_wire.ObjectInput] = []
+    named: list[pool_wire.ObjectInput] = []
     refs: list[Any] = []
     sent: list[Any] = [b""]
     inline_bytes = 0
@@ -43,11 +44,11 @@ def invocation_of(
                                   buffer=name, near=())  # fmt: skip
         nbytes = sizes[name]
         if item.object:
-            stored = holdings.value(client, item.object)
+            stored = objects.named(client, item.object)
             whole = not item.offset and stored.nbytes == nbytes
             if not whole and not 0 <= item.offset <= stored.nbytes - nbytes:
-                raise _wrong_size(function.label, name, nbytes, stored.nbytes - item.offset)
-            objects.append(pool_wire.ObjectInput(name, len(refs), None if whole else item.offset, True))
+                raise _wrong_size(function.label, name, nbytes, max(0, stored.nbytes - item.offset))
+            named.append(pool_wire.ObjectInput(name, len(refs), None if whole else item.offset, True))
             refs.append(stored.ref)
             continue
         if not 0 < item.frame < len(frames):
@@ -59,7 +60,7 @@ def invocation_of(
             inline_bytes += nbytes
             values.append((name, data))
         else:
-            objects.append(pool_wire.ObjectInput(name, len(refs), None, False))
+            named.append(pool_wire.ObjectInput(name, len(refs), None, False))
             sent.append(data)
             refs.append(Framed(len(sent)))
     if len(message.inputs) != len(given):
@@ -67,34 +68,34 @@ def invocation_of(
         raise MissingInput(f"function {function.label!r}: input {missing!r} was not given", task=function.label,
                            buffer=missing)  # fmt: skip
     position = None
-    if runnable.constants is not None:
+    if remote.constants is not None:
         position = len(refs)
-        refs.append(runnable.constants)
+        refs.append(remote.constants)
     invocation = pool_wire.Invocation(
-        function.key, client, message.deadline_s, RETRIES, True, message.scalars, values, objects, position
+        function.key, client, message.deadline_s, RETRIES, True, message.scalars, values, named, position
     )
     sent[0] = pool_wire.encode(invocation)
     return invocation, Payload(function, sent, refs, direct=True)
 
 
-def check_scalars(runnable: Runnable, scalars: dict[str, bytes]) -> None:
+def check_scalars(remote: RemoteFunction, scalars: dict[str, bytes]) -> None:
     """
     Raises:
         MissingScalar, WrongScalar
     """
-    label = runnable.function.label
-    for name, kind in runnable.scalars.items():
+    label = remote.function.label
+    for name, kind in remote.scalars.items():
         data = scalars.get(name)
         if data is None:
             raise MissingScalar(f"function {label!r}: scalar {name!r} ({kind}) was not given", task=label, scalar=name)
         if len(data) != KIND_BYTES[kind]:
             message = f"function {label!r}: scalar {name!r} has {len(data)} bytes, and {kind} has {KIND_BYTES[kind]}"
             raise WrongScalar(message, task=label, scalar=name, kind=kind)
-        if name == runnable.iterations and decode(kind, data) < 1:
+        if name == remote.iterations and decode(kind, data) < 1:
             message = f"function {label!r}: {name!r} is the number of iterations, at least 1"
             raise WrongScalar(message, task=label, scalar=name, kind=kind)
-    if len(scalars) != len(runnable.scalars):
-        strange = next(name for name in scalars if name not in runnable.scalars)
+    if len(scalars) != len(remote.scalars):
+        strange = next(name for name in scalars if name not in remote.scalars)
         raise WrongScalar(f"function {label!r} has no scalar {strange!r}", task=label, scalar=strange)
 
 

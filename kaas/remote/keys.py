@@ -19,6 +19,7 @@ import zmq
 from zmq.utils import z85
 
 from kaas.errors import InvalidConfig
+from kaas.remote.quotas import Quotas
 
 SERVER_FILE, CLIENTS_FOLDER = "server.toml", "clients"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
@@ -53,7 +54,7 @@ class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     public_key: str
     administrator: bool = False
-    quotas: dict[str, float] = {}
+    quotas: Quotas = Quotas()
 
 
 class Keys:

@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from kaas.errors import Cancelled, InvalidRequest, PoolStopped
+from kaas.errors import Cancelled, InvalidRequest, PoolStopped, UsageUnavailable
 from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
-from kaas.pool.wire import RunRecord
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
 from kaas.remote.holdings import Holdings
 from kaas.remote.invocations import invocation_of
+from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Run, Session, Wait
-
-
-class Meter(Protocol):
-    """What counts who used what. client: the name of a key; function: a label."""
-
-    def admit(self, client: str, function: str, input_bytes: int) -> None:
-        """
-        Raises:
-            QuotaExceeded
-        """
-        ...
-
-    def ended(
-        self,
-        client: str,
-        function: str,
-        key: str,
-        outcome: str,
-        input_bytes: int,
-        output_bytes: int,
-        record: RunRecord | None,
-    ) -> None:
-        """Of each request that was admitted, once, when it neither waits nor runs. key: of idempotency. outcome:
-        "succeeded", "cancelled" or an error's name."""
-        ...
 
 
 class Runs:
@@ -51,9 +27,7 @@ class Runs:
         draining: why nothing is taken in any more, "" while it is.
     """
 
-    def __init__(
-        self, service: Service, holdings: Holdings, closed: Callable[[], None], meter: Meter | None = None
-    ) -> None:
+    def __init__(self, service: Service, holdings: Holdings, meter: Meter, closed: Callable[[], None]) -> None:
         """closed: is called when something is open no more."""
         self.draining = ""
         self._service, self._pool, self._holdings = service, service.pool, holdings
@@ -99,16 +73,19 @@ class Runs:
         if self.draining:
             raise PoolStopped(f"the server takes nothing more: {self.draining}")
         client = session.client
-        runnable = self._holdings.function(client.name, message.function)
-        function = runnable.function
+        remote = self._holdings.functions.named(client.name, message.function)
+        function = remote.function
         input_bytes = sum([len(frame) for frame in frames]) - len(frames[0])
         nbytes = sum(function.output_bytes)
         client.check(input_bytes + nbytes)
-        invocation, payload = invocation_of(client.name, message, frames, runnable, self._holdings)
-        if self._meter is not None:
-            self._meter.admit(client.name, function.label, input_bytes)
-        request = self._service.begin(function, invocation, payload, None, "")
-        run = Run(client, message.key, message.function, function, runnable.outputs, input_bytes, nbytes, request)
+        invocation, payload = invocation_of(client.name, message, frames, remote, self._holdings.values)
+        self._meter.admit(client.name)
+        try:
+            request = self._service.begin(function, invocation, payload, None, "")
+        except BaseException as error:
+            self._meter.refused(client.name, function.label, type(error).__name__, admitted=True)
+            raise
+        run = Run(client, message.key, message.function, function, remote.outputs, input_bytes, nbytes, request)
         _wait(session, message.number, run, input_bytes + nbytes)
         if message.key:
             client.runs[message.key] = run
@@ -126,16 +103,25 @@ class Runs:
         else:
             run.frames = answer.result()
             outcome = "succeeded"
-        if self._meter is not None:
-            if self._pool.holds(request):
-                request.left = partial(self._meter_ended, run, request, outcome)
-            else:
-                self._meter_ended(run, request, outcome)
+        if self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
+            request.left = partial(self._left, run, request, outcome)
+        else:
+            try:
+                self._charge(run, request, outcome)
+            except UsageUnavailable as error:  # nothing is given that is not charged
+                run.frames, run.failure = (), failure_of(0, error)
         self._end(run)
 
-    def _meter_ended(self, run: Run, request: Request, outcome: str) -> None:
-        assert self._meter is not None, "who is asked"
-        sizes = run.input_bytes, sum(map(len, run.frames))
+    def _left(self, run: Run, request: Request, outcome: str) -> None:
+        with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
+            self._charge(run, request, outcome)
+
+    def _charge(self, run: Run, request: Request, outcome: str) -> None:
+        """
+        Raises:
+            UsageUnavailable
+        """
+        sizes = run.input_bytes, sum([len(frame) for frame in run.frames])
         self._meter.ended(run.client.name, run.function.label, run.key, outcome, *sizes, request.record)
 
     def _end(self, run: Run) -> None:
@@ -152,7 +138,15 @@ class Runs:
         for wait in waits:
             client.held_bytes += run.nbytes - wait.nbytes
             wait.nbytes = run.nbytes
-            self._send(wait)
+            if key and wait.session.lost_s is not None:
+                self._leave(wait)  # it will ask again
+            else:
+                self._send(wait)
+
+    def lost(self, session: Session) -> None:
+        """It has no connection. Answers that it finds again by their keys take none of its client's credit."""
+        for wait in [wait for wait in session.waits.values() if wait.run.done and wait.run.key]:
+            self._leave(wait)
 
     def _send(self, wait: Wait) -> None:
         session, run = wait.session, wait.run
@@ -209,8 +203,7 @@ class Runs:
     def _leave(self, wait: Wait) -> None:
         session, run = wait.session, wait.run
         del session.waits[wait.number]
-        session.client.open -= 1
-        session.client.held_bytes -= wait.nbytes
+        session.client.give_back(wait.nbytes)
         if not run.done:
             run.waits.remove(wait)
             if not run.waits and run.request is not None:
@@ -222,8 +215,7 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
     wait = session.waits[number] = Wait(session, number, run, nbytes)
     if not run.done:
         run.waits.append(wait)
-    session.client.open += 1
-    session.client.held_bytes += nbytes
+    session.client.take(nbytes)
     return wait
 
 

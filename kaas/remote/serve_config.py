@@ -10,8 +10,12 @@ import msgspec
 
 from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig
+from kaas.remote import wire
+from kaas.remote.allow import Allowed
+from kaas.remote.quotas import Quotas
 
 PORT = 7600
+TOLD = ("requests_per_s", "stored_bytes", "library_bytes", "device_s_per_minute")
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 UNKNOWN = re.compile(r"unknown field `(.*?)`")
 
@@ -20,7 +24,7 @@ class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pass
 
 
-class DeviceSettings(_Settings):
+class DeviceSettings(_Settings, frozen=True):
     """As `kaas.Device`."""
 
     kind: str = "software"
@@ -29,7 +33,7 @@ class DeviceSettings(_Settings):
     speed: float = 1.0
 
 
-class PoolSettings(_Settings):
+class PoolSettings(_Settings, frozen=True):
     """As `kaas.Config`."""
 
     devices: tuple[DeviceSettings, ...] | None = None
@@ -56,15 +60,22 @@ class PoolSettings(_Settings):
         return Config(devices=made, store=store, **options)
 
 
-class Listen(_Settings):
+class Listen(_Settings, frozen=True):
     """host: an address of this machine; others than loopback need keys. port: 0 for any that is free."""
 
     host: str = "127.0.0.1"
     port: int = PORT
 
 
-class Limits(_Settings):
-    """Of each client whose key says nothing else. frame_bytes: of one frame of a message."""
+class Limits(_Settings, frozen=True):
+    """Of each client.
+
+    Fields:
+        requests: that it may have open: not answered, or not received. credit_bytes: of their inputs and outputs.
+        frame_bytes: of one frame of a message. sessions, lost_s, answers_bytes, answers_s: as in
+            `kaas.remote.gateway.Keeping`; no more connections than sessions either.
+        quotas: those that its key does not say.
+    """
 
     requests: int = 256
     credit_bytes: int = 256 << 20
@@ -73,34 +84,48 @@ class Limits(_Settings):
     answers_bytes: int = 16 << 20
     answers_s: float = 600.0
     lost_s: float = 60.0
-    requests_per_s: float | None = None
-    stored_bytes: int | None = 1 << 30
-    library_bytes: int | None = 256 << 20
-    device_s_per_minute: float | None = None
+    quotas: Quotas = Quotas(stored_bytes=1 << 30, library_bytes=256 << 20)
+
+    def granted(self, own: Quotas) -> Quotas:
+        """own: of a client's key."""
+        given = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not None}
+        if "requests_per_s" in given:
+            given.setdefault("burst", None)
+        return msgspec.structs.replace(self.quotas, **given)
+
+    def told(self, quotas: Quotas) -> wire.Limits:
+        """What a client hears of what it may."""
+        requests = min(self.requests, quotas.concurrent_requests or self.requests)
+        limits = {name: getattr(quotas, name) for name in TOLD}
+        return wire.Limits(requests, self.credit_bytes, self.frame_bytes, **limits)
 
 
-class Keys(_Settings):
-    """server: file of the server's key pair. clients: folder of the clients' public keys, which others may not read."""
-
-    server: Path
-    clients: Path
-
-
-class Code(_Settings):
-    """Which code images clients may bring. any: all. hashes: SHA-256, hex, of libraries or image files. signers: files
-    of public keys. providers: whose libraries they may name."""
+class Code(_Settings, frozen=True):
+    """Which code clients may bring, as `kaas.remote.allow.Allowed`; signers are in hex."""
 
     any: bool = False
     hashes: tuple[str, ...] = ()
     signers: tuple[str, ...] = ()
     providers: tuple[str, ...] = ()
 
+    def allowed(self) -> Allowed:
+        """
+        Raises:
+            InvalidConfig
+        """
+        try:
+            signers = tuple(map(bytes.fromhex, self.signers))
+        except ValueError as error:
+            raise InvalidConfig(f"code.signers are Ed25519 keys in hex: {error}", field="code.signers") from error
+        return Allowed(self.any, frozenset(self.hashes), signers, frozenset(self.providers))
 
-class Settings(_Settings):
+
+class Settings(_Settings, frozen=True):
     """Of one server.
 
     Fields:
-        name: of its pool, under which programs on this machine find it. state: folder of what outlives the server.
+        name: of its pool, under which programs on this machine find it. state: folder of what outlives the server,
+            only its user's; None: nothing does. keys: folder with its own keys and its clients' (`kaas keys`).
         administrators: names of keys that may ask for everything, and have it drain. steps: cTasks around kTasks, each
             "module:function". drain_s: how long a server that ends waits for what is open.
         metrics_port: of the Prometheus endpoint, on loopback; None for none.
@@ -109,7 +134,7 @@ class Settings(_Settings):
     name: str = "kaas"
     listen: Listen = Listen()
     state: Path | None = None
-    keys: Keys | None = None
+    keys: Path | None = None
     pool: PoolSettings = PoolSettings()
     limits: Limits = Limits()
     code: Code = Code()
@@ -178,8 +203,9 @@ def _check(settings: Settings, insecure: bool) -> None:
         raise InvalidConfig(message, field="listen.host")
     for name in limits.__struct_fields__:
         value = getattr(limits, name)
-        if value is not None and not value > 0:
+        if name != "quotas" and not value > 0:
             raise InvalidConfig(f"limits.{name} is a positive number, not {value!r}", field=f"limits.{name}")
     if not settings.drain_s >= 0:
         raise InvalidConfig(f"drain_s is a number of seconds, not {settings.drain_s!r}", field="drain_s")
     settings.pool.config(None)
+    settings.code.allowed()

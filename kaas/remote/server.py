@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from kaas.errors import InvalidConfig
 from kaas.pool.names import Notice, Place
@@ -16,76 +18,133 @@ from kaas.remote import wire
 from kaas.remote.desk import Desk
 from kaas.remote.door import RemoteDoor
 from kaas.remote.gateway import Gateway, Keeping
-from kaas.remote.plain_holdings import PlainHoldings
+from kaas.remote.holdings import Holdings
+from kaas.remote.keys import Keys
+from kaas.remote.metering import Meter
+from kaas.remote.quotas import Quotas
 from kaas.remote.serve_config import Settings
 
 LAST_WORDS_S = 1.0
 """How long answers may still go out when the server ends."""
 
 
-async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
-    """From the server's start to its end, by SIGTERM or SIGINT, or once it is drained. ready: is told the endpoint
-    where it listens; devices may still be starting.
+async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
+    """From the server's start to its end, by SIGTERM or SIGINT, or when it is told to drain. ready: is told the
+    endpoint where it listens; devices may still be starting.
 
     Raises:
         KaasError: it cannot be.
     """
     open_all_files()
+    keys = None if settings.keys is None else Keys(settings.keys)
     config = settings.pool.config(None)
     config = config.resolved(0 if config.devices else count_gpus())
     place = Place(settings.name)
-    with place.locked():
-        if place.running() is not None:
-            raise InvalidConfig(f"a pool {settings.name!r} runs on this machine already", field="name")
-        machine = Machine(config)
-        service = machine.service = await Service.open(settings.name, config, machine, opened_store(config.store))
-        notice = place.announce(Notice(service.address, NODE, config.described()))
-    try:
-        await _Server(settings, service).run(ready)
-    finally:
-        await service.stop()
-        place.withdraw(notice)
-        machine.hosts.kill_all()
-        await service.clients.answered()
-        service.close()
+    with _folder(settings) as folder:
+        with place.locked():
+            if place.running() is not None:
+                raise InvalidConfig(f"a pool {settings.name!r} runs on this machine already", field="name")
+            machine = Machine(config)
+            service = machine.service = await Service.open(settings.name, config, machine, opened_store(config.store))
+            notice = place.announce(Notice(service.address, NODE, config.described()))
+        try:
+            await _Server(settings, keys, service, machine, folder).run(ready)
+        finally:
+            await service.stop()
+            place.withdraw(notice)
+            machine.hosts.kill_all()
+            await service.clients.answered()
+            service.close()
+
+
+@contextmanager
+def _folder(settings: Settings) -> Iterator[Path]:
+    """Of what outlives the server, or else one that goes with it."""
+    if settings.state is not None:
+        yield settings.state
+    else:
+        with tempfile.TemporaryDirectory(prefix="kaas-") as folder:
+            yield Path(folder)
 
 
 class _Server:
-    def __init__(self, settings: Settings, service: Service) -> None:
-        self._settings, self._service = settings, service
+    def __init__(self, settings: Settings, keys: Keys | None, service: Service, machine: Machine, folder: Path) -> None:
+        self._settings, self._keys, self._service = settings, keys, service
         self._leave = asyncio.Event()
+        self._meter = Meter(folder)
+        self._holdings = Holdings(
+            folder,
+            service.registry,
+            machine.objects,
+            self._limits,
+            settings.code.allowed(),
+            settings.steps,
+            self._meter.holds,
+        )
         limits = settings.limits
         keeping = Keeping(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
-        self._gateway = Gateway(service, PlainHoldings(service), self._limits, keeping)
-        self._desk = self._gateway.desk = Desk(service, settings.administrators, self._drain)
+        self._gateway = Gateway(service, self._holdings, self._meter, self._limits, keeping)
+        self._desk = self._gateway.desk = Desk(service, self._administrator, self._drain, self._meter)
 
-    def _limits(self, client: str) -> wire.Limits:  # noqa: ARG002
+    def _limits(self, client: str) -> wire.Limits:
+        """Quotas of its key, or else the server's for all."""
+        key = None if self._keys is None else self._keys.named(client)
         limits = self._settings.limits
-        return wire.Limits(limits.requests, limits.credit_bytes, limits.frame_bytes)
+        quotas = limits.granted(Quotas() if key is None else key.quotas)
+        self._meter.grant(client, quotas)
+        return limits.told(quotas)
+
+    def _administrator(self, client: str) -> bool:
+        key = None if self._keys is None else self._keys.named(client)
+        return client in self._settings.administrators or (key is not None and key.administrator)
 
     def _drain(self, reason: str) -> None:
         self._desk.draining = True
         self._gateway.drain(reason)
         self._leave.set()
 
-    async def run(self, ready: Callable[[str], None]) -> None:
+    async def run(self, ready: Callable[[str], object]) -> None:
+        """
+        Raises:
+            KaasError: it cannot be.
+        """
         loop = asyncio.get_running_loop()
-        listen, limits = self._settings.listen, self._settings.limits
+        listen, limits, keys = self._settings.listen, self._settings.limits, self._keys
+        self._meter.open()
+        await self._holdings.open()
+        receive, server_keys = self._gateway.receive, None if keys is None else keys.server
+        # all that a client may have open, and as much again of small answers
+        queued = 2 * limits.requests
         door = RemoteDoor(
-            loop, listen.host, listen.port, None, None, self._gateway.receive, frame_bytes=limits.frame_bytes
+            loop,
+            listen.host,
+            listen.port,
+            keys,
+            server_keys,
+            receive,
+            frame_bytes=limits.frame_bytes,
+            queued=queued,
+            connections=limits.sessions,
+            gone=self._gateway.gone,
         )
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._drain, f"it got {name.name}")
         try:
             ready(door.endpoint)
-            stopped = asyncio.ensure_future(self._service.stopped.wait())
-            left = asyncio.ensure_future(self._leave.wait())
-            await asyncio.wait([stopped, left], return_when=asyncio.FIRST_COMPLETED)
-            self._drain("the pool was shut down")
+            await self._until_left()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.drain_s):
                     await self._gateway.received()
         finally:
-            await self._service.stop()
+            await self._service.stop()  # whoever still waits has an answer now
             self._gateway.close()
             door.close(LAST_WORDS_S)
+            self._holdings.close()
+            await self._meter.close()
+
+    async def _until_left(self) -> None:
+        ends = [asyncio.ensure_future(event.wait()) for event in (self._leave, self._service.stopped)]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        self._drain("the pool was shut down")

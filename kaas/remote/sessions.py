@@ -127,3 +127,11 @@ class Client:
                 f"{self.held_bytes}, and this request takes {nbytes}"
             )
             raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
+
+    def take(self, nbytes: int) -> None:
+        self.open += 1
+        self.held_bytes += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        self.open -= 1
+        self.held_bytes -= nbytes

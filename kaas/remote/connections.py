@@ -1,0 +1,163 @@
+"""The TCP connections of a ZeroMQ socket, which itself neither limits them nor lets anybody end one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket as tcp
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from kaas.pool.drain import Drain
+from kaas.pool.lines import Frames
+from kaas.pool.node_line import Socket
+
+STRANGERS = 128
+"""Connections that have not sent a message yet; when more come, the oldest of them end."""
+STRANGER_S = 10.0
+"""How long one may be such a connection."""
+STRANGER_BYTES = 64 << 10
+"""What may have come over one: a greeting and a handshake are below 1 KB."""
+LOOK_S, LOOK_S_EACH = 0.1, 0.0004
+"""How often all are looked at, and how much more seldom for each of them: it takes about 2 us of the loop."""
+
+_HAPPENED = int(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
+_FAMILIES = (tcp.AF_INET, tcp.AF_INET6)
+_BYTES_RECEIVED = slice(128, 136)
+"""Of Linux's tcp_info, by which the size of this is meant."""
+
+T = TypeVar("T")
+
+
+class Connection(Generic[T]):
+    """One, by its descriptor.
+
+    Fields:
+        owner: whose it is, once it has sent a message. taken: messages of it that were taken.
+    """
+
+    __slots__ = ("_suspect", "_taken_then", "_wire_then", "fd", "owner", "since_s", "taken")
+
+    def __init__(self, fd: int, since_s: float) -> None:
+        self.fd, self.since_s = fd, since_s
+        self.owner: T | None = None
+        self.taken = 0
+        self._taken_then = self._wire_then = 0
+        self._suspect = False
+
+    def looked_at(self, now_s: float, unfinished_bytes: int) -> bool:
+        """Whether it is to end: twice in a row it was seen to have sent more than it may without finishing a message,
+        or to have finished none for too long. Twice, as its message may have waited for its turn."""
+        if self.taken != self._taken_then:
+            self._taken_then, self._wire_then = self.taken, _received(self.fd)
+            self._suspect = False
+            return False
+        unfinished = _received(self.fd) - self._wire_then
+        if self.taken:
+            wrong = unfinished > unfinished_bytes
+        else:
+            wrong = unfinished > STRANGER_BYTES or now_s - self.since_s > STRANGER_S
+        end, self._suspect = wrong and self._suspect, wrong
+        return end
+
+
+class Connections(Generic[T]):
+    """Belongs to one event loop. Those of a socket that is bound to a port of TCP.
+
+    ZeroMQ has three gaps that this closes. A message may have any number of frames, and those of an unfinished one
+    count towards no limit. Who has not shown a key yet may open as many connections as there are descriptors. And
+    nobody can put a peer out: here its connection is shut below ZeroMQ, which notices as if the network had.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        context: zmq.Context[Socket],
+        socket: Socket,
+        unfinished_bytes: int,
+        ended: Callable[[T], None],
+    ) -> None:
+        """Before the socket is bound. unfinished_bytes: that may have come of a message whose end has not. ended: hears
+        of the ends of connections that had an owner."""
+        self._loop, self._unfinished_bytes, self._ended = loop, unfinished_bytes, ended
+        self._by_fd: dict[int, Connection[T]] = {}
+        self._strangers: dict[int, Connection[T]] = {}  # of these, the oldest first
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.rcvhwm = 0  # or ZeroMQ's own thread waits for this one
+        where = f"inproc://{secrets.token_hex(8)}"
+        socket.monitor(where, _HAPPENED)
+        self._monitor.connect(where)
+        self._drain = Drain(loop, self._monitor, self._happened)
+        self._looking = loop.call_later(LOOK_S, self._look)
+
+    def __len__(self) -> int:
+        return len(self._by_fd)
+
+    def bound(self, endpoint: str) -> None:
+        """Where the socket is: this then knows its connections from whatever else may get their descriptors."""
+        self._port = int(endpoint.rpartition(":")[2])
+
+    def close(self) -> None:
+        """After the socket."""
+        self._looking.cancel()
+        self._drain.close(0.0)
+
+    def owned(self, fd: int, owner: T) -> Connection[T] | None:
+        """The connection from which its owner's first message has come; None if it has ended since."""
+        with suppress(zmq.Again):
+            while True:  # what ZeroMQ told before it passed that message on
+                self._happened(self._monitor.recv_multipart(zmq.DONTWAIT))
+        connection = self._by_fd.get(fd)
+        if connection is None:
+            return None
+        if connection.owner is not None:  # it had ended already, and this is a later one
+            self._ended(connection.owner)
+        self._strangers.pop(fd, None)
+        connection.owner = owner
+        return connection
+
+    def shut(self, fd: int) -> None:
+        """End it; `ended` hears of it later, as of others."""
+        # if it has ended, ZeroMQ may have closed it, and will not wait with that for us: hence the copy
+        with suppress(OSError), tcp.socket(fileno=os.dup(fd)) as connection:
+            if connection.family in _FAMILIES and connection.getsockname()[1] == self._port:
+                connection.shutdown(tcp.SHUT_RDWR)
+
+    def _happened(self, frames: Frames) -> None:
+        told = parse_monitor_message(frames)
+        fd = told["value"]
+        if told["event"] == zmq.Event.ACCEPTED:
+            self._by_fd[fd] = self._strangers[fd] = Connection(fd, self._loop.time())
+            if len(self._strangers) > STRANGERS:
+                self._put_out(next(iter(self._strangers)))
+        elif (connection := self._by_fd.pop(fd, None)) is not None:
+            self._strangers.pop(fd, None)
+            if connection.owner is not None:
+                self._ended(connection.owner)
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        for fd in [fd for fd, one in self._by_fd.items() if one.looked_at(now_s, self._unfinished_bytes)]:
+            self._put_out(fd)
+        self._looking = self._loop.call_later(max(LOOK_S, LOOK_S_EACH * len(self._by_fd)), self._look)
+
+    def _put_out(self, fd: int) -> None:
+        self._strangers.pop(fd, None)
+        self.shut(fd)
+
+
+def _received(fd: int) -> int:
+    """Bytes that have come over a connection; 0 if it has just ended."""
+    with suppress(OSError):
+        connection = tcp.socket(tcp.AF_INET, tcp.SOCK_STREAM, 0, fileno=fd)
+        try:
+            info = connection.getsockopt(tcp.IPPROTO_TCP, tcp.TCP_INFO, _BYTES_RECEIVED.stop)
+            return int.from_bytes(info[_BYTES_RECEIVED], "little")
+        finally:
+            connection.detach()
+    return 0
