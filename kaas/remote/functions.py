@@ -35,6 +35,8 @@ MOST_FUNCTIONS = 1024
 _KEY_DIGITS = 64
 _FUNCTIONS = "remote functions"
 
+_Arrays = dict[str, tuple[str, tuple[int, ...]]]
+
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
     """constants: a value's hash and dtype by buffer. key: by which the client knows it."""
@@ -68,7 +70,6 @@ class RemoteFunction:
 
     name: str
     key: str
-    task: KTask = field(repr=False)
     function: RegisteredFunction = field(repr=False)
     constants: Held | None
     given: Mapping[str, Buffer] = field(repr=False)
@@ -77,6 +78,13 @@ class RemoteFunction:
     outputs: tuple[str, ...]
     before: str = ""
     after: str = ""
+
+    @property
+    def described(self) -> tuple[_Arrays, _Arrays, dict[str, str]]:
+        """Its inputs, its outputs, its scalars, each by name."""
+        inputs = {name: (buffer.dtype, buffer.shape) for name, buffer in self.given.items()}
+        outputs = dict(zip(self.outputs, self.function.outputs, strict=True))
+        return inputs, outputs, dict(self.scalars)
 
 
 @dataclass(slots=True, eq=False)
@@ -162,9 +170,7 @@ class Functions:
         return wire.Registered(
             message.number,
             made.key,
-            {buffer.name: (buffer.dtype, buffer.shape) for buffer in made.given.values()},
-            {buffer.name: (buffer.dtype, buffer.shape) for buffer in made.task.outputs},
-            dict(made.scalars),
+            *made.described,
         )
 
     def _check(self, message: wire.Register) -> None:
@@ -223,7 +229,6 @@ class Functions:
         ready = RemoteFunction(
             name=kept.name,
             key=kept.key,
-            task=task,
             function=known,
             constants=constants,
             given={buffer.name: buffer for buffer in task.inputs if buffer.name not in bound},
@@ -353,10 +358,8 @@ def _described(entry: _Entry) -> dict[str, Any]:
     if isinstance(ready, KaasError):
         return known | {"error": ready.message}
     return known | {
-        "task": ready.task.label,
-        "inputs": {buffer.name: (buffer.dtype, buffer.shape) for buffer in ready.given.values()},
-        "outputs": {buffer.name: (buffer.dtype, buffer.shape) for buffer in ready.task.outputs},
-        "scalars": dict(ready.scalars),
+        "task": ready.function.label,
+        **dict(zip(("inputs", "outputs", "scalars"), ready.described, strict=True)),
         "bytes": entry.nbytes,
     }
 

@@ -94,7 +94,7 @@ def test_outputs_are_stored_under_names(tmp_path: Path) -> None:
     async def life() -> None:
         async with Had(tmp_path, {"ada": Quotas(stored_bytes=4 * GRAIN_BYTES)}) as had:
             had.values.check_room("ada", {"y": 40, "z": GRAIN_BYTES})
-            await had.values.store("ada", "y", "float32", (10,), memoryview(SMALL))
+            await had.values.store("ada", "y", "float32", (10,), SMALL.data)
             assert await had.get("ada", "y") == SMALL.tobytes()
             with pytest.raises(QuotaExceeded):
                 had.values.check_room("ada", {"y": 40, "z": 40, "a": 40, "b": 40})
