@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from kaas.arguments import Buffer, Scalar, check_name
+from kaas.arguments import Buffer, Scalar
 from kaas.errors import InvalidRequest, KaasError, UnexpectedInput, UnknownFunction
 from kaas.graph import KTask
 from kaas.library import Library
@@ -32,7 +33,8 @@ from kaas.request import check_fit
 
 MOST_FUNCTIONS = 1024
 """Of one client."""
-_KEY_DIGITS = 64
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_KEY = re.compile(r"[0-9a-f]{64}")
 _FUNCTIONS = "remote functions"
 
 _Arrays = dict[str, tuple[str, tuple[int, ...]]]
@@ -175,15 +177,10 @@ class Functions:
 
     def _check(self, message: wire.Register) -> None:
         name = message.name
-        if name:
-            try:
-                check_name("a function's name", name)
-            except KaasError as error:
-                raise InvalidRequest(error.message) from error
-            if len(name.encode()) > NAME_BYTES or (len(name) == _KEY_DIGITS and not name.strip("0123456789abcdef")):
-                raise InvalidRequest(
-                    f"a function's name has at most {NAME_BYTES} bytes and does not look like a key: not {shown(name)}"
-                )
+        if name and (not _NAME.fullmatch(name) or _KEY.fullmatch(name)):
+            raise InvalidRequest(
+                f"a function's name is 1 to 100 letters, digits, '_', '.' and '-', and no key: not {shown(name)}"
+            )
         for step in filter(None, (message.before, message.after)):
             if step not in self._steps:
                 raise InvalidRequest(f"this server has no cTask {shown(step)}")
@@ -358,7 +355,8 @@ def _described(entry: _Entry) -> dict[str, Any]:
     if isinstance(ready, KaasError):
         return known | {"error": ready.message}
     return known | {
-        "task": ready.function.label,
+        "task": ready.function.spec.task_key,
+        "label": ready.function.label,
         **dict(zip(("inputs", "outputs", "scalars"), ready.described, strict=True)),
         "bytes": entry.nbytes,
     }

@@ -70,7 +70,8 @@ def test_a_function_is_known_by_name_and_key_and_again_in_the_next_life(tmp_path
             assert entry == {
                 "name": "scale",
                 "function": task.key,
-                "task": task.label,
+                "task": task.key,
+                "label": task.label,
                 "inputs": {"x": FLOATS},
                 "outputs": {"y": FLOATS},
                 "scalars": {"factor": "f32"},
@@ -186,7 +187,9 @@ def test_what_a_program_of_the_pool_has_registered_too_stays(tmp_path: Path) -> 
     ("message", "error"),
     [
         (wire.Register(1, "a\0b"), InvalidRequest),
-        (wire.Register(1, "x" * 201), InvalidRequest),
+        (wire.Register(1, "x" * 101), InvalidRequest),
+        (wire.Register(1, "../../etc/passwd"), InvalidRequest),
+        (wire.Register(1, "name\n"), InvalidRequest),
         (wire.Register(1, "0123456789abcdef" * 4), InvalidRequest),
         (wire.Register(1, "f", before="os:system"), InvalidRequest),
         (wire.Register(1, "f", after="../step"), InvalidRequest),
@@ -272,7 +275,7 @@ def test_libraries_in_use_do_not_give_way(tmp_path: Path) -> None:
             for number in range(room):
                 await had.register("ada", add_task(N * (2 + number)), f"g{number}")
             with pytest.raises(QuotaExceeded) as caught:
-                await had.register("ada", add_task(), "one more")
+                await had.register("ada", add_task(), "one-more")
             assert caught.value.quota == "library_bytes"
             assert had.functions.named("ada", "f").function.key == task.key
             assert had.held["ada", "libraries"] <= enough
