@@ -59,6 +59,7 @@ ALLOWED_IMPORTERS = {
     "numba_cuda": {"kaas.makers.numba"},
     "cupy": {"kaas.makers.cupy"},
     "safetensors": {"kaas.constants_file", "kaas.model_file"},
+    "cryptography": {"kaas.remote.allow"},
     "zmq": {"kaas.pool.drain", "kaas.pool.node_door", "kaas.pool.node_line", "kaas.remote"},
     "onnx": set[str](),
     "torch": set[str](),

@@ -64,7 +64,7 @@ class RemoteFunction:
     """A function of a client's, ready to be invoked.
 
     Fields:
-        name: "" for none. key: it differs by constants; those who share a kTask share that of `function`.
+        name: "" for none. key: what the client knows it by; it differs by constants, unlike that of `function`.
         constants: the pool's object of all together. given: inputs that an invocation brings, in order. scalars: their
             kinds. iterations: the one that says how often the kernels run, "" for none. outputs: names.
         before, after: the server's cTasks around it.
@@ -219,7 +219,7 @@ class Functions:
             bindings, constants = await self._bound(kept, task)
             self._contents.charge(kept.client, LIBRARY, len(data))
             undo.callback(self._contents.refund, kept.client, LIBRARY, len(data))
-            known = self._registry.lend(pool_wire.FunctionSpec(task.key, bindings), task, data)
+            known = self._registry.lend(pool_wire.FunctionSpec(task.key, bindings, kept.client), task, data)
             undo.pop_all()
         kept = kept.keyed(task)
         bound = {binding.buffer for binding in bindings}
