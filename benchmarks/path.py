@@ -137,11 +137,13 @@ def latencies(calls: Calls, rounds: int) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.array(values) for name, values in seconds.items()}
 
 
-def rates(kinds: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]]) -> dict[str, float]:
+def rates(
+    kinds: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]], rounds: int = RATE_ROUNDS
+) -> dict[str, float]:
     """Requests a second of each kind, which is how one is sent and how its answer is had: in a closed loop, in which
     the oldest one's answer lets the next one go."""
     found: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(RATE_ROUNDS):
+    for _ in range(rounds):
         for name, (send, answer) in kinds.items():
             pending = deque[Any]()
             began = perf_counter()

@@ -398,6 +398,17 @@ class PoolStopped(KaasError):
     pool: str
 
 
+class Unreachable(KaasError, ConnectionError):
+    """A server that a remote client cannot speak to: nobody is there, or it does not take the client's key.
+
+    Fields:
+        reason: what the last attempt met.
+    """
+
+    address: str
+    reason: str
+
+
 class QueueFull(KaasError):
     """A request that the pool has no room to queue: too many wait already, of all clients or of this one.
 
@@ -410,18 +421,28 @@ class QueueFull(KaasError):
     queued: int
 
 
+class Cancelled(KaasError):
+    """A request of a remote client that this client has cancelled."""
+
+
+class UnknownSession(KaasError):
+    """A question of a remote client that has not said Hello, or not for long: it does, and asks again."""
+
+
 class QuotaExceeded(KaasError):
     """Something of a remote client's that is beyond what its key grants it.
 
     Fields:
         client: whose quota it is. quota: which, as in `kaas.remote.quotas.Quotas`. limit, used: in its unit.
-        retry_s: when it will be taken in; not there if only the client can make room.
+        needed: how much more was asked for. retry_s: when it will be taken in; not there if only the client can make
+            room.
     """
 
     client: str
     quota: str
     limit: float
     used: float
+    needed: float
     retry_s: float
 
 
@@ -430,6 +451,40 @@ class UsageUnavailable(KaasError):
 
     path: str
     reason: str
+
+
+class UnknownFunction(InvalidRequest):
+    """A remote client has registered nothing by this name or key."""
+
+    function: str
+
+
+class UnknownObject(InvalidRequest):
+    """A remote client has put nothing under this name."""
+
+    object: str
+
+
+class MissingContent(InvalidRequest):
+    """Libraries or a value that a remote client names by their hashes, and has not uploaded, or not all of them; an
+    upload that is used for nothing gives way to newer ones."""
+
+    hashes: tuple[str, ...]
+
+
+class WrongContent(InvalidRequest):
+    """An upload whose bytes are not what was announced: `found` is their SHA-256, `hash` the announced one. The server
+    has forgotten it."""
+
+    hash: str
+    found: str
+
+
+class NotAllowed(KaasError):
+    """Code that this server does not take from remote clients: it is neither on its list nor signed by a key that it
+    trusts, or names a provider that it does not offer."""
+
+    library: str
 
 
 class Quarantined(KaasError):

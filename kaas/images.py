@@ -14,7 +14,8 @@ FATBIN = b"\x50\xed\x55\xba"
 _FATBIN_HEADER_BYTES = 16
 PROVIDED = "provided"
 _NAME = re.compile(r"[\x21-\x7e]{1,200}")
-PTX_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.DOTALL)
+PTX_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"[^"\n]*"', re.DOTALL)
+"""A comment without an end goes on to that of the text: else the next one would look for it again, and so on."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

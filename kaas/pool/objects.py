@@ -133,6 +133,30 @@ class HeldObjects:
             for key, block in zip(values, copied.blocks, strict=True)
         }
 
+    def holds(self, key: bytes) -> bool:
+        return key in self._known
+
+    async def hold(self, key: bytes, data: bytes | memoryview) -> Held:
+        """An object of who asks, for as long as that refers to it: what is held under this key, or a copy of data."""
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        if len(data) <= AT_ONCE_BYTES:
+            copied = _Copied(self._outbox.put(data))
+        else:
+            copied = _Copied(await asyncio.to_thread(self._outbox.put, data))
+        return self._known.setdefault(key, Held(key, copied.blocks, [copied]))
+
+    def together(self, parts: Sequence[Held]) -> Held:
+        """Several as one: the constants of a function."""
+        key = key_of_all([part.binary() for part in parts])
+        return self._known.setdefault(key, Held(key, [block for part in parts for block in part.blocks], parts))
+
+    def view(self, held: Held) -> memoryview:
+        """The value of an object of one part, to be read as long as somebody refers to the object."""
+        (block,) = held.blocks
+        return self._inbox.view(block)
+
     def drop(self, session: str, keys: Iterable[bytes]) -> None:
         mine = self._sessions.get(session, {})
         for key in keys:

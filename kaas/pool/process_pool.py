@@ -30,7 +30,7 @@ LEAVE_S = 10.0
 COUNT_GPUS = "from kaas.executor.device import gpu_count; print(gpu_count())"
 
 
-class _Machine:
+class Machine:
     """This machine, as what a pool stands on."""
 
     node = NODE
@@ -75,7 +75,7 @@ async def run(orders: PoolOrders, says: int) -> None:
     config = orders.config or Config()
     config = config.resolved(0 if config.devices else count_gpus())
     place = Place(orders.name)
-    machine = _Machine(config)
+    machine = Machine(config)
     service = machine.service = await Service.open(orders.name, config, machine, opened_store(config.store))
     notice = place.announce(Notice(service.address, NODE, config.described()))
     loop.add_signal_handler(signal.SIGTERM, service.begin_to_stop)

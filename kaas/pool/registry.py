@@ -22,6 +22,7 @@ class Registry:
         self._functions: dict[str, RegisteredFunction] = {}
         self._tasks: dict[str, bytes] = {}
         self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
+        self._lent: dict[str, int] = {}
         tasks = store.read(TASKS)
         for spec in map(wire.decode_function, store.read(FUNCTIONS).values()):
             if spec.task_key in tasks:
@@ -53,6 +54,22 @@ class Registry:
         expected = self._expected.pop(function.key, None)
         if expected is not None:
             expected.set_result(registered)
+
+    def lend(self, spec: wire.FunctionSpec, task: KTask, data: bytes) -> RegisteredFunction:
+        """Make a function with an owner known until it is given back as often; data: the kTask. Who asks keeps it for
+        later lives."""
+        self._lent[spec.key] = self._lent.get(spec.key, 0) + 1
+        return self._functions.get(spec.key) or self._add(spec, task, data)
+
+    def give_back(self, key: str) -> None:
+        """Undo `lend`."""
+        self._lent[key] -= 1
+        if self._lent[key]:
+            return
+        del self._lent[key]
+        task_key = self._functions.pop(key).spec.task_key
+        if not any(function.spec.task_key == task_key for function in self._functions.values()):
+            del self._tasks[task_key]
 
     def _add(self, spec: wire.FunctionSpec, task: KTask, data: bytes) -> RegisteredFunction:
         data = self._tasks.setdefault(spec.task_key, data)  # the same bytes for all functions of one kTask

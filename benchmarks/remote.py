@@ -1,0 +1,131 @@
+"""What a request of a remote client costs: a warm kTask of one kernel through CURVE, over a bare Ray actor call.
+
+    python -m benchmarks.remote [--json] [--rounds N] [--connections N]
+
+4 KB go in and 4 KB come back: from a program that speaks to `kaas serve`, on a software GPU, over TCP, and from an
+actor that takes the same bytes and gives them back. The kinds take turns of ten requests; a figure is a median. The
+rate is that of 64 requests outstanding. What an idle connection costs is what the server's resident memory grows by
+while many more come, each with the handshake of CURVE and a program that has said Hello.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+import zmq
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
+
+import ray
+
+import kaas
+from benchmarks.path import ELEMENTS, RATE_ROUNDS, Calls, Empty, build, latencies, rates
+from benchmarks.report import parser, positive, report
+from benchmarks.served import Server, resident_bytes
+from kaas.remote import wire
+from kaas.remote.keys import own_keys
+
+CLIENT = "ada"
+CONNECTIONS, FIRST_CONNECTIONS = 500, 50
+AT_ONCE = 50
+"""Connections: so many have no key yet, and a server is on its guard against those."""
+PATIENCE_MS = 30_000
+
+
+def main() -> None:
+    options = parser(__doc__.partition("\n")[0] if __doc__ else "")
+    options.add_argument("--rounds", type=positive, default=1000, help="requests of each kind, one at a time")
+    options.add_argument("--rate-rounds", type=positive, default=RATE_ROUNDS, help="of 1000 requests of each kind")
+    options.add_argument("--connections", type=positive, default=CONNECTIONS, help="that are idle")
+    chosen = options.parse_args()
+    task, x = build(), np.zeros(ELEMENTS, np.float32)
+    raw = x.tobytes()
+    ray.init("local", include_dashboard=False, log_to_driver=False)
+    empty: Any = ray.remote(num_cpus=0)(Empty)
+    target = empty.remote()
+    with tempfile.TemporaryDirectory() as folder, Server(Path(folder), [CLIENT]) as server:
+        idle_kb = idle_connection_kb(server, chosen.connections)
+        with kaas.Client(server.address, keys=server.keys(CLIENT)) as client:
+            function = client.register(task)
+            one: Calls = {
+                "actor": lambda: ray.get(target.run.remote(raw)),
+                "actor_of_array": lambda: ray.get(target.run.remote(x)),
+                "remote": lambda: client.call(function, {"x": x}).result(),
+            }
+            seconds = latencies(one, chosen.rounds)
+            per_s = rates(
+                {
+                    "actor": (lambda: target.run.remote(raw), ray.get),
+                    "actor_of_array": (lambda: target.run.remote(x), ray.get),
+                    "remote": (lambda: client.call(function, {"x": x}), kaas.Future.result),
+                },
+                chosen.rate_rounds,
+            )
+            if (client.call(function, {"x": np.ones(ELEMENTS, np.float32)}).result() != 0).any():
+                raise SystemExit("x - x is not 0: this measured something else")
+    ray.shutdown()
+    p50 = {name: float(np.median(values)) for name, values in seconds.items()}
+    bars = {
+        "remote_over_actor": (p50["remote"] / p50["actor"], "<=", 0.6),
+        "remote_rate_over_actor": (per_s["remote"] / per_s["actor"], ">=", 1.2),
+        "idle_connection_kb": (idle_kb, "<=", 100),
+    }
+    detail: dict[str, Any] = {f"{name}_p50_us": round(value * 1e6, 1) for name, value in p50.items()}
+    detail |= {f"{name}_p99_us": round(float(np.quantile(values, 0.99)) * 1e6, 1) for name, values in seconds.items()}
+    detail |= {f"{name}_per_s": round(value, 1) for name, value in per_s.items()}
+    detail |= {"remote_over_actor_of_array": round(p50["remote"] / p50["actor_of_array"], 3)}
+    detail |= {"remote_rate_over_actor_of_array": round(per_s["remote"] / per_s["actor_of_array"], 3)}
+    report("remote", bars, detail | {"rounds": chosen.rounds, "connections": chosen.connections}, chosen.json)
+
+
+def idle_connection_kb(server: Server, count: int) -> float:
+    """What the server's memory grows by for each connection, once some are there."""
+    with connections(server, FIRST_CONNECTIONS):
+        before = resident_bytes(server.pid)
+        with connections(server, count):
+            return (resident_bytes(server.pid) - before) / count / 1024
+
+
+@contextmanager
+def connections(server: Server, count: int) -> Iterator[None]:
+    """Programs that have said Hello, and are welcome."""
+    keys = own_keys(server.keys(CLIENT))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.max_sockets = count + 10
+    sockets: list[zmq.Socket[bytes]] = []
+    try:
+        while len(sockets) < count:
+            some = [context.socket(zmq.DEALER) for _ in range(min(AT_ONCE, count - len(sockets)))]
+            sockets += some
+            for socket in some:
+                socket.linger = 0
+                socket.rcvtimeo = PATIENCE_MS
+                socket.curve_serverkey = keys.server_key.encode()
+                socket.curve_publickey = keys.public_key.encode()
+                socket.curve_secretkey = keys.secret_key.encode()
+                socket.connect(server.address)
+                socket.send(wire.encode(wire.Hello(wire.VERSION, token_hex(16))))
+            welcome(some)
+        yield
+    finally:
+        for socket in sockets:
+            socket.close()
+        context.term()
+
+
+def welcome(sockets: Sequence[zmq.Socket[bytes]]) -> None:
+    for socket in sockets:
+        answer = wire.decode_from_server(socket.recv())
+        if not isinstance(answer, wire.Welcome):
+            raise SystemExit(f"{answer}: this measured something else")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""`kaas serve` in a process of its own, with keys for some clients, for what measures it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from secrets import token_hex
+from statistics import median
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+import kaas
+from kaas.remote.keys import new_client
+
+ADDRESS = re.compile(r"tcp://\S+:\d+")
+DEVICE_BYTES = 256 << 20
+PATIENCE_S = 60.0
+SAMPLE_S = 0.5
+ADMINISTRATOR = "root"
+
+
+class Server:
+    """One after the other, at the same address and with the same state.
+
+    Fields:
+        address, pid: of the newest. public_key: of them all. ended: exit statuses of those that `stop` has ended.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        clients: Sequence[str],
+        *,
+        host: str = "127.0.0.1",
+        devices: int = 1,
+        kernels_s: Mapping[str, float] | None = None,
+        limits: Mapping[str, int] | None = None,
+    ) -> None:
+        """clients: names of keys. kernels_s: seconds that kernels are modelled to take, by symbol."""
+        self._folder, self._host, self._port = folder, host, 0
+        self._keys = {name: folder / f"{name}.toml" for name in (*clients, ADMINISTRATOR)}
+        for name, path in self._keys.items():
+            self.public_key = new_client(folder / "keys", name, path).server_key
+        self._settings = {
+            "name": f"served-{token_hex(4)}",
+            "state": str(folder / "state"),
+            "keys": str(folder / "keys"),
+            "pool": {"devices": [{"kind": "software", "memory_bytes": DEVICE_BYTES}] * devices},
+            "code": {"any": True},
+            "limits": dict(limits or {}),
+            "administrators": [ADMINISTRATOR],
+        }
+        model = "".join(f"{symbol} = [{seconds}, 1.0]\n" for symbol, seconds in (kernels_s or {}).items())
+        (folder / "model.toml").write_text(f"[kernels]\n{model}")
+        self._environment = os.environ | {"KAAS_SOFTGPU_MODEL": str(folder / "model.toml")}
+        self._process: subprocess.Popen[str] | None = None
+        self.address = ""
+        self.ended: list[int] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    @property
+    def _running(self) -> subprocess.Popen[str]:
+        assert self._process is not None, "it was started"
+        return self._process
+
+    @property
+    def alive(self) -> bool:
+        return self._running.poll() is None
+
+    @property
+    def errors(self) -> int:
+        """That nobody expected: of how many the log has a traceback."""
+        return self.log.read_text().count("Traceback")
+
+    @property
+    def log(self) -> Path:
+        """What all of them have said on their standard error."""
+        return self._folder / "log"
+
+    def keys(self, name: str) -> Path:
+        """The file of a client's keys."""
+        return self._keys[name]
+
+    def start(self) -> None:
+        """Until it is ready."""
+        path = self._folder / "kaas.yaml"
+        path.write_bytes(msgspec.yaml.encode(self._settings | {"listen": {"host": self._host, "port": self._port}}))
+        command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(path)]
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
+            )
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if found := ADDRESS.search(line):
+                self.address = found.group()
+                self._port = int(self.address.rpartition(":")[2])
+                threading.Thread(target=self._process.stdout.read, daemon=True).start()  # or it would fill up
+                return
+        raise SystemExit(f"the server did not start: {self.log.read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        self._running.kill()
+        self._running.wait()
+
+    def stop(self) -> None:
+        """As a service manager does."""
+        self._running.send_signal(signal.SIGTERM)
+        self.ended.append(self._running.wait(PATIENCE_S))
+
+    def executors(self) -> list[int]:
+        """Their processes."""
+        return [pid for pid in descendants(self.pid) if _argument(pid, "kaas.pool.executor_process")]
+
+    def charged(self) -> dict[str, int]:
+        """Requests of each client, by the server's own account."""
+        with kaas.Client(self.address, keys=self.keys(ADMINISTRATOR)) as client:
+            usage = client.usage()
+        return {entry["client"]: entry["requests"] for entry in usage["by_client"]}
+
+
+class Memory:
+    """What a server's processes hold, sampled all the time."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._samples: list[tuple[float, int, int]] = []
+
+    def __enter__(self) -> Self:
+        self._began_s = monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            pid = self._server.pid
+            held = memory_bytes([pid]), memory_bytes(list(descendants(pid)))
+            self._samples.append((monotonic() - self._began_s, *held))
+
+    def thirds(self, seconds: float) -> tuple[list[float], list[float]]:
+        """Medians in MB of each third of this time: the server's own, and its executors'."""
+        found: tuple[list[float], list[float]] = [], []
+        for third in range(3):
+            first_s, last_s = seconds * third / 3, seconds * (third + 1) / 3
+            samples = [sample for sample in self._samples if first_s <= sample[0] < last_s]
+            for position, values in enumerate(found, 1):
+                values.append(round(median([sample[position] for sample in samples]) / 2**20, 1))
+        return found
+
+
+def _argument(pid: int, wanted: str) -> bool:
+    try:
+        return wanted.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def memory_bytes(pids: Sequence[int]) -> int:
+    """Of these processes together, what they share counted once (PSS)."""
+    return sum(_kb(pid, "Pss") for pid in pids) << 10
+
+
+def resident_bytes(pid: int) -> int:
+    return _kb(pid, "Rss") << 10
+
+
+def _kb(pid: int, field: str) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The processes that this one has started, and theirs."""
+    try:
+        children = [int(child) for path in Path(f"/proc/{pid}/task").iterdir()
+                    for child in (path / "children").read_text().split()]  # fmt: skip
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for child in children:
+        yield child
+        yield from descendants(child)

@@ -1,0 +1,113 @@
+"""What a server says of itself when a client asks: of that client what concerns it, and of others nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from kaas.errors import InvalidRequest
+from kaas.pool.service import Service
+from kaas.remote.answers import plain
+from kaas.remote.canary import sing
+from kaas.remote.metering import Meter
+from kaas.remote.sessions import Session
+from kaas.remote.usage import told as usage_told
+
+CANARY = b"canary"
+READY = ("idle", "busy")
+
+
+class Desk:
+    """Belongs to the pool's event loop.
+
+    Fields:
+        draining: of the server.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        administrator: Callable[[str], bool],
+        drain: Callable[[str], None],
+        meter: Meter,
+    ) -> None:
+        """administrator: whether a client is one. drain: begins, with a reason."""
+        self.draining = False
+        self._service, self._is_administrator = service, administrator
+        self._drain, self._meter = drain, meter
+
+    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
+        """
+        Raises:
+            KaasError
+        """
+        client = session.client
+        administrator = self._is_administrator(client.name)
+        match what:
+            case "status":
+                own = {
+                    "open": client.open,
+                    "credit_bytes": client.held_bytes,
+                    "sessions": len(client.sessions),
+                    "administrator": administrator,
+                }
+                return {**self._status(administrator), **own}
+            case "stats":
+                return self._stats(None if administrator else client.name)
+            case "usage":
+                return usage_told(self._meter.usage(None if administrator else client.name))
+            case "health":
+                if frames and frames[0] == CANARY:
+                    return self._health_by_canary()
+                return self.health()
+            case "drain" if administrator:
+                self.draining = True
+                self._drain(f"{client.name} has it drain")
+                return {"draining": True}
+            case _:
+                raise InvalidRequest(f"this server cannot be asked for {what!r}, or not by {client.name!r}")
+
+    def health(self) -> dict[str, Any]:
+        status = self._service.status()
+        ready = any(device.state in READY for device in status.devices)
+        return {"live": True, "ready": ready and not self.draining and status.broken is None}
+
+    async def _health_by_canary(self) -> dict[str, Any]:
+        seconds = await sing(self._service)
+        return {**self.health(), "canary_s": seconds}
+
+    def _status(self, administrator: bool) -> dict[str, Any]:
+        status = self._service.status()
+        devices = [{"index": each.index, "kind": each.kind, "state": each.state} for each in status.devices]
+        told: dict[str, Any] = {**self.health(), "draining": self.draining, "devices": devices}
+        if administrator:
+            told |= {
+                "queued": status.queued,
+                "running": status.running,
+                "functions": list(status.functions),
+                "broken": status.broken,
+                "pid": status.pid,
+                "usage_trouble": self._meter.trouble,
+                "quarantined": [_entry(each) for each in status.quarantined],
+            }
+        return told
+
+    def _stats(self, client: str | None) -> dict[str, Any]:
+        stats = self._service.stats(reset=False)
+        tables: Mapping[str, Sequence[Any]] = {
+            "stages": stats.stages,
+            "tiers": stats.tiers,
+            "outcomes": stats.outcomes,
+        }
+        return {
+            "since_s": stats.since_s,
+            **{
+                name: [_entry(each) for each in table if client in (None, each.client)]
+                for name, table in tables.items()
+            },
+        }
+
+
+def _entry(row: Any) -> dict[str, Any]:
+    return {each.name: plain(getattr(row, each.name)) for each in fields(row)}

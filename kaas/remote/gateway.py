@@ -1,0 +1,305 @@
+"""Remote clients at a pool: their messages become its requests, and each gets exactly one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from secrets import token_hex
+from typing import Any, Protocol
+
+import msgspec
+
+from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, QueueFull, UnknownSession
+from kaas.pool.service import Service
+from kaas.remote import wire
+from kaas.remote.answers import failure_of
+from kaas.remote.finished import Finished
+from kaas.remote.holdings import Holdings, Said
+from kaas.remote.metering import Meter
+from kaas.remote.runs import Runs
+from kaas.remote.sessions import LONGEST_NAME, Channel, Client, Run, Session
+
+SWEEP_S = 5.0
+"""How often what has changed without a message is looked after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What a gateway keeps of each client, at most.
+
+    Fields:
+        sessions: programs; those that wait for nothing go first. lost_s: how long what a program waits for stays when
+            it cannot be reached. answers_bytes, answers_s: of answers to requests with a key, after they were received.
+    """
+
+    sessions: int = 1024
+    lost_s: float = 60.0
+    answers_bytes: int = 16 << 20
+    answers_s: float = 600.0
+
+
+class Desk(Protocol):
+    """What answers `wire.Ask`."""
+
+    def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
+        """
+        Raises:
+            KaasError
+        """
+        ...
+
+
+class Gateway:
+    """Belongs to the pool's event loop.
+
+    Fields:
+        life: of this server, told to all. dropped: messages that made no sense and had no number to answer.
+        clients: by name.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        holdings: Holdings,
+        meter: Meter,
+        limits: Callable[[str], wire.Limits],
+        keeping: Keeping = Keeping(),
+    ) -> None:
+        """limits: of a client, as they are now."""
+        self.life = token_hex(8)
+        self.dropped = 0
+        self.clients: dict[str, Client] = {}
+        self.desk: Desk | None = None
+        self._holdings, self._limits, self._keeping = holdings, limits, keeping
+        self._loop = asyncio.get_running_loop()
+        self._runs = Runs(service, holdings, meter, self._closed)
+        self._by_channel: dict[Channel, Session] = {}
+        self._silence: asyncio.Event | None = None  # somebody waits for it
+        self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
+
+    # --- messages
+
+    def receive(self, channel: Channel, frames: Sequence[Any]) -> None:
+        """frames: with the header."""
+        session = self._by_channel.get(channel)
+        try:
+            message = wire.decode_from_client(frames[0])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._senseless(session, frames[0], error)
+            return
+        try:
+            if session is not None:
+                self._take(session, message, frames)
+            elif isinstance(message, wire.Hello):
+                self._greet(channel, message)
+            elif (number := number_of(message)) is not None:
+                channel.send(
+                    failure_of(number, UnknownSession("the server does not know this program: Hello comes first"))
+                )
+            else:
+                self.dropped += 1
+        except Exception as error:  # noqa: BLE001 - whatever a message says, its sender gets an answer
+            channel.send(failure_of(number_of(message) or 0, error))
+
+    def _senseless(self, session: Session | None, header: Any, error: Exception) -> None:
+        """Strangers learn nothing; others what is wrong with which message."""
+        try:
+            number = msgspec.msgpack.decode(header, type=_Numbered).number if session is not None else None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            number = None
+        if session is None or number is None:
+            self.dropped += 1
+        else:
+            session.channel.send(failure_of(number, InvalidRequest(f"a message that makes no sense: {error}")))
+
+    def _take(self, session: Session, message: wire.FromClient, frames: Sequence[Any]) -> None:
+        """
+        Raises:
+            KaasError, or whatever else a senseless message leads to.
+        """
+        match message:
+            case wire.Invoke():
+                self._runs.ask(session, message, frames)
+            case wire.Received(numbers):
+                self._runs.received(session, numbers)
+            case wire.Cancel(number):
+                self._runs.cancel(session, number)
+            case wire.Hello():
+                self._greet(session.channel, message)
+            case wire.Ask():
+                if self.desk is None:
+                    raise InvalidRequest("this server answers no questions")
+                told = self.desk.told(session, message.what, frames[1:])
+                if isinstance(told, Coroutine):
+                    self._later(session, message.number, _told(message.number, told))
+                else:
+                    session.channel.send(wire.Told(message.number, told))
+            case _:
+                said = self._holdings.answer(session.client.name, message, frames[1:])
+                if isinstance(said, Coroutine):
+                    self._later(session, message.number, said, sum(map(len, frames[1:])))
+                else:
+                    session.channel.send(*said)
+
+    # --- programs
+
+    def _greet(self, channel: Channel, hello: wire.Hello) -> None:
+        """A program has a connection, its first or a new one, where from now on it gets all its answers.
+
+        Raises:
+            KaasError
+        """
+        if hello.version != wire.VERSION:
+            differences = (f"protocol: {wire.VERSION}, not {hello.version}",)
+            raise ConfigMismatch("the server speaks another version of the protocol", differences=differences)
+        if not 0 < len(hello.session) <= LONGEST_NAME:
+            raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} characters")
+        client = self._client(channel.user)
+        session = client.sessions.get(hello.session)
+        if session is None:
+            self._make_room(client)
+            session = client.sessions[hello.session] = Session(hello.session, client, channel)
+        elif session.channel != channel:
+            self._by_channel.pop(session.channel, None)
+            session.channel.drop()
+            session.channel = channel
+        client.sessions.move_to_end(hello.session)
+        session.lost_s = None
+        former = self._by_channel.get(channel)
+        if former is not None and former is not session:
+            self.gone(channel)
+        self._by_channel[channel] = session
+        channel.send(wire.Welcome(wire.VERSION, self.life, client.name, client.limits))
+        if self._runs.draining:
+            channel.send(wire.Goodbye(self._runs.draining))
+        self._runs.send_again(session)
+
+    def _client(self, name: str) -> Client:
+        limits = self._limits(name)
+        client = self.clients.get(name)
+        if client is None:
+            keeping = self._keeping
+            finished: Finished[Run] = Finished(keeping.answers_bytes, keeping.answers_s)
+            client = self.clients[name] = Client(name, limits, finished)
+        client.limits = limits
+        return client
+
+    def _make_room(self, client: Client) -> None:
+        """
+        Raises:
+            QueueFull: each of its programs waits for something.
+        """
+        if len(client.sessions) < self._keeping.sessions:
+            return
+        idle = next((session for session in client.sessions.values() if session.idle), None)
+        if idle is None:
+            limit = self._keeping.sessions
+            message = f"{limit} programs of client {client.name!r} wait for something already"
+            raise QueueFull(message, client=client.name, limit=limit, queued=limit)
+        self._forget(idle)
+
+    def _forget(self, session: Session) -> None:
+        """A program has ended, or can say Hello again."""
+        client = session.client
+        client.sessions.pop(session.id, None)
+        if self._by_channel.get(session.channel) is session:
+            del self._by_channel[session.channel]
+        self._runs.forget(session)
+        for task in list(session.tasks.values()):
+            task.cancel()
+
+    def gone(self, channel: Channel) -> None:
+        """A connection has ended: its program may come again."""
+        session = self._by_channel.pop(channel, None)
+        if session is not None:
+            self._lost(session)
+
+    def _lost(self, session: Session) -> None:
+        session.lost_s = self._loop.time()
+        self._runs.lost(session)
+        if session.idle:
+            self._forget(session)
+        self._closed()
+
+    def _look_after(self) -> None:
+        """Programs that do not come again are forgotten; keys may grant something else by now."""
+        self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
+        now_s = self._loop.time()
+        for client in list(self.clients.values()):
+            client.limits = self._limits(client.name)
+            client.finished.expire(now_s)
+            for session in list(client.sessions.values()):
+                if session.lost_s is not None and now_s - session.lost_s >= self._keeping.lost_s:
+                    self._forget(session)
+
+    # --- questions that take a while
+
+    def _later(self, session: Session, number: int, said: Coroutine[Any, Any, Said], nbytes: int = 0) -> None:
+        """nbytes: of the question's frames.
+
+        Raises:
+            InvalidRequest, QueueFull
+        """
+        client = session.client
+        try:
+            if number in session.tasks or number in session.waits:
+                raise InvalidRequest(f"question {number} is not answered yet")
+            client.check(nbytes)
+        except KaasError:
+            said.close()
+            raise
+        client.take(nbytes)
+        task = session.tasks[number] = self._loop.create_task(said)
+        task.add_done_callback(partial(self._said, session, number, nbytes))
+
+    def _said(self, session: Session, number: int, nbytes: int, task: asyncio.Future[Said]) -> None:
+        del session.tasks[number]
+        session.client.give_back(nbytes)
+        if not task.cancelled():
+            error = task.exception()
+            if error is None:
+                session.channel.send(*task.result())
+            else:
+                session.channel.send(failure_of(number, error))
+        self._closed()
+
+    # --- the end
+
+    def drain(self, reason: str) -> None:
+        """From now on nothing is taken in; what is open is answered."""
+        if not self._runs.draining:
+            self._runs.draining = reason
+            for session in self._by_channel.values():
+                session.channel.send(wire.Goodbye(reason))
+
+    async def received(self) -> None:
+        """Wait until all answers have been received, or nobody is there who could."""
+        while any(not session.idle and session.lost_s is None for session in self._by_channel.values()):
+            self._silence = asyncio.Event()
+            await self._silence.wait()
+
+    def _closed(self) -> None:
+        if self._silence is not None:
+            self._silence.set()
+
+    def close(self) -> None:
+        self._sweep.cancel()
+        for session in list(self._by_channel.values()):
+            self._forget(session)
+
+
+async def _told(number: int, answer: Coroutine[Any, Any, Any]) -> Said:
+    return wire.Told(number, await answer), ()
+
+
+class _Numbered(msgspec.Struct):
+    number: int
+
+
+def number_of(message: wire.FromClient) -> int | None:
+    """That its answer has; None for what gets none."""
+    if isinstance(message, wire.Hello):
+        return 0
+    return None if isinstance(message, wire.Received | wire.Cancel) else message.number

@@ -1,0 +1,132 @@
+"""What remote clients have at a server: code and values that they have uploaded, functions, objects by name."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from kaas.errors import InvalidRequest, QueueFull
+from kaas.pool.objects import HeldObjects
+from kaas.pool.registry import Registry
+from kaas.remote import wire
+from kaas.remote.allow import Allowed
+from kaas.remote.functions import Functions
+from kaas.remote.state import State
+from kaas.remote.uploads import Uploads
+from kaas.remote.values import Values
+
+Kept = (
+    wire.Upload
+    | wire.Chunk
+    | wire.Register
+    | wire.Functions
+    | wire.Unregister
+    | wire.Put
+    | wire.Get
+    | wire.Delete
+    | wire.Objects
+)
+"""Messages about what a client has here."""
+Said = tuple[wire.FromServer, Sequence[Any]]
+"""An answer, and the frames behind it."""
+
+
+class Part(bytearray):
+    """Of a value, on its way: it lives until ZeroMQ has sent it."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # what it holds is of no interest
+
+
+class Holdings:
+    """Belongs to the pool's event loop. client: the name of a key.
+
+    Fields:
+        functions, values: look up by client and name.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        registry: Registry,
+        objects: HeldObjects,
+        limits: Callable[[str], wire.Limits],
+        allowed: Allowed,
+        steps: Collection[str],
+        changed: Callable[[str, Any, int], None],
+    ) -> None:
+        """folder: of what outlives the server. changed: is told what a client holds from now on: its name, "libraries"
+        or "objects", bytes."""
+        self._limits = limits
+        self._state = State(folder)
+        self._uploads = Uploads(self._state, limits, allowed, changed)
+        self.values = Values(self._state, self._uploads, objects)
+        self.functions = Functions(self._state, self._uploads, self.values, objects, registry, steps)
+        self._leaving: dict[str, WeakSet[Part]] = {}
+
+    async def open(self) -> None:
+        """What an earlier life of the server has left is there again.
+
+        Raises:
+            InvalidConfig
+        """
+        self._state.open()
+        await self._uploads.open()
+        await self.values.open()
+        await self.functions.open()
+
+    def close(self) -> None:
+        self._state.close()
+
+    def answer(self, client: str, message: Kept, frames: Sequence[Any]) -> Said | Coroutine[Any, Any, Said]:
+        """What a message leads to. frames: those behind the header.
+
+        Raises:
+            KaasError
+        """
+        match message:
+            case wire.Get():
+                return self._value(client, message)
+            case wire.Objects():
+                return self.values.list(client, message), ()
+            case wire.Functions():
+                return self.functions.list(client, message), ()
+            case wire.Upload():
+                return _said(self._uploads.offer(client, message))
+            case wire.Chunk():
+                return _said(self._uploads.chunk(client, message, _frame(frames)))
+            case wire.Register():
+                return _said(self.functions.register(client, message, _frame(frames)))
+            case wire.Unregister():
+                return _said(self.functions.unregister(client, message))
+            case wire.Put():
+                return _said(self.values.put(client, message, frames[0] if frames else None))
+            case wire.Delete():
+                return _said(self.values.delete(client, message))
+
+    def _value(self, client: str, message: wire.Get) -> Said:
+        """Of a client that asks and does not read, only so much waits to be sent."""
+        leaving = self._leaving.setdefault(client, WeakSet())
+        limits, waits = self._limits(client), sum(map(len, leaving))
+        if waits + min(message.bytes, wire.CHUNK_BYTES) > limits.credit_bytes:
+            text = f"{waits} bytes that client {client!r} has asked for are not sent yet, since it does not take them"
+            raise QueueFull(text, client=client, limit=limits.requests, queued=len(leaving))
+        value, data = self.values.get(client, message)
+        part = Part(data)
+        leaving.add(part)
+        return value, (part,)
+
+
+async def _said(answer: Awaitable[wire.FromServer]) -> Said:
+    return await answer, ()
+
+
+def _frame(frames: Sequence[Any]) -> Any:
+    """
+    Raises:
+        InvalidRequest
+    """
+    if not frames:
+        raise InvalidRequest("what this message is about stands in its second frame, and there is none")
+    return frames[0]

@@ -1,0 +1,227 @@
+"""Invocations of remote clients: credit, keys of idempotency, and one final answer for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from kaas.errors import Cancelled, InvalidRequest, PoolStopped, UsageUnavailable
+from kaas.pool.answer import Answer
+from kaas.pool.records import Request
+from kaas.pool.service import Service
+from kaas.pool.trace_context import continued
+from kaas.remote import wire
+from kaas.remote.answers import failure_of
+from kaas.remote.holdings import Holdings
+from kaas.remote.invocations import invocation_of
+from kaas.remote.metering import Meter
+from kaas.remote.sessions import LONGEST_NAME, Run, Session, Wait
+
+
+class Runs:
+    """Belongs to the pool's event loop.
+
+    Fields:
+        draining: why nothing is taken in any more, "" while it is.
+    """
+
+    def __init__(self, service: Service, holdings: Holdings, meter: Meter, closed: Callable[[], None]) -> None:
+        """closed: is called when something is open no more."""
+        self.draining = ""
+        self._service, self._pool, self._holdings = service, service.pool, holdings
+        self._closed, self._meter = closed, meter
+        self._loop = asyncio.get_running_loop()
+
+    def ask(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
+        """frames: with the header. What was asked before, by this number or by its key, is the same request.
+
+        Raises:
+            KaasError, or whatever else a senseless message leads to.
+        """
+        known = session.waits.get(message.number)
+        if known is not None:
+            if known.run.done and known.sent != session.channel:
+                self._send(known)
+        elif message.number in session.tasks:
+            raise InvalidRequest(f"question {message.number} is not answered yet")
+        elif not (message.key and self._joined(session, message)):
+            self._begin(session, message, frames)
+
+    def _joined(self, session: Session, message: wire.Invoke) -> bool:
+        """Whether a request is known by its key, and is waited for once more.
+
+        Raises:
+            InvalidRequest, QueueFull
+        """
+        client, key = session.client, message.key
+        if len(key) > LONGEST_NAME:
+            raise InvalidRequest(f"a key has at most {LONGEST_NAME} characters, not {len(key)}")
+        run = client.runs.get(key) or client.finished.get(key, self._loop.time())
+        if run is None:
+            return False
+        if run.asked != message.function:
+            raise InvalidRequest(f"key {key!r} is of a request to another function, {run.asked!r}")
+        client.check(run.nbytes)
+        wait = _wait(session, message.number, run, run.nbytes)
+        if run.done:
+            self._send(wait)
+        return True
+
+    def _begin(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
+        if self.draining:
+            raise PoolStopped(f"the server takes nothing more: {self.draining}")
+        client = session.client
+        remote = self._holdings.functions.named(client.name, message.function)
+        function = remote.function
+        input_bytes = sum([len(frame) for frame in frames]) - len(frames[0])
+        nbytes = sum(function.output_bytes)
+        client.check(input_bytes + nbytes)
+        invocation, payload = invocation_of(client.name, message, frames, remote, self._holdings.values)
+        self._meter.admit(client.name)
+        try:
+            request = self._service.begin(function, invocation, payload, None, "")
+        except BaseException as error:
+            self._meter.refused(client.name, function.label, type(error).__name__, admitted=True)
+            raise
+        run = Run(client, message.key, message.function, function, remote.outputs, input_bytes, nbytes, request)
+        if message.trace:
+            request.trace = continued(message.trace)
+            run.trace = request.trace.traceparent
+        _wait(session, message.number, run, input_bytes + nbytes)
+        if message.key:
+            client.runs[message.key] = run
+        request.answer.add_done_callback(partial(self._answered, run, request))
+
+    # --- answers
+
+    def _answered(self, run: Run, request: Request, answer: Answer[Sequence[Any]]) -> None:
+        if answer.cancelled():  # and all who waited know
+            self._pool.cancelled(request)
+            outcome = "cancelled"
+        elif (error := answer.exception()) is not None:
+            run.failure = failure_of(0, error)
+            outcome = run.failure.error
+        else:
+            run.frames = answer.result()
+            outcome = "succeeded"
+        if self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
+            request.left = partial(self._left, run, request, outcome)
+        else:
+            try:
+                self._charge(run, request, outcome)
+            except UsageUnavailable as error:  # nothing is given that is not charged
+                run.frames, run.failure = (), failure_of(0, error)
+        self._end(run)
+
+    def _left(self, run: Run, request: Request, outcome: str) -> None:
+        with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
+            self._charge(run, request, outcome)
+
+    def _charge(self, run: Run, request: Request, outcome: str) -> None:
+        """
+        Raises:
+            UsageUnavailable
+        """
+        sizes = run.input_bytes, sum([len(frame) for frame in run.frames])
+        self._meter.ended(run.client.name, run.function.label, run.key, outcome, *sizes, request.record)
+
+    def _end(self, run: Run) -> None:
+        """Tell all who wait."""
+        run.done, run.request = True, None
+        run.nbytes = sum([len(frame) for frame in run.frames])
+        client, key = run.client, run.key
+        if key:
+            run.ended_s = self._loop.time()
+            del client.runs[key]
+            if run.waits and (run.failure is None or run.failure.retry_s is None):
+                client.finished.add(key, run)
+        waits, run.waits = run.waits, []
+        for wait in waits:
+            client.held_bytes += run.nbytes - wait.nbytes
+            wait.nbytes = run.nbytes
+            if key and wait.session.lost_s is not None:
+                self._leave(wait)  # it will ask again
+            else:
+                self._send(wait)
+
+    def lost(self, session: Session) -> None:
+        """It has no connection. Answers that it finds again by their keys take none of its client's credit."""
+        for wait in [wait for wait in session.waits.values() if wait.run.done and wait.run.key]:
+            self._leave(wait)
+
+    def _send(self, wait: Wait) -> None:
+        session, run = wait.session, wait.run
+        if run.failure is None:
+            sent = session.channel.send(wire.Result(wait.number, run.outputs, run.trace), run.frames)
+        else:
+            sent = session.channel.send(_numbered(run.failure, wait.number, run.trace))
+        if sent:
+            wait.sent = session.channel
+        else:
+            wait.sent = None
+            session.unsent.add(wait.number)
+
+    def send_again(self, session: Session) -> None:
+        """On a new connection: all that has not been received."""
+        session.unsent.clear()
+        for wait in session.waits.values():
+            if wait.run.done:
+                self._send(wait)
+
+    # --- what is not open any more
+
+    def received(self, session: Session, numbers: Iterable[int]) -> None:
+        """What makes no sense means nothing: it may come twice."""
+        for number in numbers:
+            wait = session.waits.get(number)
+            if wait is not None and wait.run.done:
+                self._leave(wait)
+        if session.unsent:  # it reads again
+            unsent, session.unsent = session.unsent, set()
+            for number in unsent & session.waits.keys():
+                self._send(session.waits[number])
+
+    def cancel(self, session: Session, number: int) -> None:
+        """What others wait for too goes on."""
+        wait = session.waits.get(number)
+        if wait is None or wait.run.done:
+            return
+        shared, client = wait.run, session.client
+        shared.waits.remove(wait)
+        failure = failure_of(number, Cancelled(f"request {number} was cancelled"))
+        wait.run = Run(client, "", shared.asked, shared.function, (), 0, 0, done=True, failure=failure)
+        client.held_bytes -= wait.nbytes
+        wait.nbytes = 0
+        self._send(wait)
+        if not shared.waits and shared.request is not None:
+            shared.request.answer.cancel()
+
+    def forget(self, session: Session) -> None:
+        """A program has ended."""
+        for wait in list(session.waits.values()):
+            self._leave(wait)
+
+    def _leave(self, wait: Wait) -> None:
+        session, run = wait.session, wait.run
+        del session.waits[wait.number]
+        session.client.give_back(wait.nbytes)
+        if not run.done:
+            run.waits.remove(wait)
+            if not run.waits and run.request is not None:
+                run.request.answer.cancel()
+        self._closed()
+
+
+def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
+    wait = session.waits[number] = Wait(session, number, run, nbytes)
+    if not run.done:
+        run.waits.append(wait)
+    session.client.take(nbytes)
+    return wait
+
+
+def _numbered(failure: wire.Failure, number: int, trace: str) -> wire.Failure:
+    return wire.Failure(number, failure.error, failure.message, failure.fields, failure.retry_s, trace)

@@ -1,0 +1,211 @@
+"""What `kaas serve` reads: a YAML file, as settings that are checked; whatever is wrong is an error that names it."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from pathlib import Path
+
+import msgspec
+
+from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
+from kaas.errors import InvalidConfig
+from kaas.remote import wire
+from kaas.remote.allow import Allowed
+from kaas.remote.quotas import Quotas
+
+PORT = 7600
+TOLD = ("requests_per_s", "stored_bytes", "library_bytes", "device_s_per_minute")
+PLACE = re.compile(r" - at `\$\.?(.*)`$")
+UNKNOWN = re.compile(r"unknown field `(.*?)`")
+
+
+class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class DeviceSettings(_Settings, frozen=True):
+    """As `kaas.Device`."""
+
+    kind: str = "software"
+    memory_bytes: int | None = None
+    memcheck: bool | None = None
+    speed: float = 1.0
+
+
+class PoolSettings(_Settings, frozen=True):
+    """As `kaas.Config`."""
+
+    devices: tuple[DeviceSettings, ...] | None = None
+    policy: str = "fcfs"
+    run_limit_s: float = 60.0
+    start_limit_s: float = 60.0
+    slots: int = 1
+    cache_bytes: int | None = None
+    host_cache_bytes: int | None = None
+    whole_object_bytes: int = 64 << 20
+    clients: dict[str, ClientSettings] = {}
+    queue_limit: int = QUEUE_LIMIT
+    faults_allowed: int = 1
+    record: str | None = None
+
+    def config(self, store: str | None) -> Config:
+        """
+        Raises:
+            InvalidConfig
+        """
+        options = {name: getattr(self, name) for name in self.__struct_fields__ if name != "devices"}
+        devices = self.devices
+        made = None if devices is None else tuple(Device(**msgspec.structs.asdict(device)) for device in devices)
+        return Config(devices=made, store=store, **options)
+
+
+class Listen(_Settings, frozen=True):
+    """host: an address of this machine; others than loopback need keys. port: 0 for any that is free."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+
+
+class Limits(_Settings, frozen=True):
+    """Of each client.
+
+    Fields:
+        requests: that it may have open: not answered, or not received. credit_bytes: of their inputs and outputs.
+        frame_bytes: of one frame of a message. sessions, lost_s, answers_bytes, answers_s: as in
+            `kaas.remote.gateway.Keeping`; no more connections than sessions either.
+        quotas: those that its key does not say.
+    """
+
+    requests: int = 256
+    credit_bytes: int = 256 << 20
+    frame_bytes: int = 64 << 20
+    sessions: int = 1024
+    answers_bytes: int = 16 << 20
+    answers_s: float = 600.0
+    lost_s: float = 60.0
+    quotas: Quotas = Quotas(stored_bytes=1 << 30, library_bytes=256 << 20)
+
+    def granted(self, own: Quotas) -> Quotas:
+        """own: of a client's key."""
+        given = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not None}
+        if "requests_per_s" in given:
+            given.setdefault("burst", None)
+        return msgspec.structs.replace(self.quotas, **given)
+
+    def told(self, quotas: Quotas) -> wire.Limits:
+        """What a client hears of what it may."""
+        requests = min(self.requests, quotas.concurrent_requests or self.requests)
+        limits = {name: getattr(quotas, name) for name in TOLD}
+        return wire.Limits(requests, self.credit_bytes, self.frame_bytes, **limits)
+
+
+class Code(_Settings, frozen=True):
+    """Which code clients may bring, as `kaas.remote.allow.Allowed`; signers are in hex."""
+
+    any: bool = False
+    hashes: tuple[str, ...] = ()
+    signers: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
+
+    def allowed(self) -> Allowed:
+        """
+        Raises:
+            InvalidConfig
+        """
+        try:
+            signers = tuple(map(bytes.fromhex, self.signers))
+        except ValueError as error:
+            raise InvalidConfig(f"code.signers are Ed25519 keys in hex: {error}", field="code.signers") from error
+        return Allowed(self.any, frozenset(self.hashes), signers, frozenset(self.providers))
+
+
+class Settings(_Settings, frozen=True):
+    """Of one server.
+
+    Fields:
+        name: of its pool, under which programs on this machine find it. state: folder of what outlives the server,
+            only its user's; None: nothing does. keys: folder with its own keys and its clients' (`kaas keys`).
+        administrators: names of keys that may ask for everything, and have it drain. steps: cTasks around kTasks, each
+            "module:function". drain_s: how long a server that ends waits for what is open.
+        metrics_port: of the Prometheus endpoint, on loopback; None for none.
+    """
+
+    name: str = "kaas"
+    listen: Listen = Listen()
+    state: Path | None = None
+    keys: Path | None = None
+    pool: PoolSettings = PoolSettings()
+    limits: Limits = Limits()
+    code: Code = Code()
+    administrators: tuple[str, ...] = ()
+    steps: dict[str, str] = {}
+    drain_s: float = 30.0
+    metrics_port: int | None = None
+
+
+def read(path: Path | None, *, insecure: bool = False) -> Settings:
+    """The settings of a file, or the defaults; insecure: anybody on this machine may come, with any code.
+
+    Raises:
+        InvalidConfig
+    """
+    settings = Settings() if path is None else parse(_text(path))
+    if insecure:
+        if settings.keys is not None:
+            raise InvalidConfig("a server with keys is not insecure: leave out one of both", field="keys")
+        code = msgspec.structs.replace(settings.code, any=True)
+        settings = msgspec.structs.replace(settings, code=code)
+    elif settings.keys is None:
+        raise InvalidConfig(
+            "a server has keys (`kaas keys new`), or is told --insecure: then anybody on this machine may use it",
+            field="keys",
+        )
+    _check(settings, insecure)
+    return settings
+
+
+def parse(text: bytes) -> Settings:
+    """
+    Raises:
+        InvalidConfig
+    """
+    try:
+        return msgspec.yaml.decode(text or b"{}", type=Settings, dec_hook=lambda kind, value: kind(value))
+    except msgspec.ValidationError as error:
+        place, unknown = PLACE.search(str(error)), UNKNOWN.search(str(error))
+        names = [found.group(1) for found in (place, unknown) if found is not None and found.group(1)]
+        raise InvalidConfig(f"configuration of the server: {error}", field=".".join(names)) from error
+    except msgspec.DecodeError as error:
+        raise InvalidConfig(f"configuration of the server: it is no YAML: {error}", field="") from error
+    except InvalidConfig as error:
+        raise InvalidConfig(f"configuration of the server: {error.message}", field=error.field) from error
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be read: {error.strerror}", field="config") from error
+
+
+def _check(settings: Settings, insecure: bool) -> None:
+    listen, limits = settings.listen, settings.limits
+    if not 0 <= listen.port < 1 << 16:
+        raise InvalidConfig(f"listen.port is a port's number, not {listen.port}", field="listen.port")
+    try:
+        loopback = ip_address(listen.host).is_loopback
+    except ValueError as error:
+        message = f"listen.host is an IP address of this machine, not {listen.host!r}"
+        raise InvalidConfig(message, field="listen.host") from error
+    if insecure and not loopback:
+        message = f"without keys a server listens on loopback only, not on {listen.host}"
+        raise InvalidConfig(message, field="listen.host")
+    for name in limits.__struct_fields__:
+        value = getattr(limits, name)
+        if name != "quotas" and not value > 0:
+            raise InvalidConfig(f"limits.{name} is a positive number, not {value!r}", field=f"limits.{name}")
+    if not settings.drain_s >= 0:
+        raise InvalidConfig(f"drain_s is a number of seconds, not {settings.drain_s!r}", field="drain_s")
+    settings.pool.config(None)
+    settings.code.allowed()

@@ -1,0 +1,139 @@
+"""What a gateway remembers of clients, of their programs, and of what these wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kaas.errors import QueueFull
+from kaas.pool.functions import RegisteredFunction
+from kaas.pool.records import Request
+from kaas.remote import wire
+from kaas.remote.finished import Finished
+
+LONGEST_NAME = 64
+"""Characters of a session's id, and of a key of idempotency."""
+
+
+class Channel(Protocol):
+    """The way to one program; hashable. user: the name of its key."""
+
+    @property
+    def user(self) -> str: ...
+
+    def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
+        """Waits for nobody. False: the program is not there, or does not read."""
+        ...
+
+    def drop(self) -> None:
+        """Nothing of what it sends is wanted any more."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A request, of whoever asked for it; of one with a key, there may be several, one after the other too.
+
+    Fields:
+        client: whose. key: "" for none. asked: the function, as it was named. outputs: names of those that come.
+        nbytes: of the outputs, those that come once there is an answer. input_bytes: that came.
+        waits: who has no answer yet. request: the pool's. done: there is an answer: frames, or failure instead.
+        trace: the traceparent of it, if who asked first had one.
+    """
+
+    client: Client
+    key: str
+    asked: str
+    function: RegisteredFunction
+    outputs: tuple[str, ...]
+    input_bytes: int
+    nbytes: int
+    request: Request | None = None
+    waits: list[Wait] = field(default_factory=list)
+    done: bool = False
+    failure: wire.Failure | None = None
+    frames: Sequence[Any] = ()
+    ended_s: float = 0.0
+    trace: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """What a program has asked for and not yet received. nbytes: of its client's credit that it takes. sent: on which
+    channel its answer was sent last."""
+
+    session: Session
+    number: int
+    run: Run
+    nbytes: int
+    sent: Channel | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A program. channel: its newest one. tasks: questions of other kinds that take a while.
+
+    Fields:
+        lost_s: since when it cannot be reached, None if it can. unsent: numbers of answers that could not be sent.
+    """
+
+    id: str
+    client: Client
+    channel: Channel
+    waits: dict[int, Wait] = field(default_factory=dict)
+    tasks: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    unsent: set[int] = field(default_factory=set)
+    lost_s: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not self.waits and not self.tasks
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """A key's owner: all its programs together, and what they take.
+
+    Fields:
+        finished: requests with a key that have ended. runs: those in progress, by key.
+        open: what is not received yet. held_bytes: of inputs and outputs. sessions: by id, the one that was greeted
+            last at the end.
+    """
+
+    name: str
+    limits: wire.Limits
+    finished: Finished[Run]
+    runs: dict[str, Run] = field(default_factory=dict)
+    open: int = 0
+    held_bytes: int = 0
+    sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+
+    def check(self, nbytes: int) -> None:
+        """Whether one more request may be open that takes so many bytes.
+
+        Raises:
+            QueueFull
+        """
+        limits = self.limits
+        if self.open >= limits.requests:
+            message = (
+                f"client {self.name!r} has {self.open} requests open, unanswered or not received: no more than it may"
+            )
+            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
+        if self.held_bytes + nbytes > limits.credit_bytes:
+            message = (
+                f"client {self.name!r} may have {limits.credit_bytes} bytes of inputs and outputs open: it has "
+                f"{self.held_bytes}, and this request takes {nbytes}"
+            )
+            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
+
+    def take(self, nbytes: int) -> None:
+        self.open += 1
+        self.held_bytes += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        self.open -= 1
+        self.held_bytes -= nbytes

@@ -1,0 +1,273 @@
+"""Where usage is kept: a SQLite file, and beside it a journal of the charges that are not in there yet.
+
+A charge is written to the journal with one system call, before the answer that it is for is sent: from then on it
+outlives the server's process, but not the machine's power. Once a second the journal goes on in a new segment, and
+what the old one holds goes into the SQLite file, with its number, in one transaction that reaches the disk. So each
+charge counts once, wherever the process ends: a segment whose number is in the file is not read again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from kaas.errors import UsageUnavailable
+from kaas.remote.usage import KEYS_PER_CLIENT, Charge, FlowUsage, Holding, Totals, Usage
+
+NAME = "usage.sqlite"
+SEGMENT = "usage.journal."
+READS = 5
+"""How often somebody else than the server tries to read a file that the server changes meanwhile."""
+MODE = 0o600
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS folded (one INTEGER PRIMARY KEY CHECK (one = 1), segment INTEGER NOT NULL);
+INSERT OR IGNORE INTO folded VALUES (1, 0);
+CREATE TABLE IF NOT EXISTS flows (
+    client TEXT, function TEXT, requests INTEGER, outcomes TEXT, repeats INTEGER, device_ns INTEGER, bytes_in INTEGER,
+    bytes_out INTEGER, bytes_copied INTEGER, PRIMARY KEY (client, function)
+);
+CREATE TABLE IF NOT EXISTS holdings (
+    client TEXT, what TEXT, nbytes INTEGER, byte_s REAL, PRIMARY KEY (client, what)
+);
+CREATE TABLE IF NOT EXISTS keys (id INTEGER PRIMARY KEY, client TEXT, key TEXT, UNIQUE (client, key));
+CREATE TABLE IF NOT EXISTS recent (client TEXT PRIMARY KEY, seconds TEXT);
+"""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Charge).decode
+_seconds = msgspec.json.Decoder(list[tuple[int, int]]).decode
+_outcomes = msgspec.json.Decoder(dict[str, int]).decode
+_json = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Journal:
+    """The newest segment, to which charges are added."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        """
+        Raises:
+            OSError
+        """
+        self.path = folder / f"{SEGMENT}{number}"
+        self.number = number
+        self.size_bytes = 0
+        self.torn = False
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, MODE)
+
+    def write(self, charge: Charge) -> None:
+        """
+        Raises:
+            OSError: it is not there. torn: nor would be what is written after it.
+        """
+        payload = _encode(charge)
+        line = b"%s%s%s" % (len(payload).to_bytes(4, "little"), zlib.crc32(payload).to_bytes(4, "little"), payload)
+        try:
+            written = os.write(self._fd, line)
+            if written != len(line):
+                raise OSError(f"{self.path} took {written} of {len(line)} bytes")
+        except OSError:
+            self.torn = True
+            os.ftruncate(self._fd, self.size_bytes)
+            self.torn = False
+            raise
+        self.size_bytes += written
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def charges(segment: bytes) -> Iterator[Charge]:
+    """Those that a segment holds. What is cut off at its end was never answered for."""
+    at = 0
+    while at + 8 <= len(segment):
+        size = int.from_bytes(segment[at : at + 4], "little")
+        payload = segment[at + 8 : at + 8 + size]
+        if len(payload) != size or zlib.crc32(payload).to_bytes(4, "little") != segment[at + 4 : at + 8]:
+            return
+        yield _decode(payload)
+        at += 8 + size
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the SQLite file is to say from now on, of what has changed. segment: the journal up to there is part of it.
+
+    Fields:
+        keys: charged since, by client. recent: nanoseconds of device time by second of the wall clock, of clients.
+    """
+
+    segment: int
+    flows: Sequence[FlowUsage] = ()
+    holdings: Sequence[Holding] = ()
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    recent: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is there of earlier lives.
+
+    Fields:
+        totals, holdings, recent: as the SQLite file has them. journal: what came after that, in order. newest: the
+            number of the last segment.
+    """
+
+    totals: Totals
+    holdings: Sequence[Holding]
+    recent: Mapping[str, Sequence[tuple[int, int]]]
+    journal: Sequence[Charge]
+    newest: int
+
+
+class UsageFile:
+    """The SQLite file of the one server that has this folder. Methods but `open` may be called in one other thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._connection: sqlite3.Connection | None = None
+        self._lock = -1
+
+    def open(self) -> Kept:
+        """
+        Raises:
+            UsageUnavailable: another server has the folder, or there is no such file to be had.
+        """
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(self._folder / "usage.lock", os.O_RDWR | os.O_CREAT, MODE)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(os.open(self._folder / NAME, os.O_RDWR | os.O_CREAT, MODE))  # sqlite3 would let others read it
+            connection = sqlite3.connect(self._folder / NAME, isolation_level=None, check_same_thread=False)
+            self._connection = connection
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # then the segment is deleted
+            connection.executescript(_SCHEMA)
+            return _kept(connection, self._folder)
+        except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
+            self.close()
+            reason = "another server has it" if isinstance(error, BlockingIOError) else str(error)
+            message = f"the usage of clients cannot be kept in {self._folder}: {reason}"
+            raise UsageUnavailable(message, path=str(self._folder), reason=reason) from error
+
+    def apply(self, changes: Changes) -> None:
+        """All of it, or nothing; then the journal up to there is gone.
+
+        Raises:
+            sqlite3.Error, OSError
+        """
+        assert self._connection is not None, "open comes first"
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            _write(connection, changes)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+        for number, path in _segments(self._folder):
+            if number <= changes.segment:
+                path.unlink()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _write(connection: sqlite3.Connection, changes: Changes) -> None:
+    connection.execute("UPDATE folded SET segment = max(segment, ?)", (changes.segment,))
+    connection.executemany(
+        "INSERT OR REPLACE INTO flows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (flow.client, flow.function, flow.requests, _json(flow.outcomes).decode(), flow.repeats,
+             flow.device_ns, flow.bytes_in, flow.bytes_out, flow.bytes_copied)
+            for flow in changes.flows
+        ],
+    )  # fmt: skip
+    connection.executemany(
+        "INSERT OR REPLACE INTO holdings VALUES (?, ?, ?, ?)",
+        [(held.client, held.what, held.nbytes, held.byte_s) for held in changes.holdings],
+    )
+    for client, keys in changes.keys.items():
+        connection.executemany(
+            "INSERT OR IGNORE INTO keys (client, key) VALUES (?, ?)", [(client, key) for key in keys]
+        )
+        connection.execute(
+            "DELETE FROM keys WHERE client = ?1 AND id <="
+            " (SELECT id FROM keys WHERE client = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+            (client, KEYS_PER_CLIENT),
+        )
+    connection.executemany(
+        "INSERT OR REPLACE INTO recent VALUES (?, ?)",
+        [(client, _json(seconds).decode()) for client, seconds in changes.recent.items()],
+    )
+
+
+def _kept(connection: sqlite3.Connection, folder: Path) -> Kept:
+    """
+    Raises:
+        sqlite3.Error, OSError, msgspec.MsgspecError
+    """
+    segments = _segments(folder)  # first: one that is deleted from now on is missed, or its number is read
+    connection.execute("BEGIN")  # what follows is of one moment
+    try:
+        (segment,) = connection.execute("SELECT segment FROM folded").fetchone()
+        totals = Totals()
+        for client, function, requests, outcomes, repeats, device_ns, *nbytes in connection.execute(
+            "SELECT * FROM flows"
+        ):
+            flow = totals.flow(client, function)[1]
+            flow.requests, flow.outcomes, flow.repeats, flow.device_ns = (
+                requests,
+                _outcomes(outcomes),
+                repeats,
+                device_ns,
+            )
+            flow.bytes_in, flow.bytes_out, flow.bytes_copied = nbytes
+        for client, key in connection.execute("SELECT client, key FROM keys ORDER BY id"):
+            totals.remember(client, key)
+        holdings = [Holding(*row) for row in connection.execute("SELECT client, what, nbytes, byte_s FROM holdings")]
+        recent = {client: _seconds(text) for client, text in connection.execute("SELECT client, seconds FROM recent")}
+    finally:
+        connection.execute("COMMIT")
+    later = [(number, path) for number, path in segments if number > segment]
+    journal = [charge for _, path in later for charge in charges(path.read_bytes())]
+    newest = max([segment, *(number for number, _ in later)])
+    return Kept(totals, holdings, recent, journal, newest)
+
+
+def _segments(folder: Path) -> list[tuple[int, Path]]:
+    return sorted((int(path.name.removeprefix(SEGMENT)), path) for path in folder.glob(SEGMENT + "*"))
+
+
+def read_usage(folder: Path) -> Usage:
+    """What clients have used, from the state folder of a server that runs or does not; nothing there is changed.
+
+    Raises:
+        UsageUnavailable
+    """
+    path = folder / NAME
+    for attempt in range(READS):
+        try:
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as connection:
+                kept = _kept(connection, folder)
+        except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
+            if isinstance(error, FileNotFoundError) and attempt + 1 < READS:
+                continue  # a segment that the server has folded meanwhile
+            raise UsageUnavailable(f"{path} cannot be read: {error}", path=str(path), reason=str(error)) from error
+        break
+    for charge in kept.journal:
+        kept.totals.add(charge)
+    return Usage(kept.totals.usage(), tuple(kept.holdings))

@@ -1,0 +1,280 @@
+"""Objects that remote clients have put at a server, by name: in memory that executors read, and on disk for restarts.
+
+A value counts as long as a name or a function's constants refer to it, once for each client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kaas.arguments import LIMIT, check_name
+from kaas.dtypes import DTYPE_BYTES
+from kaas.errors import InvalidRequest, KaasError, UnknownObject, WrongSize
+from kaas.pool.objects import Held, HeldObjects
+from kaas.remote import wire
+from kaas.remote.contents import GRAIN_BYTES, VALUE, Content, no_paths, too_many
+from kaas.remote.state import State, digest_of, entry_key
+from kaas.remote.tasks import MOST_DIMENSIONS
+from kaas.remote.uploads import AT_ONCE_BYTES, Uploads, missing
+
+NAME_BYTES = 200
+MOST_NAMES = 4096
+"""Of one client."""
+_OBJECTS = "objects"
+
+
+class _Kept(msgspec.Struct, frozen=True, array_like=True):
+    client: str
+    name: str
+    hash: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value with a name. ref: the pool's object."""
+
+    ref: Held
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    content: Content
+
+
+class Values:
+    """Belongs to one event loop. A client is the name of a key."""
+
+    def __init__(self, state: State, uploads: Uploads, objects: HeldObjects) -> None:
+        self._state = state
+        self._uploads = uploads
+        self._objects = objects
+        self._names: dict[str, dict[str, Stored]] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    async def open(self) -> None:
+        """What was put in an earlier life is there again; what its disk has lost or damaged is not."""
+        for key, data in self._state.store.read(_OBJECTS).items():
+            kept = _decode(data)
+            content = self._uploads.contents.complete(kept.client, kept.hash, VALUE)
+            held = await self.held(content) if content is not None else None
+            if held is None or content is None:
+                self._state.store.remove(_OBJECTS, [key])
+            else:
+                self._name(kept, held, content)
+
+    async def held(self, content: Content, data: memoryview | None = None) -> Held | None:
+        """A complete value in the pool's memory; None if on disk it is not what it was when it came. data: the value,
+        if it is at hand.
+
+        Raises:
+            KaasError
+        """
+        key = _key(content)
+        with no_paths():
+            if data is None and not self._objects.holds(key):
+                data = await asyncio.to_thread(_intact, content.path, content.hash)
+                if data is None:
+                    return None
+            return await self._objects.hold(key, data or b"")
+
+    def _name(self, kept: _Kept, held: Held, content: Content) -> None:
+        content.uses += 1
+        stored = Stored(held, kept.dtype, kept.shape, content.nbytes, content)
+        self._names.setdefault(kept.client, {})[kept.name] = stored
+
+    # --- reading
+
+    def named(self, client: str, name: str) -> Stored:
+        """
+        Raises:
+            UnknownObject
+        """
+        try:
+            return self._names[client][name]
+        except KeyError:
+            raise UnknownObject(f"this client has put no object {shown(name)} here", object=name[:NAME_BYTES]) from None
+
+    def get(self, client: str, message: wire.Get) -> tuple[wire.Value, bytes]:
+        """At most CHUNK_BYTES of it.
+
+        Raises:
+            UnknownObject, InvalidRequest
+        """
+        stored = self.named(client, message.name)
+        if not (0 <= message.offset <= stored.nbytes and message.bytes >= 0):
+            raise InvalidRequest(f"object {message.name!r} has {stored.nbytes} bytes, and none at {message.offset}")
+        end = message.offset + min(message.bytes, wire.CHUNK_BYTES)
+        part = bytes(self._objects.view(stored.ref)[message.offset : end])
+        return wire.Value(message.number, stored.dtype, stored.shape, stored.nbytes), part
+
+    def list(self, client: str, message: wire.Objects) -> wire.Listed:
+        entries: list[dict[str, Any]] = [
+            {"name": name, "dtype": stored.dtype, "shape": stored.shape, "bytes": stored.nbytes}
+            for name, stored in self._names.get(client, {}).items()
+        ]
+        return wire.Listed(message.number, entries)
+
+    def stored_bytes(self, client: str) -> int:
+        """Of values, as they count."""
+        return self._uploads.contents.used(client, VALUE)
+
+    def check_room(self, client: str, outputs: Mapping[str, int]) -> None:
+        """Whether outputs of so many bytes would fit, by the names that they are to get; what nobody needs makes room.
+
+        Raises:
+            InvalidRequest, QuotaExceeded
+        """
+        for name in outputs:
+            _check_name(name)
+        self._check_number(client, outputs)
+        counted = sum(max(nbytes, GRAIN_BYTES) for nbytes in outputs.values())
+        self._uploads.contents.make_room(client, VALUE, counted, len(outputs))
+
+    def _check_number(self, client: str, names: Mapping[str, Any]) -> None:
+        mine = self._names.get(client, {})
+        if len(mine.keys() | names.keys()) > MOST_NAMES:
+            raise too_many(client, "objects", MOST_NAMES, len(mine))
+
+    # --- changing
+
+    def turn(self, client: str) -> asyncio.Lock:
+        """Changes of one client come one after the other."""
+        return self._turns.setdefault(client, asyncio.Lock())
+
+    async def put(self, client: str, message: wire.Put, frame: bytes | memoryview | None) -> wire.Done:
+        """
+        Raises:
+            InvalidRequest, WrongSize, MissingContent, QuotaExceeded, KaasError
+        """
+        await self._uploads.unbroken(
+            self._put(client, message.name, message.dtype, message.shape, message.hash or frame)
+        )
+        return wire.Done(message.number)
+
+    async def store(self, client: str, name: str, dtype: str, shape: tuple[int, ...], data: Any) -> None:
+        """Give an output a name, instead of another object of it.
+
+        Raises:
+            As `put`.
+        """
+        await self._uploads.unbroken(self._put(client, name, dtype, shape, data))
+
+    async def _put(self, client: str, name: str, dtype: str, shape: tuple[int, ...], value: Any) -> None:
+        """value: its bytes, or the hash of what was uploaded."""
+        _check_name(name)
+        nbytes = _bytes_of(dtype, shape)
+        if value is None:
+            raise InvalidRequest(f"object {name!r} is put by its hash or has its bytes in a frame; here is neither")
+        async with self.turn(client):
+            self._check_number(client, {name: nbytes})
+            if isinstance(value, str):
+                content, data = self._uploaded(client, value), None
+                given = content.nbytes
+            else:
+                data = memoryview(value).cast("B")
+                given = len(data)
+            if given != nbytes:
+                raise WrongSize(
+                    f"object {name!r} of {dtype}{list(shape)} has {nbytes} bytes, given: {given}",
+                    buffer=name,
+                    expected_bytes=nbytes,
+                    given_bytes=given,
+                )
+            if data is not None:
+                content = await self._uploads.put(client, await _hash(data), VALUE, data)
+            content.uses += 1  # so that it does not give way meanwhile
+            try:
+                held = await self.held(content, data)
+                if held is None:
+                    raise missing(content.hash)
+                kept = _Kept(client, name, content.hash, dtype, shape)
+                self._state.store.put(_OBJECTS, {entry_key(client, name): msgspec.msgpack.encode(kept)})
+                before = self._names.get(client, {}).get(name)
+                self._name(kept, held, content)
+            finally:
+                self._uploads.contents.release(content)
+            if before is not None:
+                self._uploads.contents.release(before.content)
+
+    def _uploaded(self, client: str, sha256: str) -> Content:
+        content = self._uploads.contents.complete(client, sha256, VALUE)
+        if content is None:
+            raise missing(sha256)
+        return content
+
+    async def delete(self, client: str, message: wire.Delete) -> wire.Done:
+        """Functions that it is bound to keep its value.
+
+        Raises:
+            UnknownObject
+        """
+        await self._uploads.unbroken(self._delete(client, message.name))
+        return wire.Done(message.number)
+
+    async def _delete(self, client: str, name: str) -> None:
+        async with self.turn(client):
+            stored = self.named(client, name)
+            self._state.store.remove(_OBJECTS, [entry_key(client, name)])
+            del self._names[client][name]
+            self._uploads.contents.release(stored.content)
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_name("an object's name", name)
+        length = len(name.encode())
+    except (KaasError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"an object's name is text without NUL, not {shown(name)}") from error
+    if length > NAME_BYTES:
+        raise InvalidRequest(f"an object's name has at most {NAME_BYTES} bytes of UTF-8, not {length}")
+
+
+def shown(name: str) -> str:
+    return repr(name if len(name) <= NAME_BYTES else name[:NAME_BYTES] + "…")
+
+
+def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """
+    Raises:
+        InvalidRequest
+    """
+    if dtype not in DTYPE_BYTES:
+        raise InvalidRequest(f"no dtype {shown(dtype)}; known: {', '.join(DTYPE_BYTES)}")
+    if len(shape) > MOST_DIMENSIONS or not all(0 <= extent < LIMIT for extent in shape):
+        raise InvalidRequest(f"a shape is at most {MOST_DIMENSIONS} non-negative integers below {LIMIT}")
+    return math.prod(shape) * DTYPE_BYTES[dtype]
+
+
+def _key(content: Content) -> bytes:
+    """What caches know a value by. Nobody else has one of this key, whatever their values are: what is warm for one
+    client would tell another that somebody has the same."""
+    return hashlib.sha256(b"remote/" + digest_of(content.client).encode() + bytes.fromhex(content.hash)).digest()[:28]
+
+
+async def _hash(data: memoryview) -> str:
+    if len(data) <= AT_ONCE_BYTES:
+        return hashlib.sha256(data).hexdigest()
+    digest = await asyncio.to_thread(hashlib.sha256, data)
+    return digest.hexdigest()
+
+
+def _intact(path: Path, sha256: str) -> memoryview | None:
+    """What a file holds, if it is what it should be."""
+    with no_paths(), path.open("rb") as file:
+        data = (
+            memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if path.stat().st_size else memoryview(b"")
+        )
+    return data if hashlib.sha256(data).hexdigest() == sha256 else None
+
+
+_decode = msgspec.msgpack.Decoder(_Kept).decode

@@ -1,0 +1,32 @@
+"""`kaas serve`: a server for remote clients, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+READY = "kaas serves at"
+"""What the line begins with that it prints once it can be reached; the endpoint follows."""
+
+
+def serve(
+    config: Annotated[Path | None, typer.Option(dir_okay=False, help="YAML, as docs/serve.md describes it")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="no keys: all on this machine may use it")] = False,
+) -> None:
+    """Serve remote clients until SIGTERM or Ctrl-C; what is open is answered first."""
+    from kaas.remote.serve_config import read
+    from kaas.remote.server import serve as run
+
+    settings = read(config, insecure=insecure)
+    if insecure:
+        warning = "[bold red]INSECURE[/]: without keys every program on this machine may use it, with any code"
+        Console(stderr=True, soft_wrap=True).print(warning)
+    asyncio.run(run(settings, lambda endpoint: print(READY, endpoint, flush=True)))
+    sys.stdout.flush()
+    os._exit(0)  # whatever threads there are

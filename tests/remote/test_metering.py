@@ -1,0 +1,454 @@
+"""Metering: every answered request is charged, none twice, wherever the server's process ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kaas.errors import QuotaExceeded, UsageUnavailable
+from kaas.executor.tiers import TierUse
+from kaas.pool.wire import RunRecord
+from kaas.remote import usage, usage_file
+from kaas.remote.metering import Meter
+from kaas.remote.quotas import Quotas
+from kaas.remote.usage import KEYS_PER_CLIENT, OTHERS, FlowUsage, Holding, Usage
+from kaas.remote.usage_file import SEGMENT, Journal, charges, read_usage
+
+PATIENCE_S = 30.0
+
+
+def ran(device_s: float, **tiers: int) -> RunRecord:
+    return RunRecord({}, {tier: TierUse(1, nbytes) for tier, nbytes in tiers.items()}, [], [], device_s)
+
+
+def killed(meter: Meter) -> None:
+    """What is left of a meter whose process has ended: what it has written, and no lock."""
+    if meter._timer is not None:
+        meter._timer.cancel()
+    meter._end()
+    meter._file.close()
+    if meter._thread is not None:
+        meter._thread.shutdown()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def wall(self) -> float:
+        return self.now_s + 1.7e9
+
+
+def opened(folder: Path, clock: Clock | None = None) -> Meter:
+    meter = Meter(folder, clock, clock.wall) if clock is not None else Meter(folder)
+    meter.open()
+    return meter
+
+
+def in_loop(test: Callable[..., Any]) -> Callable[..., Any]:
+    def run(tmp_path: Path) -> None:
+        asyncio.run(test(tmp_path / "state"))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@in_loop
+async def test_what_is_charged(folder: Path) -> None:
+    meter = opened(folder)
+    meter.admit("a")
+    assert meter.ended("a", "f", "k1", "succeeded", 10, 20, ran(0.25, device=1000, host=100, store=50))
+    meter.admit("a")
+    assert meter.ended("a", "f", "", "DeviceError", 10, 0, None)
+    meter.admit("b")
+    assert meter.ended("b", "f", "k1", "succeeded", 1, 2, ran(0.5))
+    meter.refused("a", "g", "UnknownFunction")
+    expected = (
+        FlowUsage("a", "f", 2, {"succeeded": 1, "DeviceError": 1}, 0, 250_000_000, 20, 20, 180),
+        FlowUsage("a", "g", 0, {"UnknownFunction": 1}),
+        FlowUsage("b", "f", 1, {"succeeded": 1}, 0, 500_000_000, 1, 2, 3),
+    )
+    assert meter.usage().flows == expected
+    assert meter.usage("b").flows == expected[2:]
+    await meter.close()
+    assert read_usage(folder).flows == expected
+    meter = opened(folder)
+    assert meter.usage().flows == expected
+    await meter.close()
+
+
+@in_loop
+async def test_a_key_is_charged_once_in_this_life_and_the_next(folder: Path) -> None:
+    meter = opened(folder)
+    for charged in (True, False):
+        meter.admit("a")
+        assert meter.ended("a", "f", "k", "succeeded", 1, 1, ran(1.0)) is charged
+    killed(meter)
+    for _ in range(2):  # out of the journal, then out of the file
+        meter = opened(folder)
+        meter.admit("a")
+        assert not meter.ended("a", "f", "k", "succeeded", 1, 1, ran(1.0))
+        await meter.close()
+    (flow,) = read_usage(folder).flows
+    assert (flow.requests, flow.outcomes, flow.device_s, flow.bytes_in) == (1, {"succeeded": 1}, 1.0, 1)
+    assert flow.repeats >= 2  # those of the life that was killed may be spared
+
+
+@in_loop
+async def test_what_may_be_asked_again_is_charged_when_it_was_run(folder: Path) -> None:
+    meter = opened(folder)
+    for outcome in ("QueueFull", "PoolStopped", "succeeded"):
+        meter.admit("a")
+        assert meter.ended("a", "f", "k", outcome, 0, 0, ran(1.0) if outcome == "succeeded" else None)
+    (flow,) = meter.usage().flows
+    assert (flow.requests, flow.device_s, flow.repeats) == (1, 1.0, 0)
+    assert flow.outcomes == {"QueueFull": 1, "PoolStopped": 1, "succeeded": 1}
+
+
+@in_loop
+async def test_a_request_that_was_refused_after_all_gives_its_place_back(folder: Path) -> None:
+    meter = opened(folder)
+    meter.grant("a", Quotas(concurrent_requests=1))
+    for _ in range(3):
+        meter.admit("a")
+        meter.refused("a", "f", "QueueFull", admitted=True)
+    assert meter.outcomes() == {("a", "QueueFull"): 3}
+    await meter.close()
+    assert read_usage(folder).flows == (FlowUsage("a", "f", 0, {"QueueFull": 3}),)
+
+
+@in_loop
+async def test_bytes_times_seconds(folder: Path) -> None:
+    clock = Clock()
+    meter = opened(folder, clock)
+    meter.holds("a", "objects", 100)
+    clock.now_s += 2
+    meter.holds("a", "objects", 10)
+    meter.holds("a", "libraries", 1)
+    clock.now_s += 3
+    assert meter.usage("a").holdings == (Holding("a", "libraries", 1, 3.0), Holding("a", "objects", 10, 230.0))
+    await meter.close()
+    clock.now_s += 1000  # no server is up
+    meter = opened(folder, clock)
+    meter.holds("a", "objects", 10)
+    clock.now_s += 1
+    assert meter.usage("a").byte_s("a") == 3.0 + 240.0
+    await meter.close()
+
+
+@in_loop
+async def test_quotas_are_read_from_the_usage(folder: Path) -> None:
+    clock = Clock()
+    meter = opened(folder, clock)
+    limits = Quotas(device_s_per_minute=1.0, stored_bytes=10, concurrent_requests=2)
+    meter.grant("a", limits)
+    meter.admit("a")
+    meter.admit("a")
+    with pytest.raises(QuotaExceeded) as raised:
+        meter.admit("a")
+    assert raised.value.fields.keys() == {"client", "quota", "limit", "used", "retry_s"}
+    assert (raised.value.client, raised.value.quota, raised.value.used) == ("a", "concurrent_requests", 2)
+    meter.ended("a", "f", "k", "succeeded", 0, 0, ran(0.6))
+    meter.ended("a", "f", "l", "succeeded", 0, 0, ran(0.6))
+    for life in range(3):
+        with pytest.raises(QuotaExceeded) as raised:
+            meter.admit("a")
+        assert raised.value.quota == "device_s_per_minute"
+        assert 60 - 3 <= raised.value.retry_s + clock.now_s - 1000 <= 63
+        meter.admit("b")
+        meter.ended("b", "f", "", "succeeded", 0, 0, ran(0.6))
+        if life == 0:
+            killed(meter)
+        else:
+            await meter.close()
+        clock.now_s += 5
+        meter = opened(folder, clock)
+        meter.grant("a", limits)
+    clock.now_s += 60
+    meter.admit("a")
+
+    meter.holds("a", "objects", 4)
+    meter.room("a", "objects", 6)
+    meter.room("a", "libraries", 1 << 60)
+    with pytest.raises(QuotaExceeded) as raised:
+        meter.room("a", "objects", 7)
+    assert raised.value.fields == {"client": "a", "quota": "stored_bytes", "limit": 10, "used": 4}
+    await meter.close()
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 8), st.integers(1, 10**12)),
+        st.tuples(st.just("answer lost"), st.integers(0, 8), st.integers(1, 10**12)),
+        st.tuples(st.just("torn"), st.integers(0, 8), st.integers(1, 60)),
+        st.sampled_from([("fold",), ("killed",), ("killed before commit",), ("killed before delete",), ("closed",)]),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=operations)
+def test_charges_are_exact_wherever_the_process_ends(steps: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    """Requests are asked with keys, again where the answer was lost, and the process ends between any two steps of what
+    it does with a charge."""
+    folder = tmp_path / "state"
+    shutil.rmtree(folder, ignore_errors=True)
+    expected: dict[str, int] = {}  # device time by key
+
+    async def run() -> None:
+        meter = opened(folder)
+        for step in steps:
+            match step:
+                case ("ask" | "answer lost", number, nanoseconds):
+                    key = f"key {number}"
+                    meter.admit("a")
+                    charged = meter.ended("a", "f", key, "succeeded", 3, 5, ran(nanoseconds / 1e9))
+                    assert charged == (key not in expected)
+                    expected.setdefault(key, nanoseconds)
+                    if step[0] == "ask":
+                        continue
+                    killed(meter)
+                case ("torn", number, cut):  # killed in the system call: nobody was answered
+                    journal = meter._journal or meter._begin()
+                    whole = journal.size_bytes
+                    journal.write(usage.Charge("a", "f", f"key {number}", "succeeded", 1, 1, 1, 1, 1))
+                    os.truncate(journal.path, max(whole, journal.size_bytes - cut))
+                    killed(meter)
+                case ("fold",):
+                    meter._file.apply(meter._taken())
+                    continue
+                case ("killed before commit",):
+                    meter._taken()
+                    killed(meter)
+                case ("killed before delete",):
+                    changes = meter._taken()
+                    segments = {path: path.read_bytes() for path in folder.glob(SEGMENT + "*")}
+                    meter._file.apply(changes)
+                    for path, content in segments.items():
+                        path.write_bytes(content)
+                    killed(meter)
+                case ("closed",):
+                    await meter.close()
+                case _:
+                    killed(meter)
+            seen = read_usage(folder)  # by somebody else, while no server is up
+            meter = opened(folder)
+            assert meter.usage().flows == seen.flows
+        for flow in meter.usage().flows:
+            assert (flow.requests, flow.outcomes) == (len(expected), {"succeeded": len(expected)} if expected else {})
+            assert flow.device_ns == sum(expected.values())
+            assert (flow.bytes_in, flow.bytes_out) == (3 * len(expected), 5 * len(expected))
+        await meter.close()
+
+    asyncio.run(run())
+
+
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+from kaas.pool.wire import RunRecord
+from kaas.remote import metering
+metering.WRITE_EVERY_S = 0.002
+async def main():
+    meter = metering.Meter(Path(sys.argv[1]))
+    meter.open()
+    record = RunRecord({}, {}, [], [], 1e-9)
+    for line in sys.stdin:
+        client, key = line.split()
+        meter.admit(client)
+        meter.ended(client, "f", key, "succeeded", 1, 1, record)
+        print(client, key, flush=True)
+        await asyncio.sleep(0)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("answers", [1, 40, 300])
+def test_a_server_that_is_killed_has_charged_what_it_answered(tmp_path: Path, answers: int) -> None:
+    """Two lives of a real process; the first is killed at some point after so many answers."""
+    asked = [(f"client{number % 3}", f"key{number}") for number in range(answers + 200)]
+    answered: list[tuple[str, str]] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write("".join(f"{client} {key}\n" for client, key in asked))
+        with suppress(BrokenPipeError):
+            server.stdin.flush()
+        for _ in range(answers):
+            client, key = server.stdout.readline().split()
+            answered.append((client, key))
+        server.send_signal(signal.SIGKILL)
+        answered += [(line.split()[0], line.split()[1]) for line in server.stdout if line.endswith("\n")]
+        server.stdin.close()
+    charged = sum(flow.requests for flow in read_usage(tmp_path).flows)
+    assert len(answered) <= charged <= len(answered) + 1  # the one that it was about to answer
+    again = "".join(f"{client} {key}\n" for client, key in [*asked, *asked])
+    subprocess.run(
+        [sys.executable, "-c", SERVER, str(tmp_path)], input=again, text=True, check=True, capture_output=True
+    )
+    expected = Counter(client for client, _ in asked)
+    assert {flow.client: flow.requests for flow in read_usage(tmp_path).flows} == expected
+    assert {flow.client: flow.device_ns for flow in read_usage(tmp_path).flows} == expected
+
+
+@in_loop
+async def test_charges_reach_the_file_by_themselves(folder: Path) -> None:
+    meter = opened(folder)
+    meter.admit("a")
+    meter.ended("a", "f", "k", "succeeded", 1, 1, ran(1.0))
+    assert [path.name for path in folder.glob(SEGMENT + "*")] == [SEGMENT + "1"]
+    async with asyncio.timeout(PATIENCE_S):
+        while list(folder.glob(SEGMENT + "*")):
+            await asyncio.sleep(0.01)
+    assert read_usage(folder).flows == meter.usage().flows
+    await meter.close()
+
+
+@in_loop
+async def test_a_full_disk_is_told_and_nothing_is_lost(folder: Path) -> None:
+    meter = opened(folder)
+    apply = meter._file.apply
+
+    def full(_: Any) -> None:
+        raise OSError("no space left on device")
+
+    meter._file.apply = full  # type: ignore[method-assign,assignment]
+    meter.admit("a")
+    meter.ended("a", "f", "k", "succeeded", 1, 1, ran(1.0))
+    async with asyncio.timeout(PATIENCE_S):
+        while not meter.trouble:
+            await asyncio.sleep(0.01)
+    assert "no space left" in meter.trouble
+    assert read_usage(folder).flows == meter.usage().flows
+    meter.admit("a")
+    meter.ended("a", "f", "l", "succeeded", 1, 1, ran(1.0))
+    meter._file.apply = apply  # type: ignore[method-assign]
+    async with asyncio.timeout(PATIENCE_S):
+        while meter.trouble or list(folder.glob(SEGMENT + "*")):
+            await asyncio.sleep(0.01)
+    killed(meter)
+    meter = opened(folder)
+    assert meter.usage().flows[0].requests == 2
+    for key in ("k", "l"):
+        meter.admit("a")
+        assert not meter.ended("a", "f", key, "succeeded", 1, 1, ran(1.0))
+    await meter.close()
+
+
+@in_loop
+async def test_what_cannot_be_charged_is_not_given(folder: Path) -> None:
+    meter = opened(folder)
+    meter.admit("a")
+    meter.ended("a", "f", "k", "succeeded", 1, 1, None)
+    assert meter._journal is not None
+    journal, meter._journal = meter._journal, Broken(meter._journal)
+    meter.grant("a", Quotas(concurrent_requests=1))
+    meter.admit("a")
+    with pytest.raises(UsageUnavailable) as raised:
+        meter.ended("a", "f", "l", "succeeded", 1, 1, None)
+    assert raised.value.path == str(folder)
+    meter._journal = journal
+    meter.admit("a")  # its place was given back
+    assert meter.ended("a", "f", "l", "succeeded", 1, 1, None)
+    killed(meter)
+    assert read_usage(folder).flows[0].requests == 2
+
+
+class Broken(Journal):
+    def __init__(self, journal: Journal) -> None:
+        self._fd = os.open(journal.path, os.O_RDONLY)
+        self.path, self.number, self.size_bytes, self.torn = journal.path, journal.number, journal.size_bytes, False
+
+
+def test_a_journal_that_is_cut_or_damaged_is_read_up_to_there(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 1)
+    written = [usage.Charge("a", "f", f"k{number}", "succeeded", number, 1, 1, 1, 1) for number in range(5)]
+    ends = []
+    for charge in written:
+        journal.write(charge)
+        ends.append(journal.size_bytes)
+    journal.close()
+    content = journal.path.read_bytes()
+    for size in range(len(content) + 1):
+        assert list(charges(content[:size])) == written[: sum(end <= size for end in ends)]
+    for at in range(len(content)):
+        damaged = content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :]
+        assert list(charges(damaged)) == written[: sum(end <= at for end in ends)]
+
+
+@in_loop
+async def test_one_server_to_a_folder(folder: Path) -> None:
+    meter = opened(folder)
+    with pytest.raises(UsageUnavailable, match="another server"):
+        opened(folder)
+    await meter.close()
+    await opened(folder).close()
+
+
+@in_loop
+async def test_nobody_else_may_read_it(folder: Path) -> None:
+    meter = opened(folder)
+    meter.admit("a")
+    meter.ended("a", "f", "k", "succeeded", 1, 1, None)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.iterdir()))
+    await meter.close()
+
+
+def test_a_folder_without_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageUnavailable):
+        read_usage(tmp_path)
+    (tmp_path / usage_file.NAME).write_bytes(b"something else" * 1000)
+    with pytest.raises(UsageUnavailable):
+        read_usage(tmp_path)
+    with pytest.raises(UsageUnavailable):
+        Meter(tmp_path).open()
+
+
+def test_what_a_client_can_grow_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "FUNCTIONS_PER_CLIENT", 3)
+    totals = usage.Totals()
+    for number in range(KEYS_PER_CLIENT + 10):
+        totals.add(usage.Charge("a", f"f{number % 7}", f"k{number}", "succeeded", 1, 0, 0, 0, 0))
+    totals.add(usage.Charge("b", "f6", "k0", "succeeded", 1, 0, 0, 0, 0))
+    assert sorted(totals.flows) == [("a", OTHERS), ("a", "f0"), ("a", "f1"), ("a", "f2"), ("b", "f6")]
+    assert sum(flow.device_ns for flow in totals.flows.values()) == KEYS_PER_CLIENT + 11
+    assert len(totals.keys["a"]) == KEYS_PER_CLIENT
+    assert not totals.charged("a", "k9")
+    assert totals.charged("a", "k10")
+
+
+def test_sums() -> None:
+    flows = (
+        FlowUsage("a", "f", 1, {"succeeded": 1}, 0, 10, 1, 2, 3),
+        FlowUsage("a", "g", 2, {"succeeded": 1, "X": 1}, 1, 20, 1, 2, 3),
+        FlowUsage("b", "f", 4, {"X": 4}, 0, 30, 1, 2, 3),
+    )
+    held = Usage(flows, (Holding("a", "objects", 1, 2.0),))
+    assert held.by("client") == (
+        FlowUsage("a", "", 3, {"succeeded": 2, "X": 1}, 1, 30, 2, 4, 6),
+        *held.by("client")[1:],
+    )
+    assert [(flow.function, flow.requests) for flow in held.by("function")] == [("f", 5), ("g", 2)]
+    assert json.loads(json.dumps(usage.told(held)))["holdings"] == [
+        {"client": "a", "what": "objects", "nbytes": 1, "byte_s": 2.0}
+    ]
