@@ -23,7 +23,7 @@ from kaas.pool import messages, wire
 from kaas.pool.beside import Get, Objects, Parts, same
 from kaas.pool.blocks import Inbox
 from kaas.pool.connect import connect
-from kaas.pool.executor_work import NOTHING, Told, Work, evicted, record_of
+from kaas.pool.executor_work import Told, Work, evicted, record_of
 from kaas.pool.lines import LineLost
 from kaas.pool.lives import Life, Lives, Running
 from kaas.pool.messages import Done
@@ -224,7 +224,7 @@ class ExecutorWorker:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
             done, outputs = self._failure(asked.number, error)
         else:
-            record, outputs = record_of(result.stats), list(result.outputs.values())
+            record, outputs = record_of(self._work.executor, result.stats), list(result.outputs.values())
             if asked.parcel and outputs:
                 done, outputs = Done(asked.number, record, self._why_lost(), False, life.parcels.pack(outputs)), ()
             else:
@@ -264,9 +264,9 @@ class ExecutorWorker:
                 return work.follow(decided, order.beside, self._objects(life, order, frames, constants))
             case messages.WriteBack():
                 work.executor.write_back(order.keys)
-                return NOTHING
+                return evicted(work.executor)
             case messages.Discard():
-                return evicted(work.executor.discard(order.keys))
+                return evicted(work.executor, work.executor.discard(order.keys))
 
     # --- both
 

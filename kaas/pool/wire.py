@@ -112,8 +112,8 @@ class Decided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What the executor measured: seconds by stage, use of the cache's tiers, keys of objects loaded and evicted, and
-    what each kernel took if that was asked for."""
+    """What the executor measured: seconds by stage, use of the cache's tiers, keys of objects loaded and evicted, what
+    each kernel took if that was asked for, and bytes of the objects that are then on the device and in host memory."""
 
     stages: dict[str, float]
     tiers: dict[str, TierUse]
@@ -121,6 +121,7 @@ class RunRecord(msgspec.Struct, frozen=True, array_like=True):
     evicted: list[bytes]
     device_s: float
     kernels: Sequence[KernelTime] = ()
+    cached_bytes: tuple[int, ...] = ()
 
 
 class ETaskSpec(msgspec.Struct, frozen=True, array_like=True):
