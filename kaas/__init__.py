@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from kaas.futures import Future
     from kaas.model import CompiledModel, load
     from kaas.pool.resident import Resident
+    from kaas.remote.aio import AsyncClient
+    from kaas.remote.client import Client
 
 __all__ = [
+    "AsyncClient",
     "Buffer",
+    "Client",
     "ClientSettings",
     "CompiledModel",
     "Config",
@@ -93,6 +97,8 @@ _ON_DEMAND = {
     **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.caching"),
     **dict.fromkeys(("ETask", "etask"), "kaas.etasks"),
     **dict.fromkeys(("CompiledModel", "load"), "kaas.model"),
+    "AsyncClient": "kaas.remote.aio",
+    "Client": "kaas.remote.client",
     "Future": "kaas.futures",
     "Resident": "kaas.pool.resident",
     "call": "kaas.calls",

@@ -398,6 +398,17 @@ class PoolStopped(KaasError):
     pool: str
 
 
+class Unreachable(KaasError, ConnectionError):
+    """A server that a remote client cannot speak to: nobody is there, or it does not take the client's key.
+
+    Fields:
+        reason: what the last attempt met.
+    """
+
+    address: str
+    reason: str
+
+
 class QueueFull(KaasError):
     """A request that the pool has no room to queue: too many wait already, of all clients or of this one.
 

@@ -10,10 +10,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
-from kaas.pool.lines import Line, LineLost
-from kaas.pool.messages import ToPeer
+from kaas.pool.lines import AnyLine, Got, LineLost
 
 LATE_AT_MOST = 1000
 """When the time is up of who receives, so many messages are still taken that have come already."""
@@ -31,20 +30,20 @@ class Awaited(Protocol):
     def ended(self) -> bool: ...
 
 
-class Receiver:
+class Receiver(Generic[Got]):
     """take: what has come. lost: a line has ended; it then gives another, or ends what is waited for."""
 
-    def __init__(self, take: Callable[[ToPeer, Sequence[Any]], None], lost: Callable[[Line], None]) -> None:
+    def __init__(self, take: Callable[[Got, Sequence[Any]], None], lost: Callable[[AnyLine[Any, Got]], None]) -> None:
         self.lock = threading.Lock()
         self._take = take
         self._lost = lost
-        self._line: Line | None = None
+        self._line: AnyLine[Any, Got] | None = None
         self._receiving: int | None = None  # the thread that does
         self._called_later: list[Callable[[], Any]] = []
         self._turns: dict[threading.Event, None] = {}
         self._watched = _Watched()
 
-    def use(self, line: Line | None) -> None:
+    def use(self, line: AnyLine[Any, Got] | None) -> None:
         """Receive from this line from now on; None: from none. Called with the lock held."""
         self._line = line
         self._pass_on()
@@ -76,7 +75,7 @@ class Receiver:
         """What has come already."""
         self.wait(_Never(), 0)
 
-    def _receive(self, line: Line, until: Awaited, end_s: float | None) -> None:
+    def _receive(self, line: AnyLine[Any, Got], until: Awaited, end_s: float | None) -> None:
         left_s, late = None, 0
         try:
             while not until.ended and not self._called_later and late < LATE_AT_MOST:

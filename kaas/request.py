@@ -12,7 +12,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from kaas.arguments import Buffer, Scalar, integer
 from kaas.dlpack import device_of, is_exporter, tensor_of
@@ -29,6 +29,19 @@ from kaas.errors import (
     WrongSize,
 )
 from kaas.graph import KTask
+
+
+class Taker(Protocol):
+    """What is invoked: a kTask, or what is known of one that is elsewhere."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def scalars(self) -> Mapping[str, str]: ...
+
+    @property
+    def iterations(self) -> int | Scalar: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,7 @@ class View:
         object.__setattr__(self, "offset_bytes", offset_bytes)
 
 
-def mapping(task: KTask, what: str, values: Any) -> Mapping[str, Any]:
+def mapping(task: Taker, what: str, values: Any) -> Mapping[str, Any]:
     """values, if they are given by name; None is nothing.
 
     Raises:
@@ -188,7 +201,7 @@ def _exported_bytes(buffer: Buffer, value: Any) -> tuple[memoryview, str]:
     return tensor.host_bytes().data, tensor.dtype
 
 
-def encode_scalars(task: KTask, scalars: Mapping[str, Any] | None) -> dict[str, bytes]:
+def encode_scalars(task: Taker, scalars: Mapping[str, Any] | None) -> dict[str, bytes]:
     """The scalars of an invocation as the kernels receive them.
 
     Raises:
@@ -203,7 +216,7 @@ def encode_scalars(task: KTask, scalars: Mapping[str, Any] | None) -> dict[str, 
     return {name: _encode_scalar(task, name, kind, given) for name, kind in task.scalars.items()}
 
 
-def _encode_scalar(task: KTask, name: str, kind: str, given: Mapping[str, Any]) -> bytes:
+def _encode_scalar(task: Taker, name: str, kind: str, given: Mapping[str, Any]) -> bytes:
     if name not in given:
         raise MissingScalar(
             f"kTask {task.label!r}: scalar {name!r} ({kind}) was not given", task=task.label, scalar=name

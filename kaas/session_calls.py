@@ -19,7 +19,7 @@ from kaas.holds import Holds
 from kaas.pool import messages, wire
 from kaas.pool.blocks import Lease, Outbox
 from kaas.pool.connect import connect
-from kaas.pool.lines import Line, LineLost
+from kaas.pool.lines import AnyLine, Line, LineLost
 from kaas.pool.messages import Ask, Cancel, Drop, Register, Submit
 from kaas.pool.outputs import outputs_from
 from kaas.pool.packing import Signature, Store
@@ -263,7 +263,7 @@ class Calls:
         if known is not None and known.life != life:
             self._lost(known)
 
-    def _line_lost(self, line: Line) -> None:
+    def _line_lost(self, line: AnyLine[Any, messages.ToPeer]) -> None:
         life = self._life
         if life is not None and life.line is line:
             self._lost(life)

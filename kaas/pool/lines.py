@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -28,36 +28,32 @@ CLOSED = "this line is closed"
 Frames = list[Any]
 """Of a message, behind its header: bytes, or from LARGE_BYTES on a read-only memoryview."""
 
+Sent = TypeVar("Sent")
+Got = TypeVar("Got")
+"""The headers of messages, there and back."""
+
 
 class LineLost(Exception):
     """Nothing comes over this line any more."""
 
 
-class Line(ABC):
-    """Made by `kaas.pool.connect`. Anybody sends; one thread at a time receives, the others wait for their turn.
-
-    Fields:
-        shares: the pool can read Blocks of this process.
-    """
-
-    def __init__(self) -> None:
-        self.shares = False
-        self._early: deque[tuple[ToPeer, Frames]] = deque()
+class AnyLine(ABC, Generic[Sent, Got]):
+    """Whatever is said on it. Anybody sends; one thread at a time receives, the others wait for their turn."""
 
     @abstractmethod
-    def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
+    def send(self, header: Sent, frames: Sequence[Any] = ()) -> None:
         """From any thread; waits for nobody.
 
         Raises:
-            LineLost: it is closed, here or by the pool's end
+            LineLost: it is closed, here or at its other end
         """
 
     @abstractmethod
-    def receive(self, timeout_s: float | None = None) -> tuple[ToPeer, Frames] | None:
+    def receive(self, timeout_s: float | None = None) -> tuple[Got, Frames] | None:
         """The next message, or None if there is none in time, or after `wake`.
 
         Raises:
-            LineLost: it is closed, here or by the pool's end; all that came before was received
+            LineLost: it is closed, here or at its other end; all that came before was received
         """
 
     @abstractmethod
@@ -68,6 +64,18 @@ class Line(ABC):
     def close(self) -> None:
         """From any thread; once more changes nothing. Who waits in `receive` gets LineLost. What was not sent yet is
         not sent."""
+
+
+class Line(AnyLine[FromPeer, ToPeer]):
+    """To the pool; made by `kaas.pool.connect`.
+
+    Fields:
+        shares: the pool can read Blocks of this process.
+    """
+
+    def __init__(self) -> None:
+        self.shares = False
+        self._early: deque[tuple[ToPeer, Frames]] = deque()
 
     @abstractmethod
     def _greet(self, hello: Hello, frames: Sequence[Any]) -> None:

@@ -60,7 +60,7 @@ def unpacked(parts: Sequence[bytes]) -> Any:
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
-def array_of(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def array_of(data: bytes | memoryview, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The array of these bytes, read-only like everything that comes out of Ray."""
     return np.frombuffer(data, numpy_dtype(dtype)).reshape(shape)
 

@@ -188,7 +188,7 @@ def pack(
     if inputs.keys() != signature.given.keys():
         signature.check_names(list(inputs))
     encoded = encode_scalars(signature.task, scalars) if scalars or signature.task.scalars else {}
-    packing = _Packing(store)
+    packing = Packing(store)
     for name, value in inputs.items():
         packing.add(signature.given[name], signature.layouts[name], value)
     keep = kept(signature.task, caller.keep) if caller.keep else ()
@@ -233,7 +233,7 @@ def kept(task: KTask, keep: bool | tuple[str, ...]) -> tuple[int, ...]:
     return tuple(position for position, name in enumerate(names) if name in keep)
 
 
-class _Packing:
+class Packing:
     """Inputs sorted into values in the message and references beside it."""
 
     def __init__(self, store: Store) -> None:

@@ -42,6 +42,7 @@ class Run:
         store: names under which others are put, by output; then all_outputs has all.
         nbytes: of the outputs, those that come once there is an answer. input_bytes: that came.
         waits: who has no answer yet. request: the pool's. done: there is an answer: frames, or failure instead.
+        trace: the traceparent of it, if who asked first had one.
     """
 
     client: Client
@@ -59,6 +60,7 @@ class Run:
     ended_s: float = 0.0
     store: Mapping[str, str] = field(default_factory=dict)
     all_outputs: tuple[str, ...] = ()
+    trace: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -25,7 +25,7 @@ class _Message(msgspec.Struct, frozen=True, tag_field="op", tag=str.lower, omit_
 # --- client to server. number: the client's own, a new one for each question; its answer has the same
 
 
-class Hello(_Message):
+class Hello(_Message, frozen=True):
     """The first message, and the first after each break of the connection. session: 32 hex digits, of this program as
     long as it lives: the server then knows its requests again."""
 
@@ -33,7 +33,7 @@ class Hello(_Message):
     session: str
 
 
-class Upload(_Message):
+class Upload(_Message, frozen=True):
     """Begin, or go on with, an upload of bytes known by their content. hash: SHA-256, hex. kind: "library" (for each
     image `kind:size:`, in ASCII, then its data: the hash is the library's) or "value". signature: of a library, Ed25519
     over b"kaas library " and the hash, for servers that want one. The answer is Uploaded, whose offset says from where
@@ -46,7 +46,7 @@ class Upload(_Message):
     signature: builtins.bytes = b""
 
 
-class Chunk(_Message):
+class Chunk(_Message, frozen=True):
     """Frame: the bytes from offset on, of an upload that has begun. The answer is Uploaded."""
 
     number: int
@@ -54,7 +54,7 @@ class Chunk(_Message):
     offset: int
 
 
-class Register(_Message):
+class Register(_Message, frozen=True):
     """Frame: the kTask (`kaas.remote.tasks`), which names its libraries by hash. constants: names of this client's
     objects, by buffer. name: under which it can be invoked, instead of one of the same name; "" for none but its key.
     The answer is Registered."""
@@ -68,20 +68,20 @@ class Register(_Message):
     """Which one makes the outputs out of the kTask's."""
 
 
-class Functions(_Message):
+class Functions(_Message, frozen=True):
     """What this client has registered. The answer is Listed."""
 
     number: int
 
 
-class Unregister(_Message):
+class Unregister(_Message, frozen=True):
     """The answer is Done."""
 
     number: int
     function: str
 
 
-class Put(_Message):
+class Put(_Message, frozen=True):
     """Give a value that was uploaded, or is the frame, a name among this client's objects, instead of one of the same
     name. The answer is Done."""
 
@@ -92,7 +92,7 @@ class Put(_Message):
     hash: str = ""
 
 
-class Get(_Message):
+class Get(_Message, frozen=True):
     """The answer is Value. offset, bytes: which part."""
 
     number: int
@@ -101,14 +101,14 @@ class Get(_Message):
     bytes: int = CHUNK_BYTES
 
 
-class Delete(_Message):
+class Delete(_Message, frozen=True):
     """The answer is Done."""
 
     number: int
     name: str
 
 
-class Objects(_Message):
+class Objects(_Message, frozen=True):
     """What this client has put. The answer is Listed."""
 
     number: int
@@ -123,7 +123,7 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: int = 0
 
 
-class Invoke(_Message):
+class Invoke(_Message, frozen=True):
     """Run a function. key: of idempotency, 1 to 64 bytes of text: a request with the same key is the same request, in
     this server's life and the next: it is not run again to the client's eyes, and all who ask get its answer. store:
     names under which outputs are put instead of coming, by output. trace: a W3C traceparent. The answer is Result or
@@ -139,19 +139,19 @@ class Invoke(_Message):
     trace: str = ""
 
 
-class Cancel(_Message):
+class Cancel(_Message, frozen=True):
     """Nobody waits for this Invoke any more. The answer, if it has none, is Failure."""
 
     number: int
 
 
-class Received(_Message):
+class Received(_Message, frozen=True):
     """These answers have come: they take no more of the client's credit."""
 
     numbers: tuple[int, ...]
 
 
-class Ask(_Message):
+class Ask(_Message, frozen=True):
     """what: "status", "stats", "usage", "health" (frame b"canary" runs one kTask) or "drain" (of an administrator).
     The answer is Told."""
 
@@ -175,7 +175,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     device_s_per_minute: float | None = None
 
 
-class Welcome(_Message):
+class Welcome(_Message, frozen=True):
     """life: a new one for each process of the server: what was open in another is to be asked again."""
 
     version: int
@@ -184,14 +184,14 @@ class Welcome(_Message):
     limits: Limits
 
 
-class Uploaded(_Message):
+class Uploaded(_Message, frozen=True):
     """Up to offset it is there."""
 
     number: int
     offset: int
 
 
-class Registered(_Message):
+class Registered(_Message, frozen=True):
     """function: its key. inputs, outputs: dtype and shape by name. scalars: their kinds by name."""
 
     number: int
@@ -201,14 +201,14 @@ class Registered(_Message):
     scalars: dict[str, str] = {}
 
 
-class Listed(_Message):
+class Listed(_Message, frozen=True):
     """Of each entry: what is known of it."""
 
     number: int
     entries: list[dict[str, Any]]
 
 
-class Value(_Message):
+class Value(_Message, frozen=True):
     """Frame: the part of the value that was asked for. bytes: of the whole."""
 
     number: int
@@ -217,7 +217,7 @@ class Value(_Message):
     bytes: int
 
 
-class Result(_Message):
+class Result(_Message, frozen=True):
     """Frames: the outputs, but for those that are stored. outputs: names of those that came, in the frames' order.
     trace: the traceparent of the server's span, where Invoke had one."""
 
@@ -226,18 +226,18 @@ class Result(_Message):
     trace: str = ""
 
 
-class Done(_Message):
+class Done(_Message, frozen=True):
     number: int
 
 
-class Told(_Message):
+class Told(_Message, frozen=True):
     """answer: as msgpack has it: maps, lists, numbers and text."""
 
     number: int
     answer: Any
 
 
-class Failure(_Message):
+class Failure(_Message, frozen=True):
     """The answer to whatever went wrong. number: 0 if nothing can be said of which question. error: the class's name,
     as in `kaas.errors`, or "Cancelled"; fields: those of it. retry_s: when it may be asked again, if that can help."""
 
@@ -249,7 +249,7 @@ class Failure(_Message):
     trace: str = ""
 
 
-class Goodbye(_Message):
+class Goodbye(_Message, frozen=True):
     """The server takes nothing more from now on: what is open is still answered. Sent when it drains."""
 
     reason: str

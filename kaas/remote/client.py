@@ -1,0 +1,404 @@
+"""`kaas.Client`: a program outside the cluster, or beside the server, that calls functions there; without Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kaas.arguments import Buffer
+from kaas.errors import InvalidConfig, InvalidRequest, KaasError, MissingContent, RequestTooLarge
+from kaas.executor.tensors import on_host
+from kaas.function import Options
+from kaas.futures import Future
+from kaas.graph import KTask
+from kaas.model import CompiledModel
+from kaas.pool.outputs import array_of
+from kaas.remote import wire
+from kaas.remote.connecting import Way, retried
+from kaas.remote.keys import OwnKeys, own_keys
+from kaas.remote.registering import Registering
+from kaas.remote.remote_calls import RemoteCalls, TryAgain
+from kaas.remote.remote_function import Make, Packed, RemoteFunction, RemoteObject, RemoteTask, packed
+from kaas.remote.remote_line import CurveKeys
+from kaas.remote.transfers import Content, Progress, Transfers
+from kaas.request import raw_bytes
+
+PATIENCE_S = 60.0
+KEY_BYTES = 64
+LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
+
+T = TypeVar("T")
+Invocable = RemoteFunction | KTask | str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call, checked. nbytes: what it takes of the client's credit."""
+
+    task: RemoteTask
+    packed: Packed
+    deadline_s: float | None
+    key: str
+    store: dict[str, str]
+    trace: str
+    make: Make
+    nbytes: int
+    begun_s: float
+
+    def invoke(self, session: str) -> Callable[[int], wire.Invoke]:
+        """Of the number that it gets. Its deadline counts from when it was prepared."""
+        left_s = self.deadline_s
+        if left_s is not None:
+            left_s = max(1e-3, left_s - (monotonic() - self.begun_s))
+        return lambda number: wire.Invoke(
+            number,
+            self.task.key,
+            self.packed.inputs,
+            self.packed.scalars,
+            self.key or f"{session}-{number}",
+            left_s,
+            self.store,
+            self.trace,
+        )
+
+    def check(self, limits: wire.Limits | None) -> None:
+        """
+        Raises:
+            RequestTooLarge: an input is more than one message may carry
+        """
+        most = max(map(len, self.packed.frames), default=0)
+        if limits is not None and most > limits.frame_bytes:
+            raise RequestTooLarge(
+                f"an input of {most} bytes is more than one message to the server may carry, {limits.frame_bytes}: "
+                "put it there first",
+                needed_bytes=most,
+                capacity_bytes=limits.frame_bytes,
+                excess_bytes=most - limits.frame_bytes,
+                task=self.task.label,
+            )
+
+
+class Client:
+    """For any number of threads. It connects when it is first used, and again by itself when the connection breaks or
+    the server starts again; what has no answer then is asked again and runs once.
+
+    Args:
+        address: as "tcp://host:port".
+        keys: the file that `kaas keys new` wrote for this client, or what is in it. None for a server without keys,
+            which is on this machine.
+        server_key: the server's public key, if it is not the one in that file.
+        patience_s: how long a server is looked for that is not there, and how long is asked again what a server has
+            put off; calls with a deadline have that instead.
+
+    Raises:
+        InvalidConfig
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        keys: str | os.PathLike[str] | OwnKeys | None = None,
+        server_key: str | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._way = Way(address, _curve_keys(address, keys, server_key), patience_s)
+        self._patience_s = patience_s
+        self._calls = RemoteCalls(self._way, patience_s)
+        self._key_prefix = self._calls.session[:16]
+        self._transfers = Transfers(self._calls)
+        self._registering = Registering(self._transfers)
+        self._known: dict[str, RemoteFunction] = {}  # by a kTask's key, or by name
+
+    # --- functions
+
+    def register(
+        self,
+        task: KTask | CompiledModel,
+        constants: Mapping[str, Any] | None = None,
+        *,
+        name: str = "",
+        before: str = "",
+        after: str = "",
+        progress: Progress | None = None,
+    ) -> RemoteFunction:
+        """A function at the server: a kTask with some inputs bound once, or a model, which brings its constants.
+
+        Code and constants that the server has already are not sent.
+
+        Args:
+            constants: by buffer name: arrays, or objects that were put there.
+            name: by which it can be called too, instead of another of this name. Several variants of a model have
+                none.
+            before, after: the server's cTasks around it.
+            progress: called with the bytes that the server has, and with those of all.
+
+        Raises:
+            Unreachable, InvalidRequest, InvalidCode, NotAllowed, QuotaExceeded
+        """
+        registering = self._registering
+        if isinstance(task, CompiledModel):
+            model = task
+            if constants or before or after:
+                raise InvalidRequest(f"model {model.name!r} brings its constants, and has nothing around it")
+            tasks = self._tried(lambda: registering.model(model, name, progress))
+            return RemoteFunction(self, name or model.name, tasks)
+        if not isinstance(task, KTask):
+            raise InvalidRequest(f"register takes a KTask or a CompiledModel, not {task!r}")
+        around = (before, after)
+        remote = self._tried(lambda: registering.task(task, constants, name, around, progress))
+        function = RemoteFunction(self, name or task.label, (remote,))
+        if name:
+            self._known[name] = function
+        return function
+
+    def function(self, name: str) -> RemoteFunction:
+        """A function that this client has registered, by name or key, also in another program.
+
+        Raises:
+            Unreachable, UnknownFunction
+        """
+        remote = self._tried(lambda: self._registering.known(name))
+        return RemoteFunction(self, name, (remote,))
+
+    def functions(self) -> list[dict[str, Any]]:
+        """What is known of each that this client has registered."""
+        return self._listed(wire.Functions)
+
+    def unregister(self, function: RemoteFunction | str) -> None:
+        """
+        Raises:
+            Unreachable, UnknownFunction
+        """
+        keys = function.keys if isinstance(function, RemoteFunction) else (function,)
+        self._known = {known: entry for known, entry in self._known.items() if known != function and function != entry}
+        for key in keys:
+            self._unregister(key)
+
+    def _unregister(self, key: str) -> None:
+        self._asked(lambda number: wire.Unregister(number, key))
+
+    # --- calls
+
+    def call(
+        self,
+        function: Invocable,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        scalars: Mapping[str, Any] | None = None,
+        deadline_s: float | None = None,
+        key: str = "",
+        store: Mapping[str, str] | None = None,
+        trace: str = "",
+    ) -> Future:
+        """Run a function, without waiting for it; but if as much is open at the server as may be, until there is room.
+
+        Args:
+            function: one that was registered, its name, or a kTask without constants, which is registered first.
+            inputs: by buffer name: arrays, objects that were put there (`put`), or Views of them. Values may be written
+                to again as soon as this returns.
+            deadline_s: within it there is an answer.
+            key: of idempotency, up to 64 bytes of text: with the same key it is the same request, which is not run
+                again for a while, and has the same answer.
+            store: outputs that are to stay at the server, and the names of the objects that they become.
+            trace: a W3C traceparent.
+
+        Returns:
+            A `kaas.Future`: `result()` and `await` give the output's array, read-only; for several outputs a named
+            tuple. For an output that stays, it holds a RemoteObject.
+
+        Raises:
+            Unreachable, NotInitialized, InvalidRequest, RequestTooLarge, DeadlineExceeded: here, whatever is wrong and
+                can be seen here. All else through the future, as the KaasError that it is.
+        """
+        prepared = self.prepared(self.resolved(function), inputs, scalars, deadline_s, key, store, trace)
+        calls = self._calls
+        calls.await_room(prepared.nbytes, deadline_s)
+        return self.sent(prepared)
+
+    def known(self, function: Invocable) -> RemoteFunction | None:
+        """The function that is meant, if that can be told without asking the server."""
+        if isinstance(function, RemoteFunction):
+            return function
+        return self._known.get(function.key if isinstance(function, KTask) else function)
+
+    def resolved(self, function: Invocable) -> RemoteFunction:
+        """The function that is meant."""
+        known = self.known(function)
+        if known is None:
+            if isinstance(function, KTask):
+                known = self._known[function.key] = self.register(function)
+            elif isinstance(function, str):
+                known = self._known[function] = self.function(function)
+            else:
+                raise InvalidRequest(f"call takes a RemoteFunction, a KTask or a name, not {function!r}")
+        return known
+
+    @staticmethod
+    def prepared(
+        function: RemoteFunction,
+        inputs: Mapping[str, Any] | None,
+        scalars: Mapping[str, Any] | None,
+        deadline_s: float | None,
+        key: str,
+        store: Mapping[str, str] | None,
+        trace: str,
+    ) -> Prepared:
+        """
+        Raises:
+            InvalidRequest
+        """
+        begun_s = 0.0
+        if deadline_s is not None:
+            Options(deadline_s=deadline_s)
+            begun_s = monotonic()
+        if key and not (isinstance(key, str) and len(key.encode()) <= KEY_BYTES):
+            raise InvalidRequest(f"a key is text of up to {KEY_BYTES} bytes, not {key!r}")
+        task, given = function.chosen({} if inputs is None else inputs)
+        sent = packed(task, given, scalars)
+        kept = dict(store or {})
+        make = task.making(kept)
+        nbytes = sent.nbytes + sum([size for name, size in task.output_bytes.items() if name not in kept])
+        return Prepared(task, sent, deadline_s, key, kept, trace, make, nbytes, begun_s)
+
+    def sent(self, prepared: Prepared) -> Future:
+        """Room for it has been taken."""
+        calls = self._calls
+        try:
+            prepared.check(calls.limits())
+        except KaasError:
+            calls.leave_room(prepared.nbytes)
+            raise
+        call = calls.submit(prepared.invoke(self._key_prefix), prepared.packed.frames, prepared.nbytes)
+        return Future(call, prepared.make)
+
+    # --- objects
+
+    def put(self, name: str, value: Any, *, progress: Progress | None = None) -> RemoteObject:
+        """Give a value a name at the server, instead of another of that name. What it has already is not sent.
+
+        Args:
+            value: an array, or plain bytes.
+
+        Raises:
+            Unreachable, InvalidRequest, QuotaExceeded
+        """
+        host = on_host(name, value)
+        flat, dtype = raw_bytes(Buffer(name, ()), host)
+        shape = (len(flat),) if dtype is None else np.shape(host)
+        made = RemoteObject(name, dtype or "uint8", shape)
+        self._tried(lambda: self._registering.put(made, Content.value(flat), progress))
+        return made
+
+    def get(self, name: str | RemoteObject, *, progress: Progress | None = None) -> np.ndarray[Any, Any]:
+        """A value at the server, read-only.
+
+        Raises:
+            Unreachable, UnknownObject
+        """
+        wanted = name.name if isinstance(name, RemoteObject) else name
+        header, data = self._tried(lambda: self._transfers.download(wanted, progress))
+        return array_of(memoryview(data).toreadonly(), header.dtype, header.shape)
+
+    def delete(self, name: str | RemoteObject) -> None:
+        """
+        Raises:
+            Unreachable, UnknownObject
+        """
+        unwanted = name.name if isinstance(name, RemoteObject) else name
+        self._asked(lambda number: wire.Delete(number, unwanted))
+
+    def objects(self) -> list[dict[str, Any]]:
+        """What is known of each that this client has put there."""
+        return self._listed(wire.Objects)
+
+    # --- the server
+
+    def status(self) -> Any:
+        """What the server tells of itself; see docs/protocol.md."""
+        return self._told("status")
+
+    def stats(self) -> Any:
+        return self._told("stats")
+
+    def usage(self) -> Any:
+        """What this client has used, by function."""
+        return self._told("usage")
+
+    def health(self, *, canary: bool = False) -> Any:
+        """canary: whether one kTask is run for it."""
+        return self._told("health", (b"canary",) if canary else ())
+
+    def drain(self) -> Any:
+        """Have the server take nothing more; for its administrators."""
+        return self._told("drain")
+
+    def limits(self) -> wire.Limits | None:
+        """What this client may; None as long as it has not connected."""
+        return self._calls.limits()
+
+    def _told(self, what: str, frames: Sequence[bytes] = ()) -> Any:
+        return self._asked(lambda number: wire.Ask(number, what), frames).answer
+
+    def _listed(self, question: type[wire.Functions] | type[wire.Objects]) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = self._asked(question).entries
+        return entries
+
+    def _asked(self, make: Callable[[int], Any], frames: Sequence[bytes] = ()) -> Any:
+        return self._tried(lambda: self._transfers.ask(make, frames))
+
+    def _tried(self, do: Callable[[], T]) -> T:
+        """Until it comes to an end of which nothing says that it may be tried again."""
+        try:
+            return retried(self._patience_s, self._calls.stopped, _delay_s)(do)
+        except TryAgain as again:
+            raise again.error from None
+
+    # --- its end
+
+    def close(self) -> None:
+        """Calls that have no answer end with NotInitialized, and do not run if they have not begun."""
+        self._calls.close()
+        self._way.close()
+
+    @property
+    def calls(self) -> RemoteCalls:
+        return self._calls
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<kaas.Client of {self._way.address}>"
+
+
+def _delay_s(error: BaseException) -> float | None:
+    if isinstance(error, MissingContent):  # it gave way meanwhile
+        return 0.0
+    return error.retry_s if isinstance(error, TryAgain) else None
+
+
+def _curve_keys(
+    address: str, keys: str | os.PathLike[str] | OwnKeys | None, server_key: str | None
+) -> CurveKeys | None:
+    if not isinstance(address, str) or not address.startswith("tcp://"):
+        raise InvalidConfig(f'the address of a server is as "tcp://host:port", not {address!r}', field="address")
+    if keys is None:
+        if not address.startswith(LOOPBACK):
+            raise InvalidConfig(f"without keys a client speaks to this machine only, not to {address}", field="keys")
+        return None
+    own = keys if isinstance(keys, OwnKeys) else own_keys(Path(keys))
+    server = server_key or own.server_key
+    return CurveKeys(server.encode(), own.public_key.encode(), own.secret_key.encode())

@@ -1,0 +1,57 @@
+"""What is to be done at some time, by a thread that ends when nothing is."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+LINGER_S = 10.0
+"""The thread ends when it had nothing to do for so long."""
+
+
+class Later:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._heap: list[tuple[float, int, Callable[[], Any]]] = []
+        self._numbers = count()
+        self._running = self._closed = False
+
+    def after(self, seconds: float, do: Callable[[], Any]) -> None:
+        """Called once, unless this is closed before; it must neither wait long nor raise."""
+        with self._changed:
+            if self._closed:
+                return
+            heapq.heappush(self._heap, (time.monotonic() + seconds, next(self._numbers), do))
+            if self._running:
+                self._changed.notify()
+            else:
+                self._running = True
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._heap.clear()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (do := self._next()) is not None:
+            do()
+
+    def _next(self) -> Callable[[], Any] | None:
+        with self._changed:
+            while not self._closed:
+                if self._heap:
+                    left_s = self._heap[0][0] - time.monotonic()
+                    if left_s <= 0:
+                        return heapq.heappop(self._heap)[2]
+                    self._changed.wait(left_s)
+                elif not self._changed.wait(LINGER_S) and not self._heap:
+                    break
+            self._running = False
+            return None

@@ -1,0 +1,153 @@
+"""How a client brings functions and values to its server: what that lacks, in the order in which it needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kaas.arguments import Buffer
+from kaas.errors import InvalidRequest, UnknownFunction
+from kaas.executor.tensors import on_host
+from kaas.graph import KTask
+from kaas.model import CompiledModel
+from kaas.remote import wire
+from kaas.remote.remote_function import RemoteObject, RemoteTask
+from kaas.remote.tasks import encode_library, encode_task
+from kaas.remote.transfers import Content, Progress, Transfers
+from kaas.request import View, check_names, input_bytes, mapping
+
+CONSTANT = "constant-"
+"""Before the hash of a constant, in the name of its object."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    object: RemoteObject
+    content: Content
+
+
+class Registering:
+    """Each may raise TryAgain, and can be begun anew from the start."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+        self._ask = transfers.ask
+
+    def task(
+        self,
+        task: KTask,
+        constants: Mapping[str, Any] | None,
+        name: str,
+        around: tuple[str, str],
+        progress: Progress | None,
+    ) -> RemoteTask:
+        """
+        Raises:
+            KaasError
+        """
+        constants = mapping(task, "constants", constants)
+        check_names(task, [*constants, *(buffer.name for buffer in task.inputs if buffer.name not in constants)])
+        buffers = {buffer.name: buffer for buffer in task.inputs}
+        names: dict[str, str] = {}
+        own: list[_Constant] = []
+        for buffer_name, value in constants.items():
+            found = _constant(buffers[buffer_name], value)
+            if isinstance(found, _Constant):
+                own.append(found)
+                found = found.object
+            names[buffer_name] = found.name
+        self._bring([task], own, progress)
+        registered = self._register(task, name, names, around)
+        return RemoteTask.of(registered, name or task.label, task.iterations)
+
+    def model(self, model: CompiledModel, name: str, progress: Progress | None) -> tuple[RemoteTask, ...]:
+        """
+        Raises:
+            KaasError
+        """
+        read = {buffer.name: buffer for variant in model.variants for buffer in variant.constants}
+        own: dict[str, _Constant] = {}
+        for buffer_name, buffer in read.items():
+            found = _constant(buffer, model.constants[buffer_name])
+            assert isinstance(found, _Constant), "a model's constants are arrays"
+            own[buffer_name] = found
+        self._bring([variant.task for variant in model.variants], list(own.values()), progress)
+        only = len(model.variants) == 1
+        tasks = []
+        for variant in model.variants:
+            names = {buffer.name: own[buffer.name].object.name for buffer in variant.constants}
+            registered = self._register(variant.task, name if only else "", names, ("", ""))
+            tasks.append(RemoteTask.of(registered, name or model.name, inputs=variant.inputs))
+        return tuple(tasks)
+
+    def _register(self, task: KTask, name: str, constants: dict[str, str], around: tuple[str, str]) -> wire.Registered:
+        registered: wire.Registered = self._ask(
+            lambda number: wire.Register(number, name, constants, *around), (encode_task(task),)
+        )
+        return registered
+
+    def known(self, name: str) -> RemoteTask:
+        """A function that is there, by name or key.
+
+        Raises:
+            UnknownFunction
+        """
+        for entry in self._ask(wire.Functions).entries:
+            if name in (entry["name"], entry["function"]):
+                registered = wire.Registered(
+                    0, entry["function"], entry["inputs"], entry["outputs"], entry.get("scalars", {})
+                )
+                return RemoteTask.of(registered, entry["name"] or entry["function"])
+        raise UnknownFunction(f"this client has registered no function {name!r}", function=name)
+
+    def put(self, made: RemoteObject, content: Content, progress: Progress | None) -> None:
+        """
+        Raises:
+            KaasError
+        """
+        if len(content.data) <= wire.CHUNK_BYTES:
+            self._put(made, frame=content.data)
+        else:
+            self._transfers.upload([content], progress)
+            self._put(made, digest=content.hash)
+
+    def _put(self, made: RemoteObject, frame: memoryview | None = None, digest: str = "") -> None:
+        self._ask(
+            lambda number: wire.Put(number, made.name, made.dtype or "uint8", made.shape, digest),
+            () if frame is None else (frame,),
+        )
+
+    def _bring(self, tasks: Sequence[KTask], constants: Sequence[_Constant], progress: Progress | None) -> None:
+        """Code and constants that the server lacks."""
+        libraries = dict.fromkeys(library for task in tasks for library in task.libraries)
+        contents = [Content(library.hash, memoryview(encode_library(library)), "library") for library in libraries]
+        lacking = []
+        if constants:
+            there = {entry["name"] for entry in self._ask(wire.Objects).entries}
+            by_name = {constant.object.name: constant for constant in constants}
+            lacking = [constant for name, constant in by_name.items() if name not in there]
+        large = [constant for constant in lacking if len(constant.content.data) > wire.CHUNK_BYTES]
+        self._transfers.upload([*contents, *(constant.content for constant in large)], progress)
+        for constant in lacking:
+            if len(constant.content.data) > wire.CHUNK_BYTES:
+                self._put(constant.object, digest=constant.content.hash)
+            else:
+                self._put(constant.object, frame=constant.content.data)
+
+
+def _constant(buffer: Buffer, value: Any) -> _Constant | RemoteObject:
+    """What is bound to a buffer: an object that is there already, or one that has its content for its name.
+
+    Raises:
+        InvalidRequest
+    """
+    if isinstance(value, RemoteObject):
+        value.check_fit(buffer, None)
+        return value
+    if isinstance(value, View) and isinstance(value.source, RemoteObject):
+        raise InvalidRequest(
+            f"constant {buffer.name!r} is all of an object at the server, not a View", buffer=buffer.name
+        )
+    content = Content.value(input_bytes(buffer, on_host(buffer.name, value)))
+    return _Constant(RemoteObject(CONSTANT + content.hash, buffer.dtype, buffer.shape), content)

@@ -1,0 +1,464 @@
+"""What a client has asked its server and has no answer yet, over each connection and in each of the server's lives."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from secrets import token_hex
+from time import monotonic
+from typing import Any
+
+from msgspec.structs import replace
+
+from kaas.errors import DeadlineExceeded, KaasError, NotInitialized, RequestTooLarge, Unreachable
+from kaas.futures import Pending, Source
+from kaas.pool.lines import AnyLine, LineLost
+from kaas.receiving import Receiver
+from kaas.remote import wire
+from kaas.remote.connecting import Way
+from kaas.remote.credit import Credit
+from kaas.remote.failures import error_of
+from kaas.remote.later import Later
+from kaas.remote.remote_line import RemoteLine
+
+GRACE_S = 1.0
+"""So long after its deadline a call ends by itself, if the server does not end it."""
+ACKNOWLEDGED_S = 0.2
+"""The server hears within this that an answer has come, if no request goes there before."""
+TAKEN_EVERY = 64
+"""After so many calls that nobody has waited for, what has come meanwhile is taken."""
+JITTER = 0.25
+"""Of the time that a server wants a client to wait, by which it may be more: not all come back at once."""
+
+
+class TryAgain(Exception):
+    """What came of a question that may be asked again."""
+
+    def __init__(self, error: KaasError, retry_s: float = 0.0) -> None:
+        super().__init__(error.message)
+        self.error, self.retry_s = error, retry_s
+
+
+class Call(Pending):
+    """An Invoke. invoke, frames: as it was sent, and is sent again. nbytes: its part of the credit. expires_s: when its
+    deadline is over. tried_until_s: until when it is asked again."""
+
+    __slots__ = ("deadline_s", "expires_s", "frames_out", "invoke", "nbytes", "tried_until_s")
+
+    def __init__(
+        self, source: Source, invoke: wire.Invoke, frames: Sequence[Any], nbytes: int, patience_s: float
+    ) -> None:
+        super().__init__(source, invoke.number)
+        self.invoke, self.frames_out, self.nbytes = invoke, frames, nbytes
+        now_s = monotonic()
+        self.deadline_s = deadline_s = invoke.deadline_s
+        self.expires_s = None if deadline_s is None else now_s + deadline_s
+        self.tried_until_s = now_s + (patience_s if deadline_s is None else deadline_s)
+
+    def again(self, number: int) -> None:
+        """It is sent once more, with the time that is left."""
+        left_s = None if self.expires_s is None else max(1e-3, self.expires_s - monotonic())
+        self.invoke = replace(self.invoke, number=number, deadline_s=left_s)
+
+    def expired(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"no answer from the server within {self.deadline_s} s",
+            deadline_s=self.deadline_s,
+            task=self.invoke.function,
+        )
+
+
+class Question(Pending):
+    """Anything else."""
+
+    __slots__ = ("frames_out", "header")
+
+    def __init__(self, source: Source, header: Any, frames: Sequence[Any]) -> None:
+        super().__init__(source, header.number)
+        self.header, self.frames_out = header, frames
+
+
+class RemoteCalls:
+    """A source of futures. session: this program, to the server."""
+
+    def __init__(self, way: Way, patience_s: float) -> None:
+        self._way, self._patience_s = way, patience_s
+        self._pid = os.getpid()
+        self.session = token_hex(16)
+        self.stopped = threading.Event()
+        self._numbers = count(1)
+        self._later = Later("kaas-later")
+        self._receiver = Receiver[wire.FromServer](self._take, self._line_lost)
+        self.lock = self._receiver.lock  # guards all that follows, and what is pending
+        self._credit = Credit()
+        self._line: RemoteLine | None = None
+        self._life = ""  # of the server, the last that was met
+        self._connecting = self._draining = False
+        self._ended: KaasError | None = None
+        self._open: dict[int, Call] = {}
+        self._resting: dict[int, Call] = {}  # until they are asked again
+        self._questions: dict[int, Question] = {}
+        self._cancelled: dict[int, int] = {}  # bytes of credit, of calls that nobody waits for
+
+    # --- asking
+
+    def room(self, nbytes: int) -> Pending | None:
+        """Take credit for a request: None if there was enough, else what ends when it has been taken.
+
+        Raises:
+            NotInitialized
+        """
+        self._check()
+        with self.lock:
+            if self._credit.take(nbytes):
+                return None
+            room = Pending(self, -next(self._numbers))
+            self._credit.waiting.append((room, nbytes))
+        self._connect()
+        self._grant()
+        return room
+
+    def await_room(self, nbytes: int, deadline_s: float | None) -> None:
+        """As `room`, by blocking.
+
+        Raises:
+            DeadlineExceeded, Unreachable
+            RequestTooLarge: there will never be so much
+        """
+        room = self.room(nbytes)
+        if room is None:
+            return
+        self._receiver.wait(room, deadline_s)
+        if not room.ended and room.end(cancelled=True):
+            self.forget(room)
+            raise DeadlineExceeded(
+                f"too much was open at the server to ask within {deadline_s} s", deadline_s=deadline_s
+            )
+        if room.error is not None:
+            raise room.error
+
+    def leave_room(self, nbytes: int) -> None:
+        """Credit that was taken is not needed."""
+        with self.lock:
+            self._credit.give(nbytes)
+        self._grant()
+
+    def submit(self, make: Callable[[int], wire.Invoke], frames: Sequence[Any], nbytes: int) -> Call:
+        """Send an Invoke, for which credit has been taken."""
+        number = next(self._numbers)
+        call = Call(self, make(number), frames, nbytes, self._patience_s)
+        self._enter(call)
+        if not number % TAKEN_EVERY:
+            self._receiver.take_all()
+        return call
+
+    def _enter(self, call: Call) -> None:
+        with self.lock:
+            ended, line = self._ended, self._line
+            if ended is None:
+                self._open[call.invoke.number] = call
+        if ended is not None:
+            call.end(error=ended)
+        elif line is None:
+            self._connect()
+        else:
+            self._post(line, call)
+
+    def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> Pending:
+        """Anything but an Invoke; what comes of it are the answer's header and its frames, or TryAgain."""
+        self._check()
+        question = Question(self, make(next(self._numbers)), frames)
+        with self.lock:
+            self._questions[question.number] = question
+            line = self._line
+        if line is None:
+            self._connect()
+        else:
+            self._send(line, question.header, frames)
+        return question
+
+    def limits(self) -> wire.Limits | None:
+        return self._credit.limits
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise type(self._ended)(self._ended.message)
+        if os.getpid() != self._pid:
+            raise NotInitialized("this process was forked from one with a client: it needs one of its own")
+
+    def _post(self, line: RemoteLine, call: Call) -> None:
+        if self._draining:  # it goes to the server's next life
+            return
+        with self.lock:
+            due = self._credit.due()
+        if due:
+            self._send(line, wire.Received(due))
+        self._send(line, call.invoke, call.frames_out)
+
+    def _send(self, line: RemoteLine, header: wire.FromClient, frames: Sequence[Any] = ()) -> None:
+        try:
+            line.send(header, frames)
+        except LineLost:
+            self._line_lost(line)
+
+    # --- answers
+
+    def wait(self, pending: Pending, timeout_s: float | None) -> None:
+        if os.getpid() != self._pid:
+            self._check()
+        if isinstance(pending, Call) and pending.expires_s is not None:
+            left_s = max(0.0, pending.expires_s + GRACE_S - monotonic())
+            if timeout_s is None or left_s < timeout_s:
+                self._receiver.wait(pending, left_s)
+                if not pending.ended:
+                    self._expire(pending)
+                return
+        self._receiver.wait(pending, timeout_s)
+
+    def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
+        self._receiver.call(callbacks)
+
+    def watch(self, pending: Pending) -> None:
+        self._receiver.watch(pending.number)
+
+    def forget(self, pending: Pending) -> None:
+        line = None
+        with self.lock:
+            self._receiver.unwatch(pending.number)
+            if not isinstance(pending, Call):
+                self._credit.leave(pending)
+            elif self._resting.pop(pending.number, None) is not None:
+                self._credit.give(pending.nbytes)
+            elif self._open.pop(pending.invoke.number, None) is not None:
+                self._cancelled[pending.invoke.number] = pending.nbytes
+                line = self._line
+        if line is not None and isinstance(pending, Call):
+            self._send(line, wire.Cancel(pending.invoke.number))
+        self._receiver.wake()
+        self._grant()
+
+    def _expire(self, call: Call) -> None:
+        if call.end(error=call.expired()):
+            self.forget(call)
+
+    def _take(self, header: wire.FromServer, frames: Sequence[Any]) -> None:
+        match header:
+            case wire.Result(number=number):
+                self._answered(number, frames, None)
+            case wire.Failure(error="UnknownSession"):
+                line = self._line
+                if line is not None:
+                    self._line_lost(line)  # introduces the session anew
+            case wire.Failure(number=number) if number not in self._questions:
+                self._answered(number, (), header)
+            case wire.Goodbye():
+                self._draining = True
+            case wire.Welcome():
+                pass
+            case _:
+                self._told(header, frames)
+
+    def _told(self, header: Any, frames: Sequence[Any]) -> None:
+        with self.lock:
+            question = self._questions.pop(header.number, None)
+            self._receiver.unwatch(header.number)
+        if question is None:
+            return
+        if not isinstance(header, wire.Failure):
+            question.end((header, *frames))
+        elif header.retry_s is None:
+            question.end(error=error_of(header))
+        else:
+            question.end(error=TryAgain(error_of(header), header.retry_s))
+
+    def _answered(self, number: int, frames: Sequence[Any], failure: wire.Failure | None) -> None:
+        again_s = None
+        with self.lock:
+            call = self._open.pop(number, None)
+            if call is None:
+                if number in self._cancelled:
+                    self._credit.give(self._cancelled.pop(number))
+            else:
+                again_s = None if failure is None else _again_s(failure, call)
+                if again_s is None:
+                    self._credit.give(call.nbytes)
+                    self._receiver.unwatch(call.number)
+                else:
+                    self._resting[call.number] = call
+            first = self._credit.answered(number, 0 if call is None else call.nbytes)
+        if first:
+            self._later.after(ACKNOWLEDGED_S, self._acknowledge)
+        if call is not None and again_s is not None:
+            self._later.after(again_s, lambda: self._again(call))
+        elif call is not None:
+            call.end(frames, None if failure is None else error_of(failure))
+        self._grant()
+
+    def _again(self, call: Call) -> None:
+        number = next(self._numbers)
+        with self.lock:
+            if self._resting.pop(call.number, None) is None:
+                return
+        call.again(number)
+        self._enter(call)
+
+    def _acknowledge(self) -> None:
+        with self.lock:
+            line, numbers = self._line, self._credit.all_answered()
+        if line is not None and numbers:
+            self._send(line, wire.Received(numbers))
+
+    def _grant(self) -> None:
+        """Room that there is now to those who wait for it."""
+        while self._credit.waiting:
+            with self.lock:
+                hopeless, granted = self._credit.hopeless(), self._credit.granted()
+                for room, _ in (*hopeless, *granted):
+                    self._receiver.unwatch(room.number)
+            for room, nbytes in hopeless:
+                room.end(error=_too_large(nbytes, self._credit.limits))
+            declined = [nbytes for room, nbytes in granted if not room.end()]
+            if not declined:
+                return
+            with self.lock:
+                for nbytes in declined:
+                    self._credit.give(nbytes)
+
+    # --- connections
+
+    def _connect(self) -> None:
+        """Have a connection made, if there is none."""
+        with self.lock:
+            if self._connecting or self._line is not None or self._ended is not None:
+                return
+            self._connecting = True
+        threading.Thread(target=self._renew, name="kaas-connection", daemon=True).start()
+
+    def _line_lost(self, line: AnyLine[Any, wire.FromServer]) -> None:
+        with self.lock:
+            if self._line is not line:
+                return
+            self._line = None
+            self._receiver.use(None)
+            questions, self._questions = self._questions, {}
+            for number in questions:
+                self._receiver.unwatch(number)
+            wanted = self._open or self._credit.waiting
+        line.close()
+        broken = Unreachable("the connection to the server broke", address=self._way.address, reason="it broke")
+        for question in questions.values():
+            question.end(error=TryAgain(broken))
+        if wanted:
+            self._connect()
+
+    def _renew(self) -> None:
+        """Ask a server that is there again all that has no answer."""
+        try:
+            line, welcome = self._way.connect(self.session, self.stopped, self._expire_all)
+        except KaasError as error:
+            self._fail(error)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            self._fail(Unreachable(f"{type(error).__name__}: {error}", address=self._way.address, reason=str(error)))
+            return
+        with self.lock:
+            same, self._life = welcome.life == self._life, welcome.life
+            self._credit.limits = welcome.limits
+            self._credit.forget_answered()  # what the server still keeps it sends again
+            cancelled, self._cancelled = self._cancelled, {}
+            for nbytes in cancelled.values():
+                self._credit.give(nbytes)
+            unanswered, questions = list(self._open.values()), list(self._questions.values())
+            self._connecting = self._draining = False
+            if self._ended is None:
+                self._line = line
+                self._receiver.use(line)
+        if self._line is not line:
+            line.close()
+            return
+        for number in cancelled if same else ():
+            self._send(line, wire.Cancel(number))
+        self._post_again(line, unanswered)
+        for question in questions:
+            self._send(line, question.header, question.frames_out)
+        self._grant()
+
+    def _post_again(self, line: RemoteLine, unanswered: Iterable[Call]) -> None:
+        for call in unanswered:
+            call.again(call.invoke.number)
+            self._post(line, call)
+            if call.ended:  # meanwhile, and the server may have been told before it was asked
+                self._send(line, wire.Cancel(call.invoke.number))
+
+    def _expire_all(self) -> None:
+        now_s = monotonic()
+        with self.lock:
+            expired = [call for call in self._open.values() if call.expires_s is not None and call.expires_s < now_s]
+        for call in expired:
+            self._expire(call)
+
+    def _fail(self, error: KaasError) -> None:
+        """All that waits gets this; further calls look for the server anew."""
+        with self.lock:
+            calls = [*self._open.values(), *self._resting.values()]
+            for nbytes in (*(call.nbytes for call in calls), *self._cancelled.values()):
+                self._credit.give(nbytes)
+            pending = [*calls, *self._questions.values(), *(room for room, _ in self._credit.waiting)]
+            self._open, self._resting, self._questions, self._cancelled = {}, {}, {}, {}
+            self._credit.waiting.clear()
+            self._connecting = False
+            for each in pending:
+                self._receiver.unwatch(each.number)
+        for each in pending:
+            each.end(error=error)
+
+    def close(self) -> None:
+        """What has no answer ends with NotInitialized, and does not run if it has not begun; once more changes
+        nothing."""
+        closed = NotInitialized("this client is closed")
+        with self.lock:
+            if self._ended is not None:
+                return
+            self._ended = closed
+            line, self._line = self._line, None
+            numbers, answered = list(self._open), self._credit.all_answered()
+            self._receiver.close()
+        self.stopped.set()
+        self._later.close()
+        if line is not None:
+            self._part(line, numbers, answered)
+        self._fail(closed)
+
+    @staticmethod
+    def _part(line: RemoteLine, unanswered: Iterable[int], answered: tuple[int, ...]) -> None:
+        try:
+            for number in unanswered:
+                line.send(wire.Cancel(number))
+            if answered:
+                line.send(wire.Received(answered))
+        except LineLost:
+            return  # then the server knows by itself
+        finally:
+            line.close()
+
+
+def _again_s(failure: wire.Failure, call: Call) -> float | None:
+    """After which time a call is asked again."""
+    if failure.retry_s is None:
+        return None
+    again_s = failure.retry_s * random.uniform(1, 1 + JITTER)
+    return again_s if monotonic() + again_s < call.tried_until_s else None
+
+
+def _too_large(nbytes: int, limits: wire.Limits | None) -> RequestTooLarge:
+    most = 0 if limits is None or not limits.requests else limits.credit_bytes
+    return RequestTooLarge(
+        f"a request with {nbytes} bytes of inputs and outputs is more than this client may have open at the server, "
+        f"{most}: put its inputs there first, and store its outputs there",
+        needed_bytes=nbytes,
+        capacity_bytes=most,
+        excess_bytes=nbytes - most,
+    )

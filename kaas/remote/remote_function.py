@@ -1,0 +1,230 @@
+"""Functions and objects at a server, as its client sees them; an invocation, checked and as it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kaas.arguments import Buffer, Scalar
+from kaas.dtypes import numpy_dtype
+from kaas.errors import InvalidRequest
+from kaas.executor.tensors import on_host
+from kaas.pool.held_ref import HeldRef
+from kaas.pool.outputs import array_of, outputs_from
+from kaas.pool.packing import Packing
+from kaas.remote import wire
+from kaas.request import check_taken, encode_scalars, input_bytes, mapping, outputs_type
+from kaas.variant import by_position, choose, of_shapes
+
+if TYPE_CHECKING:
+    from kaas.futures import Future
+
+Make = Callable[[Sequence[Any]], Any]
+
+
+class RemoteObject(HeldRef):
+    """A value at the server, under a name that its client gave it: an input for any number of calls."""
+
+    __slots__ = ("name", "shape")
+
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        super().__init__(name.encode(), Buffer(name, shape, dtype).nbytes, dtype)
+        self.name, self.shape = name, shape
+
+    def __reduce__(self) -> Any:
+        return RemoteObject, (self.name, self.dtype, self.shape)
+
+    def __repr__(self) -> str:
+        return f"<RemoteObject {self.name!r}, {self.dtype}{list(self.shape)}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteTask:
+    """One kTask at the server as its callers see it.
+
+    Fields:
+        key: by which the server knows it. given: the inputs that travel. taken: those that callers give, in order: the
+            same, but for a model's inputs that no kernel reads. layouts: NumPy dtypes and sizes in bytes of the given.
+        output_bytes: of each output.
+    """
+
+    key: str
+    label: str
+    given: Mapping[str, Buffer] = field(repr=False)
+    taken: Mapping[str, Buffer] = field(repr=False)
+    outputs: tuple[Buffer, ...] = field(repr=False)
+    scalars: Mapping[str, str] = field(repr=False)
+    iterations: int | Scalar = field(repr=False)
+    layouts: Mapping[str, tuple[Any, int]] = field(repr=False)
+    output_bytes: Mapping[str, int] = field(repr=False)
+    make: Make = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        registered: wire.Registered,
+        label: str,
+        iterations: int | Scalar = 1,
+        inputs: Sequence[Buffer] | None = None,
+    ) -> RemoteTask:
+        """inputs: of a model's variant, all that callers give."""
+        given = {name: Buffer(name, shape, dtype) for name, (dtype, shape) in registered.inputs.items()}
+        outputs = tuple(Buffer(name, shape, dtype) for name, (dtype, shape) in registered.outputs.items())
+        return cls(
+            registered.function,
+            label,
+            given,
+            given if inputs is None else {buffer.name: buffer for buffer in inputs},
+            outputs,
+            registered.scalars,
+            iterations,
+            {name: (numpy_dtype(buffer.dtype), buffer.nbytes) for name, buffer in given.items()},
+            {buffer.name: buffer.nbytes for buffer in outputs},
+            outputs_from(outputs),
+        )
+
+    def making(self, store: Mapping[str, str]) -> Make:
+        """What becomes of the frames of an answer. store: names under which outputs stay at the server, by output.
+
+        Raises:
+            InvalidRequest
+        """
+        if not store:
+            return self.make
+        for name in store.keys() - self.output_bytes.keys():
+            raise InvalidRequest(
+                f"{self.label!r} has no output {name!r} to store; its outputs are {', '.join(self.output_bytes)}",
+                task=self.label,
+                buffer=name,
+            )
+
+        def make(frames: Sequence[Any]) -> Any:
+            came = iter(frames)
+            values = [
+                RemoteObject(store[buffer.name], buffer.dtype, buffer.shape)
+                if buffer.name in store
+                else array_of(next(came), buffer.dtype, buffer.shape)
+                for buffer in self.outputs
+            ]
+            return values[0] if len(values) == 1 else outputs_type(tuple(self.output_bytes))(*values)
+
+        return make
+
+
+class Caller(Protocol):
+    """Who calls functions: a client, blocking or not."""
+
+    def call(
+        self, function: Any, inputs: Mapping[str, Any] | None = None, *, scalars: Mapping[str, Any] | None = None
+    ) -> Any: ...
+
+
+class RemoteFunction:
+    """What `Client.register` gives: a kTask at the server with its constants bound, or several that share them: a
+    model's variants, of which each call takes the one for the shapes of its inputs."""
+
+    def __init__(self, client: Caller, name: str, tasks: tuple[RemoteTask, ...]) -> None:
+        self._client = client
+        self.name = name
+        self.tasks = tasks
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """By which the server knows it, of each variant."""
+        return tuple(task.key for task in self.tasks)
+
+    def call(self, /, *arrays: Any, **inputs: Any) -> Future:
+        """As `Client.call`; inputs are given by name, or in order. Scalars may stand among them."""
+        first = self.tasks[0]
+        among = [name for name in inputs if name in first.scalars and name not in first.taken]
+        scalars = {name: inputs.pop(name) for name in among}
+        given = by_position(self.name, first.taken, arrays, inputs) if arrays else inputs
+        future: Future = self._client.call(self, given, scalars=scalars or None)
+        return future
+
+    def variant(self, /, **shapes: int | Sequence[int]) -> RemoteFunction:
+        """This function for inputs of these shapes only, by name.
+
+        Raises:
+            UnexpectedInput: no such input. NoVariant: none is for these shapes. UndecidedVariant: several are.
+        """
+        number = of_shapes(self.name, [task.taken for task in self.tasks], shapes)
+        return RemoteFunction(self._client, self.name, (self.tasks[number],))
+
+    def chosen(self, inputs: Mapping[str, Any]) -> tuple[RemoteTask, Mapping[str, Any]]:
+        """The one for these inputs, and those of them that it reads.
+
+        Raises:
+            InvalidRequest
+        """
+        first = self.tasks[0]
+        if len(self.tasks) == 1 and first.taken is first.given:
+            return first, inputs
+        task = self.tasks[choose(self.name, [task.taken for task in self.tasks], inputs, _is_object)]
+        for name in inputs.keys() - task.given.keys():
+            if not _is_object(inputs[name]):
+                input_bytes(task.taken[name], on_host(name, inputs[name]))
+        return task, {name: value for name, value in inputs.items() if name in task.given}
+
+    def __repr__(self) -> str:
+        variants = f", {len(self.tasks)} variants" if len(self.tasks) > 1 else ""
+        return f"<kaas.RemoteFunction {self.name!r}{variants}>"
+
+
+# --- an invocation
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What an Invoke says. nbytes: of its frames."""
+
+    inputs: dict[str, wire.Input]
+    scalars: dict[str, bytes]
+    frames: list[bytes]
+    nbytes: int
+
+
+def packed(task: RemoteTask, inputs: Mapping[str, Any], scalars: Mapping[str, Any] | None) -> Packed:
+    """With copies of the values, so that they may be written to again.
+
+    Raises:
+        InvalidRequest
+    """
+    inputs = mapping(task, "inputs", inputs)
+    if inputs.keys() != task.given.keys():
+        check_taken(repr(task.label), task.label, task.given.values(), inputs)
+    encoded = encode_scalars(task, scalars) if scalars or task.scalars else {}
+    packing = Packing(_STORE)
+    for name, value in inputs.items():
+        packing.add(task.given[name], task.layouts[name], value)
+    named: dict[str, wire.Input] = {}
+    frames: list[bytes] = []
+    for name, data in packing.values:
+        frames.append(data)
+        named[name] = wire.Input(len(frames))
+    for item in packing.objects:
+        ref = packing.refs[item.ref]
+        if isinstance(ref, RemoteObject):
+            named[item.buffer] = wire.Input(object=ref.name, offset=item.offset_bytes or 0)
+        else:
+            frames.append(ref)
+            named[item.buffer] = wire.Input(len(frames))
+    return Packed(named, encoded, frames, sum(map(len, frames)))
+
+
+class _Store:
+    """Where packing finds that a value is at the server already; others travel as frames."""
+
+    def is_ref(self, value: Any) -> bool:
+        return isinstance(value, RemoteObject)
+
+    def put(self, value: Any) -> bytes:
+        return bytes(value)
+
+    def complete(self, _: Sequence[Any]) -> bool:
+        return True
+
+
+_STORE = _Store()
+_is_object = _STORE.is_ref

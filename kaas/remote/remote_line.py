@@ -1,0 +1,164 @@
+"""A client's line to a server: one connection of ZeroMQ, which ends where it breaks."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from kaas.pool.lines import CLOSED, LARGE_BYTES, AnyLine, Frames, LineLost
+from kaas.pool.node_line import Socket, receive_frames
+from kaas.remote import wire
+
+HEARTBEAT_S = 2.0
+"""How often it asks whether the server is there; thrice as long without an answer is a no."""
+LAST_WORDS_S = 0.2
+"""Within this what was sent just before `close` goes out."""
+
+BROKEN = "the connection to the server broke"
+REFUSED = "the server does not take this key"
+NOT_IT = "whoever is there does not have this server's key, or does not speak this protocol"
+
+_MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
+_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
+_REFUSED = int(zmq.Event.HANDSHAKE_FAILED_AUTH)
+_NOT_IT = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
+_BROKEN = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CurveKeys:
+    """Of a client's connections, in Z85: the server's public key, and the client's own pair."""
+
+    server_key: bytes
+    public_key: bytes
+    secret_key: bytes
+
+
+class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
+    """Sending and receiving threads share one socket: who waits for a message waits for the socket's file descriptor,
+    and not in the socket."""
+
+    def __init__(self, context: zmq.Context[Socket], address: str, keys: CurveKeys | None, connect_s: float) -> None:
+        """
+        Raises:
+            zmq.ZMQError: there can be no such address
+        """
+        self._using, self._receiving = threading.Lock(), threading.Lock()
+        self._socket = socket = context.socket(zmq.DEALER)
+        self._monitor = socket.get_monitor_socket(_REFUSED | _NOT_IT | _BROKEN)
+        self._bell = os.eventfd(0)
+        self._woken = self._waiting = False
+        self._lost = ""
+        try:
+            _set(socket, address, keys, connect_s)
+            socket.connect(address)
+        except BaseException:
+            self.close()
+            raise
+        self._poll = select.poll()
+        for descriptor in (*(int(each.getsockopt(zmq.FD)) for each in (socket, self._monitor)), self._bell):
+            self._poll.register(descriptor, select.POLLIN)
+
+    def send(self, header: wire.FromClient, frames: Sequence[Any] = ()) -> None:
+        with self._using:
+            if self._lost:
+                raise LineLost(self._lost)
+            try:
+                send_message(self._socket, header, frames)
+            except zmq.Again:
+                self._hear()
+                raise LineLost(self._lost or BROKEN) from None
+            if self._waiting and _readable(self._socket):
+                os.eventfd_write(self._bell, 1)  # sending may have taken the notice of what has come
+
+    def receive(self, timeout_s: float | None = None) -> tuple[wire.FromServer, Frames] | None:
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._receiving:
+            while True:
+                with self._using:
+                    if self._lost == CLOSED:
+                        raise LineLost(CLOSED)
+                    if _readable(self._socket):
+                        header, *frames = receive_frames(self._socket, _AT_ONCE)
+                        return wire.decode_from_server(header), frames
+                    if not self._lost:
+                        self._hear()
+                    if self._lost:
+                        raise LineLost(self._lost)
+                    self._waiting = True
+                left_ms = None if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
+                ready = self._poll.poll(left_ms)
+                self._waiting = False
+                if not ready or ((self._bell, select.POLLIN) in ready and self._rung()):
+                    return None
+
+    def wake(self) -> None:
+        with self._using:
+            if self._lost != CLOSED:
+                self._woken = True
+                os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        with self._using:
+            if self._lost == CLOSED:
+                return
+            broken, self._lost = self._lost, CLOSED
+            os.eventfd_write(self._bell, 1)
+        with self._receiving:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close(linger=0 if broken else int(LAST_WORDS_S * 1000))
+            os.close(self._bell)
+
+    def _rung(self) -> bool:
+        """Whether it was for whoever receives, and not to have it look again."""
+        with self._using:
+            os.eventfd_read(self._bell)
+            woken, self._woken = self._woken, False
+        return woken
+
+    def _hear(self) -> None:
+        """What the monitor has to tell: its file descriptor too tells only that something has changed since."""
+        while _readable(self._monitor):
+            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+            if not self._lost:
+                self._lost = REFUSED if event & _REFUSED else NOT_IT if event & _NOT_IT else BROKEN
+
+
+def _readable(socket: Socket) -> bool:
+    events: Any = socket.get(_EVENTS)
+    return bool(events & _READABLE)
+
+
+def _set(socket: Socket, address: str, keys: CurveKeys | None, connect_s: float) -> None:
+    socket.set_hwm(0)  # credit bounds what waits
+    socket.reconnect_ivl = -1  # another connection is another line, on which the session is introduced anew
+    socket.connect_timeout = socket.handshake_ivl = math.ceil(connect_s * 1000)
+    socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
+    socket.heartbeat_timeout = int(3 * HEARTBEAT_S * 1000)
+    socket.ipv6 = "[" in address
+    if keys is not None:
+        socket.curve_serverkey = keys.server_key
+        socket.curve_publickey, socket.curve_secretkey = keys.public_key, keys.secret_key
+
+
+def send_message(socket: Socket, header: wire.FromClient, frames: Sequence[Any] = ()) -> None:
+    """A header and its frames, each of them anything with contiguous memory; what is large is not copied.
+
+    Raises:
+        zmq.Again: there is no connection any more
+    """
+    left = len(frames)
+    socket.send(wire.encode(header), _AT_ONCE | (_MORE if left else 0))
+    for frame in frames:
+        left -= 1
+        socket.send(frame, _MORE if left else 0, copy=len(frame) < LARGE_BYTES)
