@@ -1,10 +1,10 @@
 """A program outside the cluster that asks a server for more and more: `benchmarks.soak` starts several, and kills some.
 
-    python -m benchmarks.remote_load ADDRESS KEYS NAME RATE SEED
+    python -m benchmarks.remote_load ADDRESS KEYS NAME RATE FIRST SEED
 
 Sends requests in an open loop, so many a second, each with a key of idempotency and every tenth twice. It says what it
-does, in lines of JSON: before it sends one and when an answer is there. On its standard input it is given what the program
-before it has left without an answer, a number in a line, then an empty line; and it ends what it does when that closes.
+does, in lines of JSON: before it sends one and when an answer is there. On its standard input it is given what the
+program before it has left without an answer, a number in a line, then an empty line; it ends when that closes.
 """
 
 from __future__ import annotations

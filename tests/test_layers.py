@@ -62,6 +62,7 @@ ALLOWED_IMPORTERS = {
     "cupy": {"kaas.makers.cupy"},
     "prometheus_client": {"kaas.remote.metrics"},
     "safetensors": {"kaas.constants_file", "kaas.model_file"},
+    "cryptography": {"kaas.remote.allow"},
     "zmq": {"kaas.pool.drain", "kaas.pool.node_door", "kaas.pool.node_line", "kaas.remote"},
     "onnx": set[str](),
     "torch": set[str](),

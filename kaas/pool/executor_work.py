@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from kaas.errors import InputFailed, KaasError
@@ -42,10 +42,17 @@ class Work:
         """Keys of those that it was told of."""
         return frozenset(self._told)
 
-    def meet(self, spec: bytes, task: bytes) -> None:
-        """A function that messages will name. What is wrong with its kTask shows in these."""
+    def meet(self, spec: bytes, task: bytes) -> str:
+        """A function that messages will name. What is wrong with its kTask shows in these. Gives its key."""
         known = wire.decode_function(spec)
         self._told.setdefault(known.key, (known, bytes(task)))
+        return known.key
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Functions that no messages will name, unless they are met again."""
+        for key in keys:
+            self._told.pop(key, None)
+            self._functions.pop(key, None)
 
     def label(self, key: str) -> str:
         """A function's name for people."""

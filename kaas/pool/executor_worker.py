@@ -72,6 +72,7 @@ class ExecutorWorker:
         self._introduce = introduce
         self._line_lost = line_lost
         self._lives = Lives()
+        self._unneeded: set[str] = set()  # functions to be forgotten, once they do not run
         self._inbox = Inbox()
         self._nothing = Objects((), (), self._inbox, tuple, get)
         self._leaving: threading.Timer | None = None
@@ -189,7 +190,11 @@ class ExecutorWorker:
     def _take(self, life: Life, message: messages.ToPeer, frames: Frames) -> None:
         match message:
             case messages.Meet():
-                self._work.meet(frames[0], frames[1])
+                self._unneeded.discard(self._work.meet(frames[0], frames[1]))
+            case messages.Forget(key):
+                forgotten = (self._unneeded | {key}) - self._lives.functions()
+                self._work.forget(forgotten)
+                self._unneeded = (self._unneeded | {key}) - forgotten
             case messages.Upkeep() | messages.Follow():
                 self._upkeep.put((life, message, frames))
             case messages.WriteBack() | messages.Discard():

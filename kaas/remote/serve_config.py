@@ -171,7 +171,7 @@ def parse(text: bytes) -> Settings:
         InvalidConfig
     """
     try:
-        return msgspec.yaml.decode(text or b"{}", type=Settings)
+        return msgspec.yaml.decode(text or b"{}", type=Settings, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         place, unknown = PLACE.search(str(error)), UNKNOWN.search(str(error))
         names = [found.group(1) for found in (place, unknown) if found is not None and found.group(1)]
