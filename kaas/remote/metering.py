@@ -64,7 +64,7 @@ class Meter:
         self._allowances: dict[str, Allowance] = {}
         self._held: dict[tuple[str, str], _Held] = {}
         self._changed: set[tuple[str, str]] = set()
-        self._new_keys: dict[str, dict[str, None]] = {}
+        self._new_keys: list[tuple[str, str]] = []
         self._used: set[str] = set()  # clients whose device time has changed
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -208,7 +208,7 @@ class Meter:
     def _count(self, charge: Charge, at_s: float) -> None:
         self._changes(self._totals.add(charge))
         if charge.key:
-            self._new_keys.setdefault(charge.client, {})[charge.key] = None
+            self._new_keys.append((charge.client, charge.key))
         self._spent(charge.client, at_s, charge.device_ns)
 
     def _spent(self, client: str, at_s: float, nanoseconds: int) -> None:
@@ -300,8 +300,7 @@ class Meter:
         self.trouble = "" if error is None else f"{type(error).__name__}: {error}"
         if error is not None:
             self._changed.update((flow.client, flow.function) for flow in changes.flows)
-            for client, keys in changes.keys.items():
-                self._new_keys[client] = dict.fromkeys((*keys, *self._new_keys.get(client, ())))
+            self._new_keys[:0] = changes.keys
             self._used.update(changes.recent)
         if self._changed or self._used:
             self._write_within(WRITE_EVERY_S)
@@ -315,9 +314,9 @@ class Meter:
         for held in self._held.values():
             held.count(now_s)
         flows = [self._totals.flows[name].usage(*name) for name in sorted(self._changed)]
-        keys = {client: tuple(new) for client, new in self._new_keys.items()}
+        keys = self._new_keys
         recent = {client: self._recent(client) for client in self._used}
-        self._changed, self._new_keys, self._used = set(), {}, set()
+        self._changed, self._new_keys, self._used = set(), [], set()
         return Changes(self._number, flows, self._holdings(), keys, recent)
 
     def _recent(self, client: str) -> list[tuple[int, int]]:
