@@ -11,14 +11,24 @@ import pytest
 
 import kaas
 from kaas.remote import wire
+from kaas.remote.serve_config import parse
 from kaas.remote.tasks import encode_library, encode_task
 from tests.api.conftest import STEPS, N, add_task, numbers
-from tests.remote.servers import Server, Speaker
+from tests.remote.servers import ROOT, Server, Speaker
 from tests.remote.states import hash_of
 
 A, B = numbers(seed=1), numbers(seed=2)
 LARGE = np.random.default_rng(0).bytes(3 << 20)
 CODE = encode_library(STEPS)
+
+
+def test_the_configuration_that_the_docs_show_is_one() -> None:
+    text = (ROOT / "docs" / "serve.md").read_text()
+    settings = parse(text.split("```yaml\n")[1].split("```")[0].encode())
+    assert settings.code.allowed().signers
+    assert settings.pool.config(None).devices == (kaas.Device("software", 256 << 20),)
+    assert settings.limits.quotas.stored_bytes == 1 << 30
+    assert settings.administrators == ("ada",)
 
 
 def put(speaker: Speaker, name: str, array: Any) -> None:
