@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -15,10 +15,11 @@ from kaas.pool.service import Service
 from kaas.pool.trace_context import continued
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
+from kaas.remote.functions import RemoteFunction
 from kaas.remote.holdings import Holdings
 from kaas.remote.invocations import invocation_of
 from kaas.remote.metering import Meter
-from kaas.remote.sessions import LONGEST_NAME, Run, Session, Wait
+from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
 
 
 class Runs:
@@ -34,6 +35,7 @@ class Runs:
         self._service, self._pool, self._holdings = service, service.pool, holdings
         self._closed, self._meter = closed, meter
         self._loop = asyncio.get_running_loop()
+        self._storing: set[asyncio.Task[None]] = set()
 
     def ask(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         """frames: with the header. What was asked before, by this number or by its key, is the same request.
@@ -80,13 +82,15 @@ class Runs:
         nbytes = sum(function.output_bytes)
         client.check(input_bytes + nbytes)
         invocation, payload = invocation_of(client.name, message, frames, remote, self._holdings.values)
+        outputs = self._outputs(client, remote, message.store) if message.store else remote.outputs
         self._meter.admit(client.name)
         try:
             request = self._service.begin(function, invocation, payload, None, "")
         except BaseException as error:
             self._meter.refused(client.name, function.label, type(error).__name__, admitted=True)
             raise
-        run = Run(client, message.key, message.function, function, remote.outputs, input_bytes, nbytes, request)
+        run = Run(client, message.key, message.function, function, outputs, input_bytes, nbytes, request)
+        run.store, run.all_outputs = message.store, remote.outputs
         if message.trace:
             request.trace = continued(message.trace)
             run.trace = request.trace.traceparent
@@ -94,6 +98,20 @@ class Runs:
         if message.key:
             client.runs[message.key] = run
         request.answer.add_done_callback(partial(self._answered, run, request))
+
+    def _outputs(self, client: Client, remote: RemoteFunction, store: Mapping[str, str]) -> tuple[str, ...]:
+        """Names of the outputs that come, when others are stored.
+
+        Raises:
+            InvalidRequest, QuotaExceeded
+        """
+        sizes = dict(zip(remote.outputs, remote.function.output_bytes, strict=True))
+        for name in store.keys() - sizes.keys():
+            raise InvalidRequest(f"function {remote.function.label!r} has no output {name!r} to store", buffer=name)
+        if len({*store.values()}) != len(store):
+            raise InvalidRequest("two outputs cannot be stored under one name")
+        self._holdings.values.check_room(client.name, {store[name]: sizes[name] for name in store})
+        return tuple(name for name in remote.outputs if name not in store)
 
     # --- answers
 
@@ -114,6 +132,25 @@ class Runs:
                 self._charge(run, request, outcome)
             except UsageUnavailable as error:  # nothing is given that is not charged
                 run.frames, run.failure = (), failure_of(0, error)
+        if run.store and run.failure is None and run.waits:
+            task = self._loop.create_task(self._store(run, run.all_outputs))
+            self._storing.add(task)
+            task.add_done_callback(self._storing.discard)
+        else:
+            self._end(run)
+
+    async def _store(self, run: Run, names: Sequence[str]) -> None:
+        """names: of all outputs."""
+        come = []
+        try:
+            for name, (dtype, shape), frame in zip(names, run.function.outputs, run.frames, strict=True):
+                if name in run.store:
+                    await self._holdings.values.store(run.client.name, run.store[name], dtype, shape, frame)
+                else:
+                    come.append(frame)
+            run.frames = come
+        except Exception as error:  # noqa: BLE001 - who waits is told
+            run.frames, run.failure = (), failure_of(0, error)
         self._end(run)
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ class Run:
 
     Fields:
         client: whose. key: "" for none. asked: the function, as it was named. outputs: names of those that come.
+        store: names under which others are put, by output; then all_outputs has all.
         nbytes: of the outputs, those that come once there is an answer. input_bytes: that came.
         waits: who has no answer yet. request: the pool's. done: there is an answer: frames, or failure instead.
         trace: the traceparent of it, if who asked first had one.
@@ -57,6 +58,8 @@ class Run:
     failure: wire.Failure | None = None
     frames: Sequence[Any] = ()
     ended_s: float = 0.0
+    store: Mapping[str, str] = field(default_factory=dict)
+    all_outputs: tuple[str, ...] = ()
     trace: str = ""
 
 
