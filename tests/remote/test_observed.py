@@ -36,8 +36,7 @@ def results(speaker: Speaker, count: int) -> list[wire.Result]:
 
 def test_usage_is_exact_across_a_kill(serve: Serve) -> None:
     server = serve()
-    keys = server.new_keys("payer")
-    speaker = server.speaker(keys)
+    speaker = server.speaker("alice")
     speaker.register(scaled(), "f")
     for number in range(5):
         speaker.invoke("f", ONES, key=f"key {number}")
@@ -47,12 +46,12 @@ def test_usage_is_exact_across_a_kill(serve: Serve) -> None:
     speaker.close()
     state = server.folder / "state"
     (flow,) = read_usage(state).by("client")
-    assert (flow.client, flow.requests, flow.outcomes) == ("payer", 5, {"succeeded": 5})
+    assert (flow.client, flow.requests, flow.outcomes) == ("alice", 5, {"succeeded": 5})
     assert (flow.bytes_in, flow.bytes_out, flow.bytes_copied) == (5 * len(ONES), 5 * len(ONES), 10 * len(ONES))
     assert flow.device_ns > 0
 
     again = serve()
-    speaker = again.speaker(keys)
+    speaker = again.speaker("alice")
     for number in range(3, 7):  # two of them it knows from its former life
         speaker.invoke("f", ONES, key=f"key {number}")
     results(speaker, 4)
@@ -67,7 +66,7 @@ def test_usage_is_exact_across_a_kill(serve: Serve) -> None:
     assert shown.exit_code == 0
     assert json.loads(shown.stdout)["flows"] == told["flows"]
     table = CliRunner().invoke(app, ["usage", str(state), "--by", "client"]).stdout
-    assert "payer" in table
+    assert "alice" in table
     assert "usage by client" in table
 
 
@@ -87,8 +86,8 @@ def test_what_a_client_holds_is_metered(serve: Serve) -> None:
 
 
 def test_who_is_beyond_a_quota_is_told_when_to_come_again(serve: Serve) -> None:
-    server = serve({"limits": {"requests_per_s": 0.001}})
-    speaker, other = server.speaker(), server.speaker()
+    server = serve({"limits": {"quotas": {"requests_per_s": 0.001}}})
+    speaker, other = server.speaker("alice"), server.speaker("bob")
     speaker.register(scaled(), "f")
     speaker.invoke("f", ONES)
     results(speaker, 1)
@@ -114,7 +113,7 @@ def free_port() -> int:
 def test_metrics_of_a_server(serve: Serve) -> None:
     port = free_port()
     server = serve({"metrics_port": port})
-    speaker = server.speaker(server.new_keys("watched"))
+    speaker = server.speaker("alice")
     registered = speaker.register(scaled(), "f")
     speaker.invoke("f", ONES)
     results(speaker, 1)
@@ -127,7 +126,7 @@ def test_metrics_of_a_server(serve: Serve) -> None:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert samples["kaas_requests_total", "watched", "succeeded"] == 1
+    assert samples["kaas_requests_total", "alice", "succeeded"] == 1
     assert samples["kaas_queue_seconds_count",] >= 1
     assert samples["kaas_stage_seconds_count", "kernels"] >= 1
     assert samples["kaas_cache_bytes", "device"] >= 0
@@ -139,7 +138,7 @@ def test_metrics_of_a_server(serve: Serve) -> None:
 
 def test_a_trace_goes_on_and_comes_back(serve: Serve) -> None:
     server = serve()
-    speaker = server.speaker(server.new_keys("traced"))
+    speaker = server.speaker("alice")
     speaker.register(scaled(), "f")
     speaker.invoke("f", ONES, trace=f"00-{TRACE}-{SPAN}-01")
     (given,) = results(speaker, 1)
@@ -161,7 +160,7 @@ def test_a_trace_goes_on_and_comes_back(serve: Serve) -> None:
     assert tracing.returncode == 0
     shown = requests_of(path)
     assert shown
-    assert all((each["trace_id"], each["parent_id"], each["client"]) == (TRACE, SPAN, "traced") for each in shown)
+    assert all((each["trace_id"], each["parent_id"], each["client"]) == (TRACE, SPAN, "alice") for each in shown)
     assert len({each["span_id"] for each in shown}) == len(shown)
     speaker.close()
 
