@@ -70,6 +70,23 @@ def test_usage_is_exact_across_a_kill(serve: Serve) -> None:
     assert "usage by client" in table
 
 
+def test_usage_of_a_server_that_runs(serve: Serve) -> None:
+    server = serve({"administrators": ["boss"]})
+    for name in ("alice", "bob"):
+        speaker = server.speaker(name)
+        speaker.register(scaled(), "f")
+        speaker.invoke("f", ONES)
+        results(speaker, 1)
+        speaker.close()
+    seen = {}
+    for name in ("alice", "boss"):
+        arguments = ["usage", "--server", server.endpoint, "--keys", str(server.folder / f"{name}.keys"), "--json"]
+        shown = CliRunner().invoke(app, arguments)
+        assert shown.exit_code == 0, shown.output
+        seen[name] = [flow["client"] for flow in json.loads(shown.stdout)["flows"]]
+    assert seen == {"alice": ["alice"], "boss": ["alice", "bob"]}
+
+
 def test_what_a_client_holds_is_metered(serve: Serve) -> None:
     server = serve()
     speaker = server.speaker()

@@ -145,6 +145,12 @@ def test_lengths_of_a_queue() -> None:
     assert counted == [(1, 1), (2, 2), (3, 1), (3, 2), (4, 1), (5, 0)]
 
 
+def test_what_had_come_before_the_trace_began_is_whole() -> None:
+    told = json.loads(chrome(trace_of([traced(1, 3, 6, 7), traced(2, 5.5, 7, 8)])))
+    begun = [event["ts"] for event in told["traceEvents"] if event["ph"] == "b"]
+    assert begun == [0, 2.5e6]
+
+
 def test_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kaas.pool.tracing.LIMIT", 3)
     assert LIMIT > 3
