@@ -9,8 +9,8 @@ import pytest
 from kaas import softgpu
 from kaas.config import ClientSettings, Config, Device
 from kaas.pool import status_codec
-from kaas.pool.quarantine import QuarantineStatus
 from kaas.pool.ledger import Entry, Ledger
+from kaas.pool.quarantine import QuarantineStatus
 from kaas.pool.stats import Stats
 from kaas.pool.status import DeviceStatus, PinStatus, Status, WorkerInfo
 
