@@ -149,13 +149,13 @@ class RemoteDoor:
         if keys.who(public_key.decode()) is None:
             answer = [b"400", b"", b"", b""]
         elif self._full(public_key.decode()):
-            answer = [b"300", b"", b"", b""]  # not now
+            answer = [b"500", b"", b"", b""]  # 300 would be the word for it, but then ZeroMQ lets them wait
         else:
             answer = [b"200", b"", public_key, b""]
         asked.send_multipart([version, number, *answer])
 
     def _full(self, public_key: str) -> bool:
-        return self._of_key[public_key] >= self._limit or len(self._connections) >= self._most
+        return self._of_key[public_key] >= self._limit or len(self._connections) > self._most
 
     def _refresh(self, keys: Keys) -> None:
         self._refreshing = self._loop.call_later(REFRESH_S, self._refresh, keys)

@@ -34,8 +34,10 @@ T = TypeVar("T", bound=wire.FromServer)
 def scaled(factor: float = 2.0, width: int = WIDTH) -> kaas.KTask:
     """y = factor * x."""
     x, y = kaas.Buffer("x", width, "float32"), kaas.Buffer("y", width, "float32")
-    args = [kaas.In(x), kaas.Out(y), kaas.f32(factor), kaas.u32(width)]
-    return kaas.KTask([kaas.Kernel(STEPS, "scale", -(-width // 256), 256, args)], [y])
+    kernel = kaas.Kernel(
+        STEPS, "scale", -(-width // 256), 256, [kaas.In(x), kaas.Out(y), kaas.f32(factor), kaas.u32(width)]
+    )
+    return kaas.KTask([kernel], [y])
 
 
 class Server:

@@ -98,7 +98,7 @@ def test_its_executors_end_with_it(serve: Serve) -> None:
     poller = zmq.Poller()
     for file in filter(None, watched):
         poller.register(file, zmq.POLLIN)
-        assert poller.poll(PATIENCE_S * 1000)
+        assert poller.poll(int(PATIENCE_S * 1000))
         poller.unregister(file)
         os.close(file)
     speaker.close()
