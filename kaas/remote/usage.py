@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-FUNCTIONS_PER_CLIENT = 1000
-"""That are counted apart; what a client uses of others is counted together."""
-OTHERS = "(others)"
+from kaas.pool.ledger import FUNCTIONS_PER_CLIENT, OTHERS
+
 KEYS_PER_CLIENT = 1 << 14
 """Keys of idempotency that are remembered: more than a client can have open, for it to ask again in another life."""
 ASK_AGAIN = frozenset(("cancelled", "Cancelled", "PoolStopped", "QueueFull", "QuotaExceeded", "UsageUnavailable"))

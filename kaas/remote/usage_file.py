@@ -102,7 +102,8 @@ class Changes:
     """What the SQLite file is to say from now on, of what has changed. segment: the journal up to there is part of it.
 
     Fields:
-        keys: charged since, with their clients. recent: nanoseconds of device time by second of the wall clock, of clients.
+        keys: charged since, with their clients. recent: of clients, nanoseconds of device time by second of the wall
+            clock.
     """
 
     segment: int
