@@ -11,6 +11,7 @@ from typing import Any
 
 from kaas.errors import InvalidConfig, MissingPackage, NotAllowed
 from kaas.images import PROVIDED, Image, Provided
+from kaas.images import check as check_image
 
 SIGNED = b"kaas library "
 """Before a library's hash, in what is signed: such a signature is good for nothing else."""
@@ -50,10 +51,13 @@ class Allowed:
             library: the hash of these images. signature: of the client's upload, b"" for none.
 
         Raises:
-            NotAllowed
+            NotAllowed, CorruptImage
         """
         for image in images:
-            if image.kind == PROVIDED and Provided.of(image).provider not in self.providers:
+            if image.kind != PROVIDED:
+                continue
+            check_image(image)
+            if Provided.of(image).provider not in self.providers:
                 raise NotAllowed(
                     f"library {library} names provided code, and this server offers none of that provider",
                     library=library,

@@ -11,12 +11,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from kaas.errors import KaasError, QuotaExceeded
-from kaas.remote import wire
 from kaas.remote.state import State, entry_key
 
 LIBRARY, VALUE = "library", "value"
@@ -31,8 +30,19 @@ HELD_AS = {LIBRARY: "libraries", VALUE: "objects"}
 """Kinds, as those know them who are told how many bytes a client has."""
 _CONTENTS = "contents"
 
+
+class ByteLimits(Protocol):
+    """What a client may have here, each in bytes; None for no limit."""
+
+    @property
+    def stored_bytes(self) -> int | None: ...
+
+    @property
+    def library_bytes(self) -> int | None: ...
+
+
 Changed = Callable[[str, str, int], None]
-LimitsOf = Callable[[str], wire.Limits]
+LimitsOf = Callable[[str], ByteLimits]
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):

@@ -149,6 +149,7 @@ class Meter:
             return
         refusal = allowance.admit(self._clock())
         if refusal is not None:
+            self.refused(client, "", QuotaExceeded.__name__)
             raise _exceeded(client, refusal)
 
     def ended(

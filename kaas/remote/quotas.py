@@ -139,7 +139,7 @@ class Allowance:
         """From now on these count."""
         if quotas.requests_per_s is not None:
             self._next_s = min(self._next_s, now_s + quotas.at_once / quotas.requests_per_s)
-        self.quotas = quotas
+        self.quotas = UNLIMITED if quotas == UNLIMITED else quotas
 
     def admit(self, now_s: float) -> Refusal | None:
         """A request has come: it is taken in, or refused and nothing changed."""

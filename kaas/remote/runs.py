@@ -12,6 +12,7 @@ from kaas.errors import Cancelled, InvalidRequest, PoolStopped, UsageUnavailable
 from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
+from kaas.pool.trace_context import continued
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
 from kaas.remote.holdings import Holdings
@@ -86,6 +87,9 @@ class Runs:
             self._meter.refused(client.name, function.label, type(error).__name__, admitted=True)
             raise
         run = Run(client, message.key, message.function, function, remote.outputs, input_bytes, nbytes, request)
+        if message.trace:
+            request.trace = continued(message.trace)
+            run.trace = request.trace.traceparent
         _wait(session, message.number, run, input_bytes + nbytes)
         if message.key:
             client.runs[message.key] = run
@@ -151,9 +155,9 @@ class Runs:
     def _send(self, wait: Wait) -> None:
         session, run = wait.session, wait.run
         if run.failure is None:
-            sent = session.channel.send(wire.Result(wait.number, run.outputs), run.frames)
+            sent = session.channel.send(wire.Result(wait.number, run.outputs, run.trace), run.frames)
         else:
-            sent = session.channel.send(_numbered(run.failure, wait.number))
+            sent = session.channel.send(_numbered(run.failure, wait.number, run.trace))
         if sent:
             wait.sent = session.channel
         else:
@@ -219,5 +223,5 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
     return wait
 
 
-def _numbered(failure: wire.Failure, number: int) -> wire.Failure:
-    return wire.Failure(number, failure.error, failure.message, failure.fields, failure.retry_s)
+def _numbered(failure: wire.Failure, number: int, trace: str) -> wire.Failure:
+    return wire.Failure(number, failure.error, failure.message, failure.fields, failure.retry_s, trace)

@@ -41,6 +41,7 @@ class Run:
         client: whose. key: "" for none. asked: the function, as it was named. outputs: names of those that come.
         nbytes: of the outputs, those that come once there is an answer. input_bytes: that came.
         waits: who has no answer yet. request: the pool's. done: there is an answer: frames, or failure instead.
+        trace: the traceparent of it, if who asked first had one.
     """
 
     client: Client
@@ -56,6 +57,7 @@ class Run:
     failure: wire.Failure | None = None
     frames: Sequence[Any] = ()
     ended_s: float = 0.0
+    trace: str = ""
 
 
 @dataclass(slots=True, eq=False)

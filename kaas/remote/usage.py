@@ -77,6 +77,8 @@ class Usage(msgspec.Struct, frozen=True):
     def by(self, what: Literal["client", "function"]) -> tuple[FlowUsage, ...]:
         """Summed up, in order of names."""
         sums: dict[str, Flow] = {}
+        if what == "client":
+            sums = {held.client: Flow() for held in self.holdings}
         for flow in self.flows:
             sums.setdefault(getattr(flow, what), Flow()).merge(flow)
         return tuple(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from kaas.executor.profile import KernelTime
 from kaas.executor.tiers import TierUse
-from kaas.pool.stats import BATCH, Entry, Histogram, KernelStats, Ledger
+from kaas.pool.ledger import BATCH, Entry, Histogram, Ledger
+from kaas.pool.stats import KernelStats
 
 
 @given(st.lists(st.floats(1e-7, 1e4), min_size=1, max_size=200))
