@@ -20,6 +20,7 @@ from kaas.remote.holdings import Holdings, Said
 from kaas.remote.metering import Meter
 from kaas.remote.runs import Runs
 from kaas.remote.sessions import LONGEST_NAME, Channel, Client, Run, Session
+from kaas.remote.steps import Steps
 
 SWEEP_S = 5.0
 """How often what has changed without a message is looked after."""
@@ -64,6 +65,7 @@ class Gateway:
         service: Service,
         holdings: Holdings,
         meter: Meter,
+        steps: Steps,
         limits: Callable[[str], wire.Limits],
         keeping: Keeping = Keeping(),
     ) -> None:
@@ -74,7 +76,7 @@ class Gateway:
         self.desk: Desk | None = None
         self._holdings, self._limits, self._keeping = holdings, limits, keeping
         self._loop = asyncio.get_running_loop()
-        self._runs = Runs(service, holdings, meter, self._closed)
+        self._runs = Runs(service, holdings, meter, steps, self._closed)
         self._by_channel: dict[Channel, Session] = {}
         self._silence: asyncio.Event | None = None  # somebody waits for it
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)

@@ -44,7 +44,8 @@ class Run(msgspec.Struct, eq=False):
             that came.
         request: the pool's, until there is an answer. waits: who has none yet. done: there is one: frames, or failure
             instead. trace: the traceparent of it, if who asked first had one.
-        store: names under which outputs are put instead of coming, those of remote, which is the function then.
+        store: names under which outputs are put instead of coming. remote: the function, if something is to be done
+            after it. task: what is done before it.
     """
 
     client: Client
@@ -62,6 +63,7 @@ class Run(msgspec.Struct, eq=False):
     trace: str = ""
     store: dict[str, str] = {}
     remote: RemoteFunction | None = None
+    task: asyncio.Task[None] | None = None
 
 
 class Wait(msgspec.Struct, eq=False):
