@@ -129,6 +129,7 @@ class Client:
         return True
 
     def close(self) -> None:
+        self.socket.disable_monitor()  # first: ZeroMQ's own thread would wait for ever to tell one that is gone
         self.context.destroy(linger=0)
 
 
