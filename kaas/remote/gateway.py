@@ -154,8 +154,8 @@ class Gateway:
             KaasError
         """
         if hello.version != wire.VERSION:
-            differences = (f"protocol: {wire.VERSION}, not {hello.version}",)
-            raise ConfigMismatch("the server speaks another version of the protocol", differences=differences)
+            channel.send(_other_version(hello.version))
+            return
         if not 0 < len(hello.session) <= LONGEST_NAME:
             raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} characters")
         client = self._client(channel.user)
@@ -305,3 +305,10 @@ def number_of(message: wire.FromClient) -> int | None:
     if isinstance(message, wire.Hello):
         return 0
     return None if isinstance(message, wire.Received | wire.Cancel) else message.number
+
+
+def _other_version(theirs: int) -> wire.Failure:
+    differences = (f"protocol: {wire.VERSION}, not {theirs}",)
+    error = ConfigMismatch("the server speaks another version of the protocol", differences=differences)
+    failure = failure_of(0, error)
+    return msgspec.structs.replace(failure, fields={**failure.fields, "versions": [wire.VERSION]})

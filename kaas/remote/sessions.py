@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kaas.errors import QueueFull
+from kaas.errors import InvalidRequest, QueueFull
 from kaas.pool.records import Request
 from kaas.remote import wire
 from kaas.remote.finished import Finished
@@ -120,7 +120,7 @@ class Client:
         """Whether one more request may be open that takes so many bytes.
 
         Raises:
-            QueueFull
+            QueueFull; InvalidRequest: it never may.
         """
         limits = self.limits
         if self.open >= limits.requests:
@@ -128,6 +128,9 @@ class Client:
                 f"client {self.name!r} has {self.open} requests open, unanswered or not received: no more than it may"
             )
             raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
+        if nbytes > limits.credit_bytes:
+            message = f"this request takes {nbytes} bytes, and client {self.name!r} may have {limits.credit_bytes} open"
+            raise InvalidRequest(f"{message}: put what is large, and store outputs")
         if self.held_bytes + nbytes > limits.credit_bytes:
             message = (
                 f"client {self.name!r} may have {limits.credit_bytes} bytes of inputs and outputs open: it has "
