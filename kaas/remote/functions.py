@@ -131,10 +131,11 @@ class Functions:
     async def open(self) -> None:
         """Register again what was registered in an earlier life. What cannot be now, since its code is no longer
         allowed say, is kept and says so."""
+        libraries: dict[tuple[str, str], Library] = {}  # many functions of one model have the same
         for data in self._state.read(_FUNCTIONS):
             kept = _decode(data)
             try:
-                entry = await self._made(kept)
+                entry = await self._made(kept, libraries)
             except KaasError as error:
                 entry = _Entry(kept, error, [], 0)
             self._add(entry)
@@ -192,7 +193,7 @@ class Functions:
                 stored = self._values.named(client, name)
                 constants[buffer] = stored.content.hash, stored.dtype
             kept = _Kept(client, message.name, task, constants, message.before, message.after)
-            entry = await self._made(kept)
+            entry = await self._made(kept, {})
             mine = self._clients.get(client, {})
             before = mine.get(entry.handle)
             try:
@@ -208,8 +209,9 @@ class Functions:
             assert isinstance(entry.ready, RemoteFunction)
             return entry.ready
 
-    async def _made(self, kept: _Kept) -> _Entry:
-        """A function that is known to the pool, and what it needs, which does not give way from now on.
+    async def _made(self, kept: _Kept, known: dict[tuple[str, str], Library]) -> _Entry:
+        """A function that is known to the pool, and what it needs, which does not give way from now on. known:
+        libraries by client and hash, to which those that it needs are added.
 
         Raises:
             KaasError
@@ -217,19 +219,22 @@ class Functions:
         sent = await _away(len(kept.task), decode_task, kept.task)
         with ExitStack() as undo:
             contents = self._needed(kept, sent, undo)
-            libraries = {each: await self._uploads.library(kept.client, each) for each in sent.libraries}
+            for each in sent.libraries:
+                if (kept.client, each) not in known:
+                    known[kept.client, each] = await self._uploads.library(kept.client, each)
+            libraries = {each: known[kept.client, each] for each in sent.libraries}
             task, data = await _away(len(kept.task) + _code_bytes(libraries), _built, sent, libraries)
             bindings, constants = await self._bound(kept, task)
             self._contents.charge(kept.client, LIBRARY, len(data))
             undo.callback(self._contents.refund, kept.client, LIBRARY, len(data))
-            known = self._registry.lend(pool_wire.FunctionSpec(task.key, bindings, kept.client), task, data)
+            function = self._registry.lend(pool_wire.FunctionSpec(task.key, bindings, kept.client), task, data)
             undo.pop_all()
         kept = kept.keyed(task)
         bound = {binding.buffer for binding in bindings}
         ready = RemoteFunction(
             name=kept.name,
             key=kept.key,
-            function=known,
+            function=function,
             constants=constants,
             given={buffer.name: buffer for buffer in task.inputs if buffer.name not in bound},
             scalars=dict(task.scalars),
