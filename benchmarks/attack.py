@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from time import monotonic
@@ -237,17 +238,17 @@ def main() -> None:
     def mutants() -> Iterator[Callable[[], None]]:
         for _ in range(int(mutated)):
             message = mutations.of(chance.choice(messages), chance.choice(messages))
-            yield lambda message=message: attacker.message(message)
+            yield partial(attacker.message, message)
 
     def replays() -> Iterator[Callable[[], None]]:
         for number in range(int(replayed)):
             if number % RAW_EVERY == 0:
                 data = recorded[: chance.choice([len(recorded), chance.randrange(len(recorded))])]
-                yield lambda data=data: attacker.raw(data)
+                yield partial(attacker.raw, data)
             else:
                 message = chance.choice(messages)
                 some = message[: chance.randint(1, len(message))]
-                yield lambda some=some: attacker.message(some)
+                yield partial(attacker.message, some)
 
     attacker.send(mutants())
     attacker.send(replays())

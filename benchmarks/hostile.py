@@ -52,12 +52,13 @@ def main() -> None:
             quiet_ends_s = monotonic() + given.quiet_seconds
             quiet_s = other.latencies(lambda: monotonic() < quiet_ends_s)
             executors = set(server.executors())
+            if not executors:
+                raise SystemExit("no executor was found: this would measure something else")
             began_s = monotonic()
             with Memory(server) as memory, attack(server, given) as attacker:
                 attacked_s = other.latencies(lambda: attacker.poll() is None)
+                said, _ = attacker.communicate()
             seconds = monotonic() - began_s
-            assert attacker.stdout is not None
-            said = attacker.stdout.read()
             if attacker.returncode:
                 raise SystemExit("the attack itself failed: this measured something else")
             ended = {"server": int(not server.alive), "executors": len(executors - set(server.executors()))}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
@@ -133,11 +134,14 @@ class Server:
         """Their processes."""
         return [pid for pid in descendants(self.pid) if _argument(pid, "kaas.pool.executor_process")]
 
-    def charged(self) -> dict[str, int]:
+    def charged(self) -> Counter[str]:
         """Requests of each client, by the server's own account."""
         with kaas.Client(self.address, keys=self.keys(ADMINISTRATOR)) as client:
-            usage = client.usage()
-        return {entry["client"]: entry["requests"] for entry in usage["by_client"]}
+            flows = client.usage()["flows"]
+        charged = Counter[str]()
+        for flow in flows:
+            charged[flow["client"]] += flow["requests"]
+        return charged
 
 
 class Memory:

@@ -206,7 +206,7 @@ def peak(server: Server) -> float:
     return rate
 
 
-def judge(programs: Sequence[Program], charged: dict[str, int], memory: Memory, seconds: float) -> tuple[Any, Any]:
+def judge(programs: Sequence[Program], charged: Counter[str], memory: Memory, seconds: float) -> tuple[Any, Any]:
     """The bars, and the figures behind them."""
     outcomes = Counter(outcome for program in programs for found in program.outcomes.values() for outcome in found)
     sent = {program.name: len(program.sent) for program in programs}
@@ -214,13 +214,13 @@ def judge(programs: Sequence[Program], charged: dict[str, int], memory: Memory, 
     bars = {
         "unanswered": (sum(sent.values()) - sum(len(program.outcomes) for program in programs), "<=", 0),
         "wrong": (outcomes["wrong"], "<=", 0),
-        "twice": (sum(max(charged.get(name, 0) - count, 0) for name, count in sent.items()), "<=", 0),
+        "twice": (sum(max(charged[name] - count, 0) for name, count in sent.items()), "<=", 0),
         "memory_growth": ((own[2] + executors[2]) / (own[1] + executors[1]), "<=", 1.05),
     }
     latencies = np.concatenate([program.seconds for program in programs])
     detail = {
         "requests": sum(sent.values()),
-        "charged": sum(charged.get(name, 0) for name in sent),
+        "charged": sum(charged[name] for name in sent),
         **{f"answers: {outcome}": count for outcome, count in sorted(outcomes.items())},
         "p50_ms": float(np.median(latencies)) * 1e3,
         "p99_ms": float(np.quantile(latencies, 0.99)) * 1e3,

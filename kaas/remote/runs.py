@@ -21,6 +21,9 @@ from kaas.remote.invocations import invocation_of
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
 
+ENTRY_BYTES, FAILURE_BYTES = 512, 32 << 10
+"""What an answer that is kept takes beside its bytes, and one that is a failure, at most."""
+
 
 class Runs:
     """Belongs to the pool's event loop.
@@ -89,8 +92,9 @@ class Runs:
         except BaseException as error:
             self._meter.refused(client.name, function.label, type(error).__name__, admitted=True)
             raise
-        run = Run(client, message.key, message.function, function, outputs, input_bytes, nbytes, request)
-        run.store, run.all_outputs = message.store, remote.outputs
+        run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes, request)
+        if message.store:
+            run.store, run.remote = message.store, remote
         if message.trace:
             request.trace = continued(message.trace)
             run.trace = request.trace.traceparent
@@ -125,32 +129,32 @@ class Runs:
         else:
             run.frames = answer.result()
             outcome = "succeeded"
+        run.nbytes = sum([len(frame) for frame in run.frames])
         if self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
             request.left = partial(self._left, run, request, outcome)
         else:
             try:
                 self._charge(run, request, outcome)
             except UsageUnavailable as error:  # nothing is given that is not charged
-                run.frames, run.failure = (), failure_of(0, error)
-        if run.store and run.failure is None and run.waits:
-            task = self._loop.create_task(self._store(run, run.all_outputs))
+                _fail(run, error)
+        if run.remote is None or run.failure is not None or not run.waits:
+            self._end(run)
+        else:
+            task = self._loop.create_task(self._store(run, run.remote))
             self._storing.add(task)
             task.add_done_callback(self._storing.discard)
-        else:
-            self._end(run)
 
-    async def _store(self, run: Run, names: Sequence[str]) -> None:
-        """names: of all outputs."""
+    async def _store(self, run: Run, remote: RemoteFunction) -> None:
         come = []
         try:
-            for name, (dtype, shape), frame in zip(names, run.function.outputs, run.frames, strict=True):
+            for name, (dtype, shape), frame in zip(remote.outputs, remote.function.outputs, run.frames, strict=True):
                 if name in run.store:
                     await self._holdings.values.store(run.client.name, run.store[name], dtype, shape, frame)
                 else:
                     come.append(frame)
-            run.frames = come
+            run.frames, run.nbytes = come, sum(map(len, come))
         except Exception as error:  # noqa: BLE001 - who waits is told
-            run.frames, run.failure = (), failure_of(0, error)
+            _fail(run, error)
         self._end(run)
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:
@@ -162,19 +166,18 @@ class Runs:
         Raises:
             UsageUnavailable
         """
-        sizes = run.input_bytes, sum([len(frame) for frame in run.frames])
-        self._meter.ended(run.client.name, run.function.label, run.key, outcome, *sizes, request.record)
+        sizes = run.input_bytes, run.nbytes
+        self._meter.ended(run.client.name, run.label, run.key, outcome, *sizes, request.record)
 
     def _end(self, run: Run) -> None:
         """Tell all who wait."""
-        run.done, run.request = True, None
-        run.nbytes = sum([len(frame) for frame in run.frames])
+        run.done, run.request, run.remote = True, None, None
         client, key = run.client, run.key
         if key:
-            run.ended_s = self._loop.time()
             del client.runs[key]
             if run.waits and (run.failure is None or run.failure.retry_s is None):
-                client.finished.add(key, run)
+                nbytes = ENTRY_BYTES + run.nbytes if run.failure is None else FAILURE_BYTES
+                client.finished.add(key, run, nbytes, self._loop.time())
         waits, run.waits = run.waits, []
         for wait in waits:
             client.held_bytes += run.nbytes - wait.nbytes
@@ -229,7 +232,7 @@ class Runs:
         shared, client = wait.run, session.client
         shared.waits.remove(wait)
         failure = failure_of(number, Cancelled(f"request {number} was cancelled"))
-        wait.run = Run(client, "", shared.asked, shared.function, (), 0, 0, done=True, failure=failure)
+        wait.run = Run(client, "", shared.asked, shared.label, (), 0, 0, done=True, failure=failure)
         client.held_bytes -= wait.nbytes
         wait.nbytes = 0
         self._send(wait)
@@ -262,3 +265,7 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
 
 def _numbered(failure: wire.Failure, number: int, trace: str) -> wire.Failure:
     return wire.Failure(number, failure.error, failure.message, failure.fields, failure.retry_s, trace)
+
+
+def _fail(run: Run, error: Exception) -> None:
+    run.frames, run.nbytes, run.failure = (), 0, failure_of(0, error)

@@ -19,6 +19,7 @@ from kaas.pool.drain import TURN
 from kaas.pool.lines import LARGE_BYTES
 from kaas.remote import connections, door, wire
 from kaas.remote.connections import STRANGER_BYTES, STRANGERS
+from kaas.remote.door import FRAMES
 from kaas.remote.keys import Keys, OwnKeys
 from tests.remote.doors import PATIENCE_S, Client, Crowd, Open, Plain, client_keys, echo, resident_bytes, until
 
@@ -293,6 +294,16 @@ def test_a_frame_has_so_many_bytes(come: Come, alice: OwnKeys, bob: OwnKeys) -> 
     client.send(bytes(FRAME_BYTES + 1))
     assert client.put_out()
     echoes(other)
+
+
+def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys) -> None:
+    client = come(alice)
+    frames = [b"%d" % number for number in range(FRAMES)]
+    echoes(client, *frames)
+    client.send(*frames, b"one more")
+    client.send(b"next")
+    assert client.put_out()
+    assert opened.received.qsize() == 1
 
 
 def send_for_ever(stranger: Plain, said: bytes) -> None:
