@@ -11,7 +11,7 @@ from kaas.pool import wire as pool_wire
 from kaas.pool.clients import LONGEST_S
 from kaas.pool.messages import Framed
 from kaas.pool.payloads import Payload
-from kaas.remote.functions import RemoteFunction
+from kaas.remote.making import RemoteFunction
 from kaas.remote.values import Values
 from kaas.remote.wire import Invoke
 from kaas.request import check_fit

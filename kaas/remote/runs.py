@@ -17,9 +17,9 @@ from kaas.pool.service import Service
 from kaas.pool.trace_context import continued
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
-from kaas.remote.functions import RemoteFunction
 from kaas.remote.holdings import Holdings
 from kaas.remote.invocations import given_values, invocation_of
+from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
 from kaas.remote.steps import Steps

@@ -14,7 +14,7 @@ from kaas.errors import InvalidRequest, QueueFull
 from kaas.pool.records import Request
 from kaas.remote import wire
 from kaas.remote.finished import Finished
-from kaas.remote.functions import RemoteFunction
+from kaas.remote.making import RemoteFunction
 
 LONGEST_NAME = 64
 """Characters of a session's id, and of a key of idempotency."""
