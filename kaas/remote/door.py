@@ -118,9 +118,9 @@ class RemoteDoor:
         self._closed = True
         if self._keys is not None:
             self._refreshing.cancel()
+        self._connections.close()
         for drain in self._drains:
             drain.close(wait_s)
-        self._connections.close()
         self._context.term()
 
     def _bind(self, host: str, port: int) -> None:
@@ -148,6 +148,8 @@ class RemoteDoor:
         """Answer a question of ZeroMQ: whether somebody with this key may come in."""
         _domain, _address, _identity, _mechanism, key = question
         public_key = z85.encode(key)
+        if keys.who(public_key.decode()) is None and keys.added():
+            self._see(keys)
         if keys.who(public_key.decode()) is None:
             answer = [b"400", b"", b"", b""]
         elif self._full(public_key.decode()):
@@ -161,6 +163,9 @@ class RemoteDoor:
 
     def _refresh(self, keys: Keys) -> None:
         self._refreshing = self._loop.call_later(REFRESH_S, self._refresh, keys)
+        self._see(keys)
+
+    def _see(self, keys: Keys) -> None:
         if keys.refresh():
             for (_, public_key), channel in list(self._channels.items()):
                 client = keys.who(public_key)

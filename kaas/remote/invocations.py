@@ -78,6 +78,18 @@ def invocation_of(
     return invocation, Payload(function, sent, refs, direct=True)
 
 
+def given_values(message: Invoke, frames: Sequence[Any]) -> dict[str, Any]:
+    """What comes for a step.
+
+    Raises:
+        InvalidRequest
+    """
+    for name, item in message.inputs.items():
+        if item.object or not 0 < item.frame < len(frames):
+            raise InvalidRequest(f"what a step reads stands in a frame of the message, not so {name!r}", buffer=name)
+    return {name: frames[item.frame] for name, item in message.inputs.items()}
+
+
 def check_scalars(remote: RemoteFunction, scalars: dict[str, bytes]) -> None:
     """
     Raises:
