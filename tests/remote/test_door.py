@@ -297,13 +297,26 @@ def test_a_frame_has_so_many_bytes(come: Come, alice: OwnKeys, bob: OwnKeys) -> 
     echoes(other)
 
 
-def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys) -> None:
-    client = come(alice)
+def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys) -> None:
+    other, client, second = come(bob), come(alice), come(alice)
     frames = [b"%d" % number for number in range(FRAMES)]
     echoes(client, *frames)
+    for each in (other, second):
+        echoes(each)
     client.send(*frames, b"one more")
     assert client.put_out()
-    assert opened.received.qsize() == 1
+    assert second.put_out()
+    assert come(alice).refused()
+    echoes(other)
+    assert opened.received.qsize() == 4
+
+
+def test_who_was_put_out_comes_in_later(come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "OUT_S", 0.01)
+    client = come(alice)
+    client.send(*[b""] * (FRAMES + 1))
+    assert client.put_out()
+    until(lambda: bool(come(alice).happened() & zmq.Event.HANDSHAKE_SUCCEEDED))
 
 
 def send_for_ever(stranger: Plain, said: bytes) -> None:
