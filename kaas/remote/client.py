@@ -276,7 +276,8 @@ class Client:
         except KaasError:
             calls.leave_room(prepared.nbytes)
             raise
-        call = calls.submit(prepared.invoke(self._key_prefix), prepared.packed.frames, prepared.nbytes)
+        invoke, frames = prepared.invoke(self._key_prefix), prepared.packed.frames
+        call = calls.submit(invoke, frames, prepared.nbytes, prepared.deadline_s)
         return Future(call, prepared.make)
 
     # --- objects

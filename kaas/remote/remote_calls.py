@@ -146,10 +146,13 @@ class RemoteCalls:
             self._credit.give(nbytes)
         self._grant()
 
-    def submit(self, make: Callable[[int], wire.Invoke], frames: Sequence[Any], nbytes: int) -> Call:
-        """Send an Invoke, for which credit has been taken."""
+    def submit(
+        self, make: Callable[[int], wire.Invoke], frames: Sequence[Any], nbytes: int, deadline_s: float | None = None
+    ) -> Call:
+        """Send an Invoke, for which credit has been taken. deadline_s: that it had, before it waited for that."""
         number = next(self._numbers)
         call = Call(self, make(number), frames, nbytes, self._patience_s)
+        call.deadline_s = deadline_s
         self._enter(call)
         if not number % TAKEN_EVERY:
             self._receiver.take_all()

@@ -23,6 +23,10 @@ HEARTBEAT_S = 2.0
 LAST_WORDS_S = 0.2
 """Within this what was sent just before `close` goes out."""
 
+RECONNECT_MS = 3_600_000
+"""Another connection is another line, on which the session is introduced anew. Without any reconnecting (-1) a context
+whose connection broke in its handshake can wait for ever in `term`, as of ZeroMQ 4.3.5."""
+
 BROKEN = "the connection to the server broke"
 REFUSED = "the server does not take this key"
 NOT_IT = "whoever is there does not have this server's key, or does not speak this protocol"
@@ -141,7 +145,7 @@ def _readable(socket: Socket) -> bool:
 
 def _set(socket: Socket, address: str, keys: CurveKeys | None, connect_s: float) -> None:
     socket.set_hwm(0)  # credit bounds what waits
-    socket.reconnect_ivl = -1  # another connection is another line, on which the session is introduced anew
+    socket.reconnect_ivl = RECONNECT_MS
     socket.connect_timeout = socket.handshake_ivl = math.ceil(connect_s * 1000)
     socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
     socket.heartbeat_timeout = int(3 * HEARTBEAT_S * 1000)
