@@ -1,10 +1,10 @@
 """A program outside the cluster that asks a server for more and more: `benchmarks.soak` starts several, and kills some.
 
-    python -m benchmarks.remote_load ADDRESS KEYS NAME RATE SEED
+    python -m benchmarks.remote_load ADDRESS KEYS NAME RATE FIRST SEED
 
 Sends requests in an open loop, so many a second, each with a key of idempotency and every tenth twice. It says what it
-does, in lines of JSON: before it sends one and when an answer is there. On its standard input it is given what the program
-before it has left without an answer, a number in a line, then an empty line; and it ends what it does when that closes.
+does, in lines of JSON: before it sends one and when an answer is there. On its standard input it is given what the
+program before it has left without an answer, a number in a line, then an empty line; it ends when that closes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import random
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -55,9 +56,9 @@ class Load:
             began_s = monotonic()
             x = np.full(N, number, np.float32)
             future = self._client.call(self._function, {"x": x}, key=f"{self._name}-{number}")
-            future.add_done_callback(lambda done, began_s=began_s: self._answered(number, done, began_s))
+            future.add_done_callback(partial(self._answered, number, began_s))
 
-    def _answered(self, number: int, future: kaas.Future, began_s: float) -> None:
+    def _answered(self, number: int, began_s: float, future: kaas.Future) -> None:
         error = future.exception()
         if error is None:
             outcome = "right" if (future.result() == expected(number)).all() else "wrong"
@@ -77,6 +78,11 @@ class Load:
             self._silence.wait_for(lambda: not self._open, patience_s)
 
 
+def wait_for_the_end(ended: threading.Event) -> None:
+    sys.stdin.read()
+    ended.set()
+
+
 def main() -> None:
     address, keys, name, rate, first, seed = sys.argv[1:]
     chance = random.Random(seed)
@@ -85,7 +91,7 @@ def main() -> None:
         load = Load(client, name)
         for line in iter(sys.stdin.readline, "\n"):
             load.send(int(line))
-        threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+        threading.Thread(target=wait_for_the_end, args=(ended,), daemon=True).start()
         number, due_s = int(first), monotonic()
         while not ended.wait(max(due_s - monotonic(), 0)):
             load.send(number)

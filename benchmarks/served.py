@@ -1,4 +1,4 @@
-"""A server of remote clients in a process of its own, for what measures it: `kaas serve`, with keys for some clients."""
+"""`kaas serve` in a process of its own, with keys for some clients, for what measures it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
+from statistics import median
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +25,7 @@ from kaas.remote.keys import new_client
 ADDRESS = re.compile(r"tcp://\S+:\d+")
 DEVICE_BYTES = 256 << 20
 PATIENCE_S = 60.0
+SAMPLE_S = 0.5
 ADMINISTRATOR = "root"
 
 
@@ -28,7 +33,7 @@ class Server:
     """One after the other, at the same address and with the same state.
 
     Fields:
-        address, pid: of the newest. ended: exit statuses of those that were not killed by `kill`.
+        address, pid: of the newest. public_key: of them all. ended: exit statuses of those that `stop` has ended.
     """
 
     def __init__(
@@ -36,16 +41,18 @@ class Server:
         folder: Path,
         clients: Sequence[str],
         *,
+        host: str = "127.0.0.1",
         devices: int = 1,
         kernels_s: Mapping[str, float] | None = None,
-        limits: Mapping[str, float] | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         """clients: names of keys. kernels_s: seconds that kernels are modelled to take, by symbol."""
-        self._folder, self._port = folder, 0
+        self._folder, self._host, self._port = folder, host, 0
         self._keys = {name: folder / f"{name}.toml" for name in (*clients, ADMINISTRATOR)}
         for name, path in self._keys.items():
-            new_client(folder / "keys", name, path)
+            self.public_key = new_client(folder / "keys", name, path).server_key
         self._settings = {
+            "name": f"served-{token_hex(4)}",
             "state": str(folder / "state"),
             "keys": str(folder / "keys"),
             "pool": {"devices": [{"kind": "software", "memory_bytes": DEVICE_BYTES}] * devices},
@@ -79,6 +86,15 @@ class Server:
         return self._process
 
     @property
+    def alive(self) -> bool:
+        return self._running.poll() is None
+
+    @property
+    def errors(self) -> int:
+        """That nobody expected: of how many the log has a traceback."""
+        return self.log.read_text().count("Traceback")
+
+    @property
     def log(self) -> Path:
         """What all of them have said on their standard error."""
         return self._folder / "log"
@@ -90,7 +106,7 @@ class Server:
     def start(self) -> None:
         """Until it is ready."""
         path = self._folder / "kaas.yaml"
-        path.write_bytes(msgspec.yaml.encode(self._settings | {"listen": {"port": self._port}}))
+        path.write_bytes(msgspec.yaml.encode(self._settings | {"listen": {"host": self._host, "port": self._port}}))
         command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(path)]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
@@ -118,11 +134,51 @@ class Server:
         """Their processes."""
         return [pid for pid in descendants(self.pid) if _argument(pid, "kaas.pool.executor_process")]
 
-    def charged(self) -> dict[str, int]:
+    def charged(self) -> Counter[str]:
         """Requests of each client, by the server's own account."""
         with kaas.Client(self.address, keys=self.keys(ADMINISTRATOR)) as client:
-            usage = client.usage()
-        return {entry["client"]: entry["requests"] for entry in usage["by_client"]}
+            flows = client.usage()["flows"]
+        charged = Counter[str]()
+        for flow in flows:
+            charged[flow["client"]] += flow["requests"]
+        return charged
+
+
+class Memory:
+    """What a server's processes hold, sampled all the time."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._samples: list[tuple[float, int, int]] = []
+
+    def __enter__(self) -> Self:
+        self._began_s = monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            pid = self._server.pid
+            held = memory_bytes([pid]), memory_bytes(list(descendants(pid)))
+            self._samples.append((monotonic() - self._began_s, *held))
+
+    def thirds(self, seconds: float) -> tuple[list[float], list[float]]:
+        """Medians in MB of each third of this time: the server's own, and its executors'."""
+        found: tuple[list[float], list[float]] = [], []
+        for third in range(3):
+            first_s, last_s = seconds * third / 3, seconds * (third + 1) / 3
+            samples = [sample for sample in self._samples if first_s <= sample[0] < last_s]
+            for position, values in enumerate(found, 1):
+                values.append(round(median([sample[position] for sample in samples]) / 2**20, 1))
+        return found
 
 
 def _argument(pid: int, wanted: str) -> bool:

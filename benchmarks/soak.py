@@ -1,4 +1,4 @@
-"""Remote clients while executors and clients are killed and the server is restarted: every request has one right answer.
+"""Executors and clients are killed and the server is restarted: every request of a remote client has one right answer.
 
     python -m benchmarks.soak [--minutes M] [--json]
 
@@ -23,7 +23,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -32,7 +31,7 @@ import numpy as np
 import kaas
 from benchmarks.remote_load import FUNCTION, N, task
 from benchmarks.report import parser, report
-from benchmarks.served import Server, descendants, memory_bytes
+from benchmarks.served import Memory, Server
 
 CLIENTS = ("ada", "bob", "cyd", "dan")
 DEVICES = 4
@@ -41,7 +40,6 @@ LOAD = 0.7
 MINUTES = 2.0
 EXECUTOR_EVERY_S, CLIENT_EVERY_S = 30.0, 10.0
 PEAK_REQUESTS, IN_FLIGHT = 400, 4 * DEVICES
-SAMPLE_S = 1.0
 PATIENCE_S = 120.0
 
 
@@ -65,8 +63,8 @@ class Program:
 
     def start(self) -> None:
         """The first, or a successor, which asks again for what has no answer yet."""
-        command = [sys.executable, "-m", "benchmarks.remote_load", self.server.address, str(self.server.keys(self.name)),
-                   self.name, str(self.rate), str(len(self.sent)), str(self.chance.random())]  # fmt: skip
+        given = (self.server.address, self.server.keys(self.name), self.name, self.rate, len(self.sent))
+        command = [sys.executable, "-m", "benchmarks.remote_load", *map(str, given), str(self.chance.random())]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdin is not None
         again = [number for number in self.sent if number not in self.outcomes]
@@ -163,37 +161,6 @@ class Havoc:
         self.done["servers killed"] += 1
 
 
-class Memory:
-    """What the server's processes hold, every second."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self.samples: list[tuple[float, int, int]] = []
-
-    def __enter__(self) -> Memory:
-        self._began_s = monotonic()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(SAMPLE_S):
-            pid = self._server.pid
-            held = memory_bytes([pid]), memory_bytes(list(descendants(pid)))
-            self.samples.append((monotonic() - self._began_s, *held))
-
-    def thirds(self, seconds: float, position: int) -> list[float]:
-        """Medians, in MB, of the server's own (1) or its executors' (2)."""
-        bounds = [(seconds * third / 3, seconds * (third + 1) / 3) for third in range(3)]
-        return [median([sample[position] for sample in self.samples if first <= sample[0] < last]) / 2**20
-                for first, last in bounds]  # fmt: skip
-
-
 def main() -> None:
     options = parser(__doc__.partition("\n")[0] if __doc__ else "")
     options.add_argument("--minutes", type=float, default=MINUTES, help="for which things are killed")
@@ -239,26 +206,26 @@ def peak(server: Server) -> float:
     return rate
 
 
-def judge(programs: Sequence[Program], charged: dict[str, int], memory: Memory, seconds: float) -> tuple[Any, Any]:
+def judge(programs: Sequence[Program], charged: Counter[str], memory: Memory, seconds: float) -> tuple[Any, Any]:
     """The bars, and the figures behind them."""
     outcomes = Counter(outcome for program in programs for found in program.outcomes.values() for outcome in found)
     sent = {program.name: len(program.sent) for program in programs}
-    own, executors = memory.thirds(seconds, 1), memory.thirds(seconds, 2)
+    own, executors = memory.thirds(seconds)
     bars = {
         "unanswered": (sum(sent.values()) - sum(len(program.outcomes) for program in programs), "<=", 0),
         "wrong": (outcomes["wrong"], "<=", 0),
-        "twice": (sum(max(charged.get(name, 0) - count, 0) for name, count in sent.items()), "<=", 0),
+        "twice": (sum(max(charged[name] - count, 0) for name, count in sent.items()), "<=", 0),
         "memory_growth": ((own[2] + executors[2]) / (own[1] + executors[1]), "<=", 1.05),
     }
     latencies = np.concatenate([program.seconds for program in programs])
     detail = {
         "requests": sum(sent.values()),
-        "charged": sum(charged.get(name, 0) for name in sent),
+        "charged": sum(charged[name] for name in sent),
         **{f"answers: {outcome}": count for outcome, count in sorted(outcomes.items())},
         "p50_ms": float(np.median(latencies)) * 1e3,
         "p99_ms": float(np.quantile(latencies, 0.99)) * 1e3,
-        "server_mb_by_thirds": [round(value, 1) for value in own],
-        "executors_mb_by_thirds": [round(value, 1) for value in executors],
+        "server_mb_by_thirds": own,
+        "executors_mb_by_thirds": executors,
     }
     return bars, detail
 

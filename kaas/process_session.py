@@ -162,6 +162,9 @@ class ProcessSession(Session):
     def stats(self, reset: bool) -> Stats:
         return status_codec.decode(self.ask("stats", [b"1" if reset else b"0"])[0], Stats)
 
+    def trace(self, seconds: float) -> bytes:
+        return bytes(self.ask("trace", [str(seconds).encode()])[0])
+
     def pardon(self, function: str) -> bool:
         return bytes(self.ask("pardon", [function.encode()])[0]) == b"1"
 

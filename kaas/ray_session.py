@@ -164,6 +164,10 @@ class RaySession(Session):
         stats: Stats = self._answer(self.pool.stats, reset)
         return stats
 
+    def trace(self, seconds: float) -> bytes:
+        trace: bytes = self._answer(self.pool.trace, seconds)
+        return trace
+
     def pardon(self, function: str) -> bool:
         pardoned: bool = self._answer(self.pool.pardon, function)
         return pardoned

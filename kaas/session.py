@@ -133,6 +133,10 @@ class Session(ABC):
     def stats(self, reset: bool) -> Stats: ...
 
     @abstractmethod
+    def trace(self, seconds: float) -> bytes:
+        """What the pool does for so long, as `kaas.pool.tracing.chrome` takes it."""
+
+    @abstractmethod
     def pardon(self, function: str) -> bool: ...
 
     @abstractmethod

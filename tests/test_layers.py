@@ -33,7 +33,8 @@ LAYERS = [
     {"kaas.api", "kaas.calls"},
     {"kaas.caching", "kaas.etasks", "kaas.model"},
     {"kaas.remote"},
-    {"kaas.demo", "kaas.cli", "kaas.compile_command", "kaas.file_commands", "kaas.keys_command", "kaas.serve_command"},
+    {"kaas.demo", "kaas.cli", "kaas.code_command", "kaas.compile_command", "kaas.file_commands", "kaas.keys_command",
+     "kaas.observe_commands", "kaas.serve_command"},
 ]  # fmt: skip
 """Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of
 public names, stands above all."""
@@ -47,6 +48,7 @@ ALLOWED_IMPORTERS = {
         "kaas.pool.etask_transport",
         "kaas.pool.values",
         "kaas.pool.ray_ground",
+        "kaas.pool.ray_metrics",
         "kaas.pool.ray_pool",
         "kaas.pool.ray_hosts",
         "kaas.pool.executor_actor",
@@ -58,7 +60,9 @@ ALLOWED_IMPORTERS = {
     "numba": {"kaas.makers.numba"},
     "numba_cuda": {"kaas.makers.numba"},
     "cupy": {"kaas.makers.cupy"},
+    "prometheus_client": {"kaas.remote.metrics"},
     "safetensors": {"kaas.constants_file", "kaas.model_file"},
+    "cryptography": {"kaas.remote.allow", "kaas.remote.signing"},
     "zmq": {"kaas.pool.drain", "kaas.pool.node_door", "kaas.pool.node_line", "kaas.remote"},
     "onnx": set[str](),
     "torch": set[str](),

@@ -3,10 +3,9 @@
 //     node call.mjs tcp://127.0.0.1:5555 health
 //     node call.mjs tcp://127.0.0.1:5555 scale '{"x": [1, 2]}'
 //
-// With CURVE a file of keys comes last: {"server": ..., "public": ..., "secret": ...}, each in Z85.
+// With CURVE a client's file of keys comes last, as `kaas keys new` writes it.
 
-import { readFileSync } from "node:fs"
-import { Client } from "./client.mjs"
+import { Client, readKeys } from "./client.mjs"
 
 const ARRAYS = {
   bool: Uint8Array, int8: Int8Array, int16: Int16Array, int32: Int32Array, int64: BigInt64Array, uint8: Uint8Array,
@@ -27,7 +26,7 @@ async function invoke(client, name, inputs) {
 const [address, what, ...rest] = process.argv.slice(2)
 const asks = TO_ASK.includes(what)
 const [inputs, keys] = asks ? [null, rest[0]] : [JSON.parse(rest[0]), rest[1]]
-const client = new Client(address, keys && JSON.parse(readFileSync(keys, "utf8")))
+const client = new Client(address, keys && readKeys(keys))
 const answer = asks ? (await client.ask({ op: "ask", what }))[0].answer : await invoke(client, what, inputs)
 console.log(JSON.stringify(answer))
-client.close()
+await client.close()

@@ -1,10 +1,18 @@
 // A client of `kaas serve`, as docs/protocol.md says: invokes what is registered there, asks questions, survives breaks.
 
 import { randomBytes } from "node:crypto"
+import { readFileSync } from "node:fs"
 import { decode, encode } from "@msgpack/msgpack"
 import { Dealer } from "zeromq"
 
 const VERSION = 1
+
+// A client's file, as `kaas keys new` writes it: of TOML it has a name and its text in each line.
+export function readKeys(path) {
+  const lines = readFileSync(path, "utf8").matchAll(/^(\w+) = ['"](.*)['"]$/gm)
+  const { server_key, public_key, secret_key } = Object.fromEntries([...lines].map(([, name, text]) => [name, text]))
+  return { server: server_key, public: public_key, secret: secret_key }
+}
 
 export class KaasError extends Error {
   constructor({ error, message, fields = {}, retry_s = null }) {
@@ -24,7 +32,7 @@ export class Client {
   #limits = null // until the first welcome, and again after each break
 
   constructor(address, keys) {
-    this.socket = new Dealer({ immediate: true, linger: 0, heartbeatInterval: 5000, sendHighWaterMark: 10000 })
+    this.socket = new Dealer({ immediate: true, linger: 1000, heartbeatInterval: 5000, sendHighWaterMark: 10000 })
     if (keys) {
       this.socket.curveServerKey = keys.server
       this.socket.curvePublicKey = keys.public
@@ -36,7 +44,8 @@ export class Client {
     this.finished = this.#receive()
   }
 
-  close() {
+  async close() {
+    await this.#sent
     this.socket.close()
   }
 

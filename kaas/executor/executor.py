@@ -93,6 +93,12 @@ class Executor:
         return self._memory.cache
 
     @property
+    def cached_bytes(self) -> tuple[int, int]:
+        """What objects take of the device's memory and of page-locked host memory, those on their way included."""
+        cache = self._memory.cache
+        return cache.device.reserved_bytes, cache.host.reserved_bytes
+
+    @property
     def libraries(self) -> int:
         """How many code images are loaded, in all slots together."""
         return sum(len(slot.kernels) for slot in self._slots)

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest, KaasError
 from kaas.pool.events import Evict, Prefetch, WorkerKind
+from kaas.pool.ledger import Entry, Ledger
 from kaas.pool.patience import Patience, Silent
 from kaas.pool.records import Request, Worker
-from kaas.pool.stats import Entry, Ledger
 from kaas.pool.status import PinStatus
 from kaas.pool.transport import Call, Order, Reply, Transport, WorkerLost
 from kaas.pool.wire import RunRecord

@@ -279,6 +279,8 @@ class Clients:
                 return [status_codec.encode(service.status())]
             case "stats":
                 return [status_codec.encode(service.stats(bytes(frames[0]) == YES))]
+            case "trace":
+                return [await service.trace(float(bytes(frames[0])))]
             case "pardon":
                 return [YES if service.pool.pardon(bytes(frames[0]).decode()) else NO]
             case "upkeep":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -49,12 +50,15 @@ from kaas.pool.events import (
     WorkerReady,
 )
 from kaas.pool.guarded import Guarded
+from kaas.pool.ledger import Entry, Ledger
+from kaas.pool.metrics import TIERS, Measured
 from kaas.pool.quarantine import Quarantine
 from kaas.pool.records import Request, Worker, adopted, device_status, died
 from kaas.pool.sessions import Sessions
-from kaas.pool.stats import Entry, Ledger, Stats
+from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.pool.suspects import Case, Verdict, judge
+from kaas.pool.tracing import Tracer
 from kaas.pool.transport import Call, Order, Reply, Survivor, Transport, WorkerLost
 from kaas.pool.wire import RunRecord
 from kaas.store import Store
@@ -89,6 +93,7 @@ class Pool:
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ledger = Ledger(self._loop.time())
+        self._tracers: list[Tracer] = []
         self._backlog = Backlog(config.queue_limit, config.clients)
         self._sessions = Sessions()
         self._quarantine = Quarantine(config.faults_allowed)
@@ -211,6 +216,8 @@ class Pool:
             self.background(self._caches.discard(self._workers[worker], keys))
 
     def tell_residency(self, worker: Worker, record: RunRecord | None) -> None:
+        if record is not None:
+            worker.cached_bytes = record.cached_bytes
         if record is not None and (record.loaded or record.evicted) and worker.id in self._workers:
             self._tell(Residency(self._loop.time(), worker.id, tuple(record.loaded), tuple(record.evicted)))
 
@@ -245,6 +252,28 @@ class Pool:
             self._ledger.reset(now)
             self._policy.reset()
         return stats
+
+    def measured(self) -> Measured:
+        """For metrics, which do not begin anew when statistics do."""
+        queued = sum(request.worker is None for request in self._requests.values())
+        here = [device_status(device, self._workers.values(), ()).state for device in self._devices]
+        cached = [worker.cached_bytes for worker in self._workers.values()]
+        tiers = {tier: sum(each[at] for each in cached if each) for at, tier in enumerate(TIERS)}
+        running = sum(len(worker.running) for worker in self._workers.values())
+        return Measured(self._ledger.since_the_start(), queued, running, tiers, Counter(here))
+
+    async def trace(self, seconds: float) -> bytes:
+        """What is answered from now on for so long, or until the pool ends, as `kaas.pool.tracing.chrome` takes it."""
+        self._check_open()
+        tracer = Tracer(self._loop.time())
+        self._tracers.append(tracer)
+        over = self._begun(asyncio.sleep(seconds))
+        try:
+            await asyncio.wait([over])
+        finally:
+            over.cancel()
+            self._tracers.remove(tracer)
+        return tracer.told()
 
     def status(self, functions: tuple[str, ...] = ()) -> Status:
         queued = [request for request in self._requests.values() if request.worker is None]
@@ -392,13 +421,16 @@ class Pool:
         return request
 
     def _note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:
-        self._ledger.write(request.entry(outcome, record, self._loop.time()))
+        now = self._loop.time()
+        self._ledger.write(request.entry(outcome, record, now))
+        for tracer in self._tracers:
+            tracer.note(request.traced(outcome, record, now))
 
     # --- running
 
     def _dispatch(self, decision: Dispatch) -> None:
         request, worker = self._requests[decision.request], self._workers[decision.worker]
-        request.worker = worker
+        request.worker, request.slot = worker, decision.slot
         self._backlog.leave(request.call.client)
         request.dispatched_s = self._loop.time()
         worker.running[request.id] = request

@@ -10,9 +10,13 @@ from kaas.pool.answer import Answer
 from kaas.pool.events import StartWorker
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.messages import Beside, Block, Done, Framed, Meet, Named, ToPeer
+from kaas.pool.messages import Beside, Block, Done, Forget, Framed, Meet, Named, ToPeer
 from kaas.pool.transport import WorkerLost
 from kaas.pool.wire import RunRecord
+
+MET_AT_MOST, MET_BYTES = 4096, 1 << 30
+"""Functions that an executor knows at a time, and bytes of their kTasks. Beyond it those that it met first are
+forgotten, and introduced again when they are needed."""
 
 T = TypeVar("T")
 Finish = Callable[[Done, Sequence[Any]], T]
@@ -22,7 +26,18 @@ Finish = Callable[[Done, Sequence[Any]], T]
 class ExecutorLine:
     """Before its executor has said Hello nothing can be sent; `greeted` is set then."""
 
-    __slots__ = ("_asked", "_exchange", "_loop", "_met", "_orphans", "device", "greeted", "peer", "worker")
+    __slots__ = (
+        "_asked",
+        "_exchange",
+        "_loop",
+        "_met",
+        "_met_bytes",
+        "_orphans",
+        "device",
+        "greeted",
+        "peer",
+        "worker",
+    )
 
     def __init__(self, exchange: Exchange, start: StartWorker, met: frozenset[str] = frozenset()) -> None:
         """met: keys of functions that it knows."""
@@ -32,7 +47,8 @@ class ExecutorLine:
         self.peer: Peer | None = None
         self._loop = asyncio.get_running_loop()
         self._exchange = exchange
-        self._met = set(met)
+        self._met = dict.fromkeys(met, 0)
+        self._met_bytes = 0
         self._asked: dict[int, tuple[Answer[Any], Sequence[Any], Finish[Any]]] = {}
         self._orphans: dict[int, asyncio.Future[RunRecord | None]] = {}
 
@@ -41,6 +57,7 @@ class ExecutorLine:
         if self.peer is not None:
             self.end("its line to the pool broke")
             self._met.clear()
+            self._met_bytes = 0
         self.peer = peer
         self.greeted.set()
 
@@ -58,8 +75,18 @@ class ExecutorLine:
     def introduce(self, function: RegisteredFunction) -> None:
         """Before what is about a function; once is enough, since messages arrive in their order."""
         if function.key not in self._met:
-            self._met.add(function.key)
-            self.send(Meet(), function.introduction)
+            self._meet(function)
+
+    def _meet(self, function: RegisteredFunction) -> None:
+        nbytes = len(function.introduction[1])
+        met = self._met
+        while met and (len(met) >= MET_AT_MOST or self._met_bytes + nbytes > MET_BYTES):
+            first = next(iter(met))
+            self._met_bytes -= met.pop(first)
+            self.send(Forget(first))
+        met[function.key] = nbytes
+        self._met_bytes += nbytes
+        self.send(Meet(), function.introduction)
 
     def ask(
         self, number: int, header: ToPeer, frames: Sequence[Any], refs: Sequence[Any], finish: Finish[T]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from kaas.errors import InputFailed, KaasError
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 Told = tuple[bytes, bytes]
 """A function as it is told of: its encoded spec, and its kTask's bytes."""
-NOTHING = wire.RunRecord({}, {}, [], [], 0.0)
-"""What is measured of something that runs nothing and moves nothing."""
 
 T = TypeVar("T")
 
@@ -44,10 +42,17 @@ class Work:
         """Keys of those that it was told of."""
         return frozenset(self._told)
 
-    def meet(self, spec: bytes, task: bytes) -> None:
-        """A function that messages will name. What is wrong with its kTask shows in these."""
+    def meet(self, spec: bytes, task: bytes) -> str:
+        """A function that messages will name. What is wrong with its kTask shows in these. Gives its key."""
         known = wire.decode_function(spec)
         self._told.setdefault(known.key, (known, bytes(task)))
+        return known.key
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Functions that no messages will name, unless they are met again."""
+        for key in keys:
+            self._told.pop(key, None)
+            self._functions.pop(key, None)
 
     def label(self, key: str) -> str:
         """A function's name for people."""
@@ -154,15 +159,16 @@ class Work:
         keys = None if everything else [source.key for source in sources if source.key is not None]
         match upkeep.action:
             case "flush":
-                return evicted(executor.flush(keys))
+                return evicted(executor, executor.flush(keys))
             case "unpin":
                 executor.unpin(keys)
-                return NOTHING
+                return evicted(executor)
             case _:
                 for _, task in met:
                     executor.prepare(task)
                 pin = upkeep.action == "pin"
-                return _of_cache(self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None))
+                stats = self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None)
+                return record_of(executor, stats)
 
     def follow(self, decided: wire.Decided, beside: Sequence[Beside], objects: Objects) -> wire.RunRecord:
         """What the policy decided about the cache.
@@ -171,9 +177,9 @@ class Work:
             What `Executor.load` and `flush` raise.
         """
         if not decided.loads:
-            return evicted(self.executor.flush(decided.drops))
+            return evicted(self.executor, self.executor.flush(decided.drops))
         sources = unpack_keyed(decided.loads, beside, objects)
-        return _of_cache(self._with_inputs(lambda: self.executor.load(sources), objects, None))
+        return record_of(self.executor, self._with_inputs(lambda: self.executor.load(sources), objects, None))
 
 
 def _lost(failed: InputFailed) -> InputLost:
@@ -183,15 +189,12 @@ def _lost(failed: InputFailed) -> InputLost:
     return failed.__cause__
 
 
-def evicted(keys: Sequence[bytes]) -> wire.RunRecord:
-    return wire.RunRecord({}, {}, [], list(keys), 0.0)
+def evicted(executor: Executor, keys: Sequence[bytes] = ()) -> wire.RunRecord:
+    """Of something that runs nothing and brings nothing."""
+    return wire.RunRecord({}, {}, [], list(keys), 0.0, (), executor.cached_bytes)
 
 
-def record_of(stats: RunStats) -> wire.RunRecord:
-    """What a run measured, as the pool hears it."""
+def record_of(executor: Executor, stats: RunStats) -> wire.RunRecord:
+    """What a run, or a load, measured, as the pool hears it."""
     moved = list(stats.loaded), list(stats.evicted)
-    return wire.RunRecord(stats.stages, stats.tiers, *moved, stats.device_s, stats.kernels)
-
-
-def _of_cache(stats: RunStats) -> wire.RunRecord:
-    return wire.RunRecord({}, stats.tiers, list(stats.loaded), list(stats.evicted), 0.0)
+    return wire.RunRecord(stats.stages, stats.tiers, *moved, stats.device_s, stats.kernels, executor.cached_bytes)

@@ -23,7 +23,7 @@ from kaas.pool import messages, wire
 from kaas.pool.beside import Get, Objects, Parts, same
 from kaas.pool.blocks import Inbox
 from kaas.pool.connect import connect
-from kaas.pool.executor_work import NOTHING, Told, Work, evicted, record_of
+from kaas.pool.executor_work import Told, Work, evicted, record_of
 from kaas.pool.lines import LineLost
 from kaas.pool.lives import Life, Lives, Running
 from kaas.pool.messages import Done
@@ -72,6 +72,7 @@ class ExecutorWorker:
         self._introduce = introduce
         self._line_lost = line_lost
         self._lives = Lives()
+        self._unneeded: set[str] = set()  # functions to be forgotten, once they do not run
         self._inbox = Inbox()
         self._nothing = Objects((), (), self._inbox, tuple, get)
         self._leaving: threading.Timer | None = None
@@ -189,7 +190,11 @@ class ExecutorWorker:
     def _take(self, life: Life, message: messages.ToPeer, frames: Frames) -> None:
         match message:
             case messages.Meet():
-                self._work.meet(frames[0], frames[1])
+                self._unneeded.discard(self._work.meet(frames[0], frames[1]))
+            case messages.Forget(key):
+                forgotten = (self._unneeded | {key}) - self._lives.functions()
+                self._work.forget(forgotten)
+                self._unneeded = (self._unneeded | {key}) - forgotten
             case messages.Upkeep() | messages.Follow():
                 self._upkeep.put((life, message, frames))
             case messages.WriteBack() | messages.Discard():
@@ -219,7 +224,7 @@ class ExecutorWorker:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
             done, outputs = self._failure(asked.number, error)
         else:
-            record, outputs = record_of(result.stats), list(result.outputs.values())
+            record, outputs = record_of(self._work.executor, result.stats), list(result.outputs.values())
             if asked.parcel and outputs:
                 done, outputs = Done(asked.number, record, self._why_lost(), False, life.parcels.pack(outputs)), ()
             else:
@@ -259,9 +264,9 @@ class ExecutorWorker:
                 return work.follow(decided, order.beside, self._objects(life, order, frames, constants))
             case messages.WriteBack():
                 work.executor.write_back(order.keys)
-                return NOTHING
+                return evicted(work.executor)
             case messages.Discard():
-                return evicted(work.executor.discard(order.keys))
+                return evicted(work.executor, work.executor.discard(order.keys))
 
     # --- both
 

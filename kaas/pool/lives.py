@@ -135,6 +135,11 @@ class Lives:
             self._runs[run.asked.slot] = run
         return True
 
+    def functions(self) -> set[str]:
+        """Of what runs."""
+        with self._lock:
+            return {run.invocation.function for run in self._runs.values()}
+
     def ended(self, run: Running) -> Life | None:
         """The life that has adopted this run, if its own is over."""
         with self._lock:

@@ -207,6 +207,12 @@ class Supply(msgspec.Struct, frozen=True, array_like=True, tag=36):
     error: bool = False
 
 
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag=37):
+    """A function of which the executor will not be asked any more, unless it meets it again."""
+
+    key: str
+
+
 # --- executor to pool
 
 
@@ -243,7 +249,21 @@ class Orphaned(msgspec.Struct, frozen=True, array_like=True, tag=43):
 
 
 FromPeer = Hello | Register | Submit | Cancel | Ask | Drop | Done | Need | Written | Orphaned
-ToPeer = Welcome | Refused | Result | Failure | Release | Meet | Run | Upkeep | Follow | WriteBack | Discard | Supply
+ToPeer = (
+    Welcome
+    | Refused
+    | Result
+    | Failure
+    | Release
+    | Meet
+    | Run
+    | Upkeep
+    | Follow
+    | WriteBack
+    | Discard
+    | Supply
+    | Forget
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_peer = msgspec.msgpack.Decoder(FromPeer).decode

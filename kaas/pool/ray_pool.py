@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
@@ -16,8 +17,10 @@ from kaas.pool import wire
 from kaas.pool.keeping import Keeping
 from kaas.pool.loop import PoolThread
 from kaas.pool.messages import Address
+from kaas.pool.metrics import metrics
 from kaas.pool.processes import open_all_files
 from kaas.pool.ray_ground import RayGround, opened_store, references, started_again
+from kaas.pool.ray_metrics import EVERY_S, RayMetrics
 from kaas.pool.service import Service
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
@@ -55,6 +58,7 @@ class PoolActor:
         self._thread = PoolThread()
         self._life: _Life | None = None
         self._opening: asyncio.Task[_Life] | None = None
+        self._telling: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._sessions: dict[str, asyncio.Event] = {}
         self._open_calls = 0
@@ -141,7 +145,19 @@ class PoolActor:
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         open_all_files()
         self._thread.start()
-        return await self._thread.run(opened(self._name, self._config, own, node, host, self._again))
+        life = await self._thread.run(opened(self._name, self._config, own, node, host, self._again))
+        context = contextvars.Context()
+        self._telling = asyncio.get_running_loop().create_task(self._tell_metrics(life), context=context)
+        self._telling.add_done_callback(lambda told: told.cancelled() or told.result())  # the loop says what went wrong
+        return life
+
+    async def _tell_metrics(self, life: _Life) -> None:
+        """Now and then, until the pool stops."""
+        told = RayMetrics(self._name)
+        while not self._stopping.is_set():
+            told.tell(metrics(await self._thread.run(_done(life.service.measured))))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), EVERY_S)
 
     # --- invocations
 
@@ -214,6 +230,9 @@ class PoolActor:
 
     async def pardon(self, function: str) -> bool:
         return await self._thread.run(_done((await self._opened()).service.pool.pardon, function))
+
+    async def trace(self, seconds: float) -> bytes:
+        return await self._thread.run((await self._opened()).service.trace(seconds))
 
     async def stats(self, reset: bool) -> Stats:
         return await self._thread.run(_done((await self._opened()).service.stats, reset))

@@ -10,8 +10,10 @@ from typing import Any
 from kaas.errors import DeviceLost, ExecutorDied
 from kaas.pool.answer import Answer
 from kaas.pool.events import PhysicalDevice, RequestArrived, Residency, Running, WorkerAdopted, WorkerKind
-from kaas.pool.stats import Entry
+from kaas.pool.ledger import Entry
 from kaas.pool.status import DeviceStatus, PinStatus, WorkerInfo
+from kaas.pool.trace_context import TraceContext
+from kaas.pool.tracing import Traced
 from kaas.pool.transport import Call, Survivor
 from kaas.pool.wire import RunRecord
 
@@ -23,6 +25,7 @@ class Request:
     Fields:
         charged: how many of its retries are used. alone: it is a suspect, and nothing may run beside it.
         left: is called when it neither is queued nor runs any more. record: what its last run took.
+        slot: of its worker, where it runs or ran. trace: what its caller said of one, continued.
     """
 
     id: int
@@ -38,6 +41,8 @@ class Request:
     alone: bool = False
     left: Callable[[], None] | None = None
     record: RunRecord | None = None
+    slot: int = 0
+    trace: TraceContext | None = None
 
     @property
     def inputs_exist(self) -> bool:
@@ -70,6 +75,15 @@ class Request:
         measured = record.stages, record.tiers, record.kernels
         return Entry(self.call.label, self.call.client, device, outcome, *measured)
 
+    def traced(self, outcome: str, record: RunRecord | None, now_s: float) -> Traced:
+        """Its part of a trace once it is answered."""
+        call, worker = self.call, self.worker
+        who = (self.id, call.client, call.label, outcome, self.arrived_s, now_s)
+        if worker is None:
+            return Traced(*who, context=self.trace)
+        stages = record.stages if record is not None else {}
+        return Traced(*who, worker.device.index, self.slot, self.dispatched_s, stages, self.trace)
+
     def release(self) -> None:
         """Stop what was set up to answer it or to wait for its inputs."""
         if self.timer is not None:
@@ -84,7 +98,7 @@ class Worker:
 
     Fields:
         info: there once it is ready. settled: set once it is ready or never will be.
-        lost: requests that have ended here with the device.
+        lost: requests that have ended here with the device. cached_bytes: of objects, on the device and in host memory.
         client, serves: whom it serves and with what, by the label of an eTask; "" if it serves all.
     """
 
@@ -97,6 +111,7 @@ class Worker:
     stopping: bool = False
     running: dict[int, Request] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
+    cached_bytes: tuple[int, ...] = ()
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

@@ -22,7 +22,7 @@ class Registry:
         self._functions: dict[str, RegisteredFunction] = {}
         self._tasks: dict[str, bytes] = {}
         self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
-        self._lent: dict[str, int] = {}  # how often `lend` was asked for those that nobody has registered
+        self._lent: dict[str, int] = {}
         tasks = store.read(TASKS)
         for spec in map(wire.decode_function, store.read(FUNCTIONS).values()):
             if spec.task_key in tasks:
@@ -43,7 +43,6 @@ class Registry:
         """
         function = wire.decode_function(spec)
         if function.key in self._functions:
-            self._keep(function.key, spec)
             return
         decoded = KTask.from_msgpack(task)
         strange = {binding.buffer for binding in function.bindings} - {buffer.name for buffer in decoded.inputs}
@@ -56,33 +55,21 @@ class Registry:
         if expected is not None:
             expected.set_result(registered)
 
-    def _keep(self, key: str, spec: bytes) -> None:
-        """One that was only lent is there for good."""
-        if self._lent.pop(key, None) is not None:
-            task_key = self._functions[key].spec.task_key
-            self._store.put(TASKS, {task_key: self._tasks[task_key]})
-            self._store.put(FUNCTIONS, {key: spec})
-
     def lend(self, spec: wire.FunctionSpec, task: KTask, data: bytes) -> RegisteredFunction:
-        """Make a function known until it is given back as often; who asks keeps it for later lives. data: the kTask."""
-        known = self._functions.get(spec.key)
-        if known is None:
-            self._lent[spec.key] = 1
-            return self._add(spec, task, data)
-        if spec.key in self._lent:
-            self._lent[spec.key] += 1
-        return known
+        """Make a function with an owner known until it is given back as often; data: the kTask. Who asks keeps it for
+        later lives."""
+        self._lent[spec.key] = self._lent.get(spec.key, 0) + 1
+        return self._functions.get(spec.key) or self._add(spec, task, data)
 
     def give_back(self, key: str) -> None:
         """Undo `lend`."""
-        if key not in self._lent:
-            return  # somebody has registered it meanwhile
         self._lent[key] -= 1
-        if not self._lent[key]:
-            del self._lent[key]
-            task_key = self._functions.pop(key).spec.task_key
-            if not any(function.spec.task_key == task_key for function in self._functions.values()):
-                del self._tasks[task_key]
+        if self._lent[key]:
+            return
+        del self._lent[key]
+        task_key = self._functions.pop(key).spec.task_key
+        if not any(function.spec.task_key == task_key for function in self._functions.values()):
+            del self._tasks[task_key]
 
     def _add(self, spec: wire.FunctionSpec, task: KTask, data: bytes) -> RegisteredFunction:
         data = self._tasks.setdefault(spec.task_key, data)  # the same bytes for all functions of one kTask

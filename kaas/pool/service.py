@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kaas.config import Config
-from kaas.errors import PoolStopped
+from kaas.errors import InvalidRequest, PoolStopped
 from kaas.pool import wire
 from kaas.pool.answer import Answer
 from kaas.pool.clients import Clients, Objects
@@ -19,6 +19,7 @@ from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.executors import Executors
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.messages import Address, Done, FromPeer, Hello, Need, Orphaned, Written
+from kaas.pool.metrics import Measured
 from kaas.pool.payloads import Orders, Payload
 from kaas.pool.records import Request
 from kaas.pool.registry import Registry
@@ -29,6 +30,7 @@ from kaas.pool.transport import Call, Order, Transport
 from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, TASKS, Store
 
 FROM_EXECUTORS = frozenset((Done, Need, Written, Orphaned))
+LONGEST_TRACE_S = 600.0
 NOTHING_KEPT: Mapping[int, bytes] = {}
 
 
@@ -224,6 +226,19 @@ class Service:
 
     def stats(self, reset: bool) -> Stats:
         return self.pool.stats(reset)
+
+    def measured(self) -> Measured:
+        return self.pool.measured()
+
+    async def trace(self, seconds: float) -> bytes:
+        """
+        Raises:
+            InvalidRequest
+        """
+        if not 0 < seconds <= LONGEST_TRACE_S:
+            message = f"a trace takes a number of seconds up to {LONGEST_TRACE_S:g}, not {seconds!r}"
+            raise InvalidRequest(message)
+        return await self.pool.trace(seconds)
 
     def begin_to_stop(self) -> asyncio.Task[None]:
         """Answer all who wait, end the executors and forget; what is asked later is refused. Once begun it goes on."""

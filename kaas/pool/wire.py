@@ -25,17 +25,24 @@ class Binding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A kTask with the names of its constants; their values travel with each invocation, as one reference."""
+    """A kTask with the names of its constants; their values travel with each invocation, as one reference.
+
+    owner: a remote client, whose function it is and nobody else's: what another one makes of the same kTask does not
+    bring it into quarantine. "" for the programs that have a pool together.
+    """
 
     task_key: str
     bindings: tuple[Binding, ...] = ()
+    owner: str = ""
 
     @property
     def key(self) -> str:
-        """SHA-256, hex; of a kTask without constants, the kTask's own key."""
+        """SHA-256, hex; of a kTask without constants that has no owner, the kTask's own key."""
+        if self.owner:
+            return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
         if not self.bindings:
             return self.task_key
-        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
+        return hashlib.sha256(msgspec.msgpack.encode([self.task_key, self.bindings])).hexdigest()
 
 
 class ObjectInput(msgspec.Struct, frozen=True, array_like=True):
@@ -105,8 +112,8 @@ class Decided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What the executor measured: seconds by stage, use of the cache's tiers, keys of objects loaded and evicted, and
-    what each kernel took if that was asked for."""
+    """What the executor measured: seconds by stage, use of the cache's tiers, keys of objects loaded and evicted, what
+    each kernel took if that was asked for, and bytes of the objects that are then on the device and in host memory."""
 
     stages: dict[str, float]
     tiers: dict[str, TierUse]
@@ -114,6 +121,7 @@ class RunRecord(msgspec.Struct, frozen=True, array_like=True):
     evicted: list[bytes]
     device_s: float
     kernels: Sequence[KernelTime] = ()
+    cached_bytes: tuple[int, ...] = ()
 
 
 class ETaskSpec(msgspec.Struct, frozen=True, array_like=True):

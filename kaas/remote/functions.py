@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from kaas.arguments import Buffer, Scalar, check_name
+from kaas.arguments import Buffer, Scalar
 from kaas.errors import InvalidRequest, KaasError, UnexpectedInput, UnknownFunction
 from kaas.graph import KTask
 from kaas.library import Library
@@ -24,7 +25,7 @@ from kaas.pool.objects import Held, HeldObjects
 from kaas.pool.registry import Registry
 from kaas.remote import wire
 from kaas.remote.contents import LIBRARY, VALUE, Content, too_many
-from kaas.remote.state import State, entry_key
+from kaas.remote.state import State
 from kaas.remote.tasks import SentTask, decode_task
 from kaas.remote.uploads import AT_ONCE_BYTES, Uploads, missing
 from kaas.remote.values import NAME_BYTES, Values, shown
@@ -32,12 +33,15 @@ from kaas.request import check_fit
 
 MOST_FUNCTIONS = 1024
 """Of one client."""
-_KEY_DIGITS = 64
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_KEY = re.compile(r"[0-9a-f]{64}")
 _FUNCTIONS = "remote functions"
+
+_Arrays = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
-    """constants: a value's hash and dtype by buffer."""
+    """constants: a value's hash and dtype by buffer. key: by which the client knows it."""
 
     client: str
     name: str
@@ -45,6 +49,14 @@ class _Kept(msgspec.Struct, frozen=True, array_like=True):
     constants: dict[str, tuple[str, str]]
     before: str
     after: str
+    key: str = ""
+
+    def keyed(self, task: KTask) -> _Kept:
+        """With its key: that of its kTask, or of all that makes it."""
+        if self.constants or self.before or self.after:
+            parts = [task.key, sorted(self.constants.items()), self.before, self.after]
+            return msgspec.structs.replace(self, key=hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest())
+        return msgspec.structs.replace(self, key=task.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,7 @@ class RemoteFunction:
     """A function of a client's, ready to be invoked.
 
     Fields:
-        name: "" for none. key: it differs by constants; those who share a kTask share that of `function`.
+        name: "" for none. key: what the client knows it by; it differs by constants, unlike that of `function`.
         constants: the pool's object of all together. given: inputs that an invocation brings, in order. scalars: their
             kinds. iterations: the one that says how often the kernels run, "" for none. outputs: names.
         before, after: the server's cTasks around it.
@@ -60,7 +72,6 @@ class RemoteFunction:
 
     name: str
     key: str
-    task: KTask = field(repr=False)
     function: RegisteredFunction = field(repr=False)
     constants: Held | None
     given: Mapping[str, Buffer] = field(repr=False)
@@ -69,6 +80,13 @@ class RemoteFunction:
     outputs: tuple[str, ...]
     before: str = ""
     after: str = ""
+
+    @property
+    def described(self) -> tuple[_Arrays, _Arrays, dict[str, str]]:
+        """Its inputs, its outputs, its scalars, each by name."""
+        inputs = {name: (buffer.dtype, buffer.shape) for name, buffer in self.given.items()}
+        outputs = dict(zip(self.outputs, self.function.outputs, strict=True))
+        return inputs, outputs, dict(self.scalars)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,12 +97,12 @@ class _Entry:
 
     kept: _Kept
     ready: RemoteFunction | KaasError
-    contents: list[Content]
+    contents: Sequence[Content]
     nbytes: int
 
     @property
     def handle(self) -> str:
-        return self.kept.name or _key_of(self.kept)
+        return self.kept.name or self.kept.key
 
 
 class Functions:
@@ -113,7 +131,7 @@ class Functions:
     async def open(self) -> None:
         """Register again what was registered in an earlier life. What cannot be now, since its code is no longer
         allowed say, is kept and says so."""
-        for data in self._state.store.read(_FUNCTIONS).values():
+        for data in self._state.read(_FUNCTIONS):
             kept = _decode(data)
             try:
                 entry = await self._made(kept)
@@ -154,22 +172,15 @@ class Functions:
         return wire.Registered(
             message.number,
             made.key,
-            {buffer.name: (buffer.dtype, buffer.shape) for buffer in made.given.values()},
-            {buffer.name: (buffer.dtype, buffer.shape) for buffer in made.task.outputs},
-            dict(made.scalars),
+            *made.described,
         )
 
     def _check(self, message: wire.Register) -> None:
         name = message.name
-        if name:
-            try:
-                check_name("a function's name", name)
-            except KaasError as error:
-                raise InvalidRequest(error.message) from error
-            if len(name.encode()) > NAME_BYTES or (len(name) == _KEY_DIGITS and not name.strip("0123456789abcdef")):
-                raise InvalidRequest(
-                    f"a function's name has at most {NAME_BYTES} bytes and does not look like a key: not {shown(name)}"
-                )
+        if name and (not _NAME.fullmatch(name) or _KEY.fullmatch(name)):
+            raise InvalidRequest(
+                f"a function's name is 1 to 100 letters, digits, '_', '.' and '-', and no key: not {shown(name)}"
+            )
         for step in filter(None, (message.before, message.after)):
             if step not in self._steps:
                 raise InvalidRequest(f"this server has no cTask {shown(step)}")
@@ -181,12 +192,16 @@ class Functions:
                 stored = self._values.named(client, name)
                 constants[buffer] = stored.content.hash, stored.dtype
             kept = _Kept(client, message.name, task, constants, message.before, message.after)
-            mine = self._clients.get(client, {})
-            if len(mine) >= MOST_FUNCTIONS and (message.name or _key_of(kept)) not in mine:
-                raise too_many(client, "functions", MOST_FUNCTIONS, len(mine))
             entry = await self._made(kept)
-            self._state.store.put(_FUNCTIONS, {entry_key(client, entry.handle): msgspec.msgpack.encode(kept)})
+            mine = self._clients.get(client, {})
             before = mine.get(entry.handle)
+            try:
+                if before is None and len(mine) >= MOST_FUNCTIONS:
+                    raise too_many(client, "functions", MOST_FUNCTIONS, len(mine))
+                self._state.put(_FUNCTIONS, client, entry.handle, msgspec.msgpack.encode(entry.kept))
+            except KaasError:
+                self._let_go(entry)
+                raise
             self._add(entry)
             if before is not None:
                 self._let_go(before)
@@ -207,13 +222,13 @@ class Functions:
             bindings, constants = await self._bound(kept, task)
             self._contents.charge(kept.client, LIBRARY, len(data))
             undo.callback(self._contents.refund, kept.client, LIBRARY, len(data))
-            known = self._registry.lend(pool_wire.FunctionSpec(task.key, bindings), task, data)
+            known = self._registry.lend(pool_wire.FunctionSpec(task.key, bindings, kept.client), task, data)
             undo.pop_all()
+        kept = kept.keyed(task)
         bound = {binding.buffer for binding in bindings}
         ready = RemoteFunction(
             name=kept.name,
-            key=_key_of(kept),
-            task=task,
+            key=kept.key,
             function=known,
             constants=constants,
             given={buffer.name: buffer for buffer in task.inputs if buffer.name not in bound},
@@ -225,7 +240,7 @@ class Functions:
         )
         return _Entry(kept, ready, contents, len(data))
 
-    def _needed(self, kept: _Kept, sent: SentTask, undo: ExitStack) -> list[Content]:
+    def _needed(self, kept: _Kept, sent: SentTask, undo: ExitStack) -> Sequence[Content]:
         """What it needs, used once more, unless undone.
 
         Raises:
@@ -282,7 +297,7 @@ class Functions:
         """Names and keys anew."""
         found = self._named[client] = {}
         for entry in self._clients[client].values():
-            found[_key_of(entry.kept)] = entry.ready
+            found[entry.kept.key] = entry.ready
         for handle, entry in self._clients[client].items():
             found[handle] = entry.ready
 
@@ -307,21 +322,14 @@ class Functions:
         async with self._values.turn(client):
             mine = self._clients.get(client, {})
             going = [mine[function]] if function in mine else []
-            going += [entry for entry in mine.values() if _key_of(entry.kept) == function and entry not in going]
+            going += [entry for entry in mine.values() if entry.kept.key == function and entry not in going]
             if not going:
                 self.named(client, function)
             for entry in going:
-                self._state.store.remove(_FUNCTIONS, [entry_key(client, entry.handle)])
+                self._state.remove(_FUNCTIONS, client, entry.handle)
                 del mine[entry.handle]
                 self._let_go(entry)
             self._look_up(client)
-
-
-def _key_of(kept: _Kept) -> str:
-    """What a client knows it by: SHA-256, hex, of all that makes the function but for its name."""
-    return hashlib.sha256(
-        msgspec.msgpack.encode([kept.task, sorted(kept.constants.items()), kept.before, kept.after])
-    ).hexdigest()
 
 
 def _code_bytes(libraries: Mapping[str, Library]) -> int:
@@ -342,7 +350,7 @@ def _described(entry: _Entry) -> dict[str, Any]:
     kept, ready = entry.kept, entry.ready
     known: dict[str, Any] = {
         "name": kept.name,
-        "function": _key_of(kept),
+        "function": kept.key,
         "constants": {buffer: sha256 for buffer, (sha256, _) in kept.constants.items()},
         "before": kept.before,
         "after": kept.after,
@@ -350,10 +358,9 @@ def _described(entry: _Entry) -> dict[str, Any]:
     if isinstance(ready, KaasError):
         return known | {"error": ready.message}
     return known | {
-        "task": ready.task.label,
-        "inputs": {buffer.name: (buffer.dtype, buffer.shape) for buffer in ready.given.values()},
-        "outputs": {buffer.name: (buffer.dtype, buffer.shape) for buffer in ready.task.outputs},
-        "scalars": dict(ready.scalars),
+        "task": ready.function.spec.task_key,
+        "label": ready.function.label,
+        **dict(zip(("inputs", "outputs", "scalars"), ready.described, strict=True)),
         "bytes": entry.nbytes,
     }
 

@@ -133,8 +133,8 @@ class Settings(_Settings, frozen=True):
 
     name: str = "kaas"
     listen: Listen = Listen()
-    state: Path | None = None
-    keys: Path | None = None
+    state: str | None = None
+    keys: str | None = None
     pool: PoolSettings = PoolSettings()
     limits: Limits = Limits()
     code: Code = Code()
@@ -171,7 +171,7 @@ def parse(text: bytes) -> Settings:
         InvalidConfig
     """
     try:
-        return msgspec.yaml.decode(text or b"{}", type=Settings)
+        return msgspec.yaml.decode(text or b"{}", type=Settings, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         place, unknown = PLACE.search(str(error)), UNKNOWN.search(str(error))
         names = [found.group(1) for found in (place, unknown) if found is not None and found.group(1)]

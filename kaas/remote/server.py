@@ -7,9 +7,11 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from kaas.errors import InvalidConfig
+from kaas.pool.metrics import Measured
 from kaas.pool.names import Notice, Place
 from kaas.pool.process_pool import NODE, Machine, count_gpus, opened_store
 from kaas.pool.processes import open_all_files
@@ -21,6 +23,7 @@ from kaas.remote.gateway import Gateway, Keeping
 from kaas.remote.holdings import Holdings
 from kaas.remote.keys import Keys
 from kaas.remote.metering import Meter
+from kaas.remote.metrics import MetricsServer
 from kaas.remote.quotas import Quotas
 from kaas.remote.serve_config import Settings
 
@@ -36,7 +39,7 @@ async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
         KaasError: it cannot be.
     """
     open_all_files()
-    keys = None if settings.keys is None else Keys(settings.keys)
+    keys = None if settings.keys is None else Keys(Path(settings.keys))
     config = settings.pool.config(None)
     config = config.resolved(0 if config.devices else count_gpus())
     place = Place(settings.name)
@@ -61,7 +64,7 @@ async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
 def _folder(settings: Settings) -> Iterator[Path]:
     """Of what outlives the server, or else one that goes with it."""
     if settings.state is not None:
-        yield settings.state
+        yield Path(settings.state)
     else:
         with tempfile.TemporaryDirectory(prefix="kaas-") as folder:
             yield Path(folder)
@@ -109,7 +112,8 @@ class _Server:
             KaasError: it cannot be.
         """
         loop = asyncio.get_running_loop()
-        listen, limits, keys = self._settings.listen, self._settings.limits, self._keys
+        settings, keys, metrics = self._settings, self._keys, None
+        listen, limits = settings.listen, settings.limits
         self._meter.open()
         await self._holdings.open()
         receive, server_keys = self._gateway.receive, None if keys is None else keys.server
@@ -130,17 +134,25 @@ class _Server:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._drain, f"it got {name.name}")
         try:
+            if settings.metrics_port is not None:
+                metrics = MetricsServer(loop, self._measured, settings.metrics_port)
+                metrics.open()
             ready(door.endpoint)
             await self._until_left()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.drain_s):
                     await self._gateway.received()
         finally:
+            if metrics is not None:  # a scrape in progress needs this loop
+                await loop.run_in_executor(None, metrics.close)
             await self._service.stop()  # whoever still waits has an answer now
             self._gateway.close()
             door.close(LAST_WORDS_S)
             self._holdings.close()
             await self._meter.close()
+
+    def _measured(self) -> Measured:
+        return replace(self._service.measured(), outcomes=self._meter.outcomes())
 
     async def _until_left(self) -> None:
         ends = [asyncio.ensure_future(event.wait()) for event in (self._leave, self._service.stopped)]

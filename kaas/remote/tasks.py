@@ -57,7 +57,8 @@ def decode_task(data: bytes | memoryview) -> SentTask:
     if len(data) > TASK_BYTES:
         raise InvalidGraph(f"a remote client's kTask has at most {TASK_BYTES} bytes, not {len(data)}")
     try:
-        sent = _decode(data)
+        content = _decode(data)
+        sent = msgspec.convert(content, _Task)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidGraph(f"this is no kTask in msgpack: {error}") from error
     if sent.kaas != codec.FORMAT:
@@ -69,7 +70,7 @@ def decode_task(data: bytes | memoryview) -> SentTask:
     ):
         if number > limit:
             raise InvalidGraph(f"a remote client's kTask has at most {limit} {what}, not {number}")
-    content = {name: value for name, value in _plain(data).items() if name != "kaas"}
+    content.pop("kaas", None)
     return SentTask(content, tuple(dict.fromkeys(entry.kernel.library for entry in sent.kernels)))
 
 
@@ -94,8 +95,7 @@ class _Task(msgspec.Struct):
     kaas: int = codec.FORMAT
 
 
-_decode = msgspec.msgpack.Decoder(_Task).decode
-_plain = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 # --- libraries
 

@@ -78,11 +78,11 @@ class Uploads:
         return wire.Uploaded(message.number, content.have)
 
     async def chunk(self, client: str, message: wire.Chunk, frame: bytes | memoryview) -> wire.Uploaded:
-        """In the order in which they come. Bytes that are there already mean nothing.
+        """In the order in which they come. One that does not begin where the upload stands changes nothing.
 
         Raises:
             MissingContent: such an upload has not begun, or it had to give way.
-            InvalidRequest: bytes before these are missing, or it would be longer than announced.
+            InvalidRequest: it would be longer than announced.
             WrongContent, CorruptImage, NotAllowed: it is complete, and not what it should be; it is forgotten.
             QueueFull
         """
@@ -114,14 +114,12 @@ class Uploads:
         async with content.turn:
             if content.gone:
                 raise missing(content.hash)
-            if not 0 <= message.offset <= content.have or message.offset + len(data) > content.nbytes:
-                raise InvalidRequest(
-                    f"the server has {content.have} of {content.nbytes} bytes of upload {content.hash}: it has no use "
-                    f"for {len(data)} at {message.offset}"
-                )
-            new = data[content.have - message.offset :]
-            if new:
-                await self._append(content, new)
+            if data and message.offset == content.have:
+                if content.have + len(data) > content.nbytes:
+                    raise InvalidRequest(
+                        f"upload {content.hash} has {content.nbytes} bytes: {len(data)} at {message.offset} go beyond"
+                    )
+                await self._append(content, data)
                 self.contents.touch(content)
             return wire.Uploaded(message.number, content.have)
 

@@ -16,6 +16,7 @@ import pytest
 import ray
 
 import kaas
+from benchmarks.served import Server
 from examples import cgemm, chained_gemm, chained_matmul, jacobi, nearest_neighbours, pipeline, server
 from kaas.executor.local import check, run_local
 from kaas.executor.plan import Plan
@@ -28,6 +29,11 @@ EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 @pytest.fixture(scope="module")
 def pool(start: Callable[..., bool]) -> None:
     start(devices=[kaas.Device("software", memory_bytes=128 << 20)] * 2, name="examples")
+
+
+def programs() -> list[str]:
+    """Those of the README, in their order."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
 def example(name: str) -> Any:
@@ -48,9 +54,7 @@ def test_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("pool")
 def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    program, with_tvm, with_blas, without_ray = re.findall(
-        r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-    )
+    program, with_tvm, with_blas, without_ray, _ = programs()
     assert "kaas.init()" in program
     assert "tvm_backend" in with_tvm, "which tests/compilers/test_documents.py runs"
     names: dict[str, Any] = {}
@@ -65,8 +69,23 @@ def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_readme_example_without_ray_runs() -> None:
-    *_, program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    *_, program, _ = programs()
     printed = run_alone("-c", program + "import sys\nassert 'ray' not in sys.modules\n")
+    assert set(re.findall(r"\d\.\d*", printed)) == {"2."}
+
+
+@pytest.mark.parametrize("number", [0, 1, 4], ids=["ray", "model", "remote"])
+def test_readme_journeys_are_short(number: int) -> None:
+    assert len(programs()[number].splitlines()) <= 20
+
+
+def test_readme_example_from_outside_the_cluster_runs(tmp_path: Path) -> None:
+    *_, program = programs()
+    with Server(tmp_path, ["ada"]) as server:
+        for said, is_here in (("tcp://10.0.0.5:7600", server.address), ("ada.toml", str(server.keys("ada")))):
+            assert said in program
+            program = program.replace(said, is_here)
+        printed = run_alone("-c", program + "import sys\nassert 'ray' not in sys.modules\n")
     assert set(re.findall(r"\d\.\d*", printed)) == {"2."}
 
 

@@ -399,6 +399,24 @@ def test_functions_that_are_unknown_or_broken(setting: Setting, monkeypatch: pyt
     assert isinstance(pool.error(pool.run(message)), ProviderFailed)
 
 
+def test_a_function_is_forgotten_once_it_does_not_run(two_slots: Setting) -> None:
+    pool, x = two_slots.pool, named(1, numbers())
+    pool.meet(SCALE)
+    message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
+    running = pool.run(message, beside, slot=1)
+    pool.next()
+    pool.tell(messages.Forget(SCALE.key))
+    small, _, _ = packed(SCALE, {"x": x.value}, {"factor": 3.0})
+    pool.outputs(pool.run(small))
+    two_slots.worker.supply(pool.address.life, running, refs)
+    pool.outputs(running)
+    pool.tell(messages.Forget(ADD.key))
+    assert isinstance(pool.error(pool.run(small)), KaasError)
+    pool.meet(SCALE)
+    pool.tell(messages.Forget(ADD.key))
+    np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], x.value * 3)
+
+
 def test_whatever_fails_fails_its_request_only(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, x = setting.pool, numbers()
     pool.meet(SCALE)

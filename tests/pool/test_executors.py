@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,13 @@ import pytest
 
 from kaas.error_codec import decode_error, encode_error
 from kaas.errors import InputFailed, KaasError, UnknownSymbol
-from kaas.pool import executors, messages, wire
+from kaas.pool import executor_line, executors, messages, wire
 from kaas.pool.blocks import Inbox, Outbox
 from kaas.pool.events import StartWorker, WorkerKind
 from kaas.pool.executors import Executors
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.lives import Adoption, Orphan
-from kaas.pool.messages import Address, Block, Done, Framed, Hello, Meet, Named, Need, Run, Supply, Written
+from kaas.pool.messages import Address, Block, Done, Forget, Framed, Hello, Meet, Named, Need, Run, Supply, Written
 from kaas.pool.payloads import Left, Orders, Payload
 from kaas.pool.residents import Placed, Residents
 from kaas.pool.status import WorkerInfo
@@ -183,6 +183,29 @@ def test_a_function_is_introduced_once_before_its_first_run() -> None:
         assert not second.done()
         await stage.run(small())
         assert stage.exchange.headers()[3:] == [Run(3, 0)]
+
+    play(scenario)
+
+
+def test_functions_that_were_met_first_are_forgotten_before_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_line, "MET_AT_MOST", 3)
+    monkeypatch.setattr(executor_line, "MET_BYTES", 100)
+    functions = [
+        replace(FUNCTION, key=key, introduction=(b"", bytes(size)))
+        for key, size in {"a": 10, "b": 10, "c": 10, "d": 40, "e": 90}.items()
+    ]
+
+    async def scenario(stage: Stage) -> None:
+        async def met(*keys: str) -> list[Any]:
+            before = len(stage.exchange.sent)
+            for key in keys:
+                await stage.run(Payload(functions["abcde".index(key)], [MESSAGE]))
+            return [header for header in stage.exchange.headers()[before:] if type(header) is not Run]
+
+        assert await met("a", "b", "c", "a") == [Meet()] * 3
+        assert await met("d") == [Forget("a"), Meet()]
+        assert await met("e", "e") == [Forget("b"), Forget("c"), Forget("d"), Meet()]
+        assert await met("a", "b") == [Meet(), Forget("e"), Meet()]
 
     play(scenario)
 

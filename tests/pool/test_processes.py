@@ -15,7 +15,7 @@ import pytest
 from kaas.config import Config, Device
 from kaas.errors import DeviceUnavailable, KaasError
 from kaas.pool.messages import VERSION, Hello
-from kaas.pool.process_pool import _Machine
+from kaas.pool.process_pool import Machine
 from kaas.pool.processes import Child, how_it_ended, on_end, pidfd
 
 CHILD = """
@@ -103,7 +103,7 @@ def test_children_end_with_a_parent_that_is_killed() -> None:
 @pytest.mark.parametrize("pid", [-1, 0, 2**40])
 def test_a_program_that_cannot_be_watched_is_refused(pid: int) -> None:
     async def greet() -> None:
-        machine = _Machine(Config(devices=(Device("software"),)))
+        machine = Machine(Config(devices=(Device("software"),)))
         for _ in range(2):
             with pytest.raises(KaasError, match="cannot watch"):
                 machine.came(Hello(VERSION, "client", "a session", "1", pid))

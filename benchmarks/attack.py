@@ -1,0 +1,260 @@
+"""A program with a key of its own that means harm: `benchmarks.hostile` starts it.
+
+    python -m benchmarks.attack ADDRESS KEYS MUTATED REPLAYED RATE SEED
+
+First mutated frames, then messages that are replayed or cut off, so many a second. Of the latter every fifth is a TCP
+connection with the recorded bytes of another one, CURVE's handshake among them, or with the first of them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket as sockets
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from time import monotonic
+from typing import Any
+
+import msgspec
+import zmq
+
+from benchmarks.path import build
+from kaas.remote import wire
+from kaas.remote.keys import OwnKeys, own_keys
+from kaas.remote.tasks import encode_library, encode_task
+
+BURST = 10
+"""Messages that go at once; the pace is kept between bursts."""
+HELLO_EVERY = 500
+RAW_EVERY = 5
+DEPTH = 2000
+RECORD_S = 2.0
+FUNCTION = "diff"
+
+Message = list[bytes]
+
+
+def corpus() -> list[Message]:
+    """Messages that a server takes: each kind there is, of a client that has registered FUNCTION."""
+    task, array = build(), bytes(4096)
+    library = task.libraries[0]
+    code = encode_library(library)
+    messages: list[tuple[Any, list[bytes]]] = [
+        (wire.Hello(wire.VERSION, token_hex(16)), []),
+        (wire.Upload(1, library.hash, len(code), "library"), []),
+        (wire.Chunk(2, library.hash, 0), [code]),
+        (wire.Register(3, FUNCTION), [encode_task(task)]),
+        (wire.Functions(4), []),
+        (wire.Put(5, "x", "float32", (1024,)), [array]),
+        (wire.Get(6, "x"), []),
+        (wire.Objects(7), []),
+        (wire.Invoke(8, FUNCTION, {"x": wire.Input(1)}), [array]),
+        (wire.Invoke(9, FUNCTION, {"x": wire.Input(object="x")}, key="once"), []),
+        (wire.Invoke(10, FUNCTION, {"x": wire.Input(1)}, key="stored", deadline_s=1.5, store={"out": "y"}), [array]),
+        (wire.Cancel(8), []),
+        (wire.Received((8, 9, 10)), []),
+        (wire.Ask(11, "status"), []),
+        (wire.Ask(12, "usage"), []),
+        (wire.Ask(13, "health"), [b"canary"]),
+        (wire.Ask(14, "drain"), []),
+        (wire.Delete(15, "x"), []),
+        (wire.Unregister(16, "never"), []),
+    ]
+    return [[wire.encode(header), *frames] for header, frames in messages]
+
+
+class Mutations:
+    """What becomes of messages."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._kinds: list[Callable[[Message, Message], Message]] = [
+            self._flip, self._flip, self._cut, self._splice, self._huge, self._deep, self._frames, self._fields,
+        ]  # fmt: skip
+
+    def of(self, message: Message, other: Message) -> Message:
+        return self._chance.choice(self._kinds)(list(message), other)
+
+    def _flip(self, message: Message, _: Message) -> Message:
+        """Some bits of a frame, mostly the header."""
+        place = 0 if self._chance.random() < 0.8 else self._chance.randrange(len(message))
+        data = bytearray(message[place] or b"\0")
+        for _turn in range(self._chance.randint(1, 4)):
+            data[self._chance.randrange(len(data))] ^= 1 << self._chance.randrange(8)
+        message[place] = bytes(data)
+        return message
+
+    def _cut(self, message: Message, _: Message) -> Message:
+        message[0] = message[0][: self._chance.randrange(len(message[0]) + 1)]
+        return message
+
+    def _splice(self, message: Message, other: Message) -> Message:
+        """The beginning of one header with the end of another."""
+        first, second = self._chance.randrange(len(message[0])), self._chance.randrange(len(other[0]))
+        return [message[0][:first] + other[0][second:], *message[1:]]
+
+    def _huge(self, message: Message, _: Message) -> Message:
+        """A map, list, text or binary that claims to be larger than any message."""
+        sign = self._chance.choice([b"\xdf", b"\xdd", b"\xdb", b"\xc6", b"\xc9"])
+        place = self._chance.randrange(len(message[0]))
+        message[0] = message[0][:place] + sign + b"\xff\xff\xff\xf0" + message[0][place:]
+        return message
+
+    def _deep(self, message: Message, _: Message) -> Message:
+        """Lists in lists."""
+        return [b"\x82\xa2op\xa5" + b"\x91" * self._chance.randrange(1, DEPTH), *message[1:]]
+
+    def _frames(self, message: Message, other: Message) -> Message:
+        """Too many frames, none, or those of another message."""
+        return self._chance.choice([message * 20, message[:1], [message[0], *other[1:]], [b"", *message], [b""] * 50])
+
+    def _fields(self, message: Message, other: Message) -> Message:
+        """Fields of another message, or of another type."""
+        fields, others = (msgspec.msgpack.decode(header[0]) for header in (message, other))
+        name = self._chance.choice([*fields])
+        odd = [
+            None,
+            -1,
+            2**63,
+            2**64 - 1,
+            1e308,
+            float("nan"),
+            "",
+            "x" * 5000,
+            [],
+            {},
+            b"\0" * 100,
+            True,
+            *others.values(),
+        ]
+        fields[name] = self._chance.choice(odd)
+        return [msgspec.msgpack.encode(fields), *message[1:]]
+
+
+class Attacker:
+    """One connection, which comes again when the server ends it."""
+
+    def __init__(self, address: str, keys: OwnKeys, rate: float) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._address, self._keys, self._rate = address, keys, rate
+        self._socket = self.connected(address)
+        self.counts: Counter[str] = Counter()
+
+    def connected(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.curve_serverkey = self._keys.server_key.encode()
+        socket.curve_publickey = self._keys.public_key.encode()
+        socket.curve_secretkey = self._keys.secret_key.encode()
+        socket.connect(address)
+        return socket
+
+    def send(self, messages: Iterator[Callable[[], None]]) -> None:
+        """At the pace."""
+        due_s = monotonic()
+        for number, message in enumerate(messages):
+            if number % HELLO_EVERY == 0:
+                self.message([wire.encode(wire.Hello(wire.VERSION, token_hex(16)))])
+            message()
+            if number % BURST == 0:
+                due_s += BURST / self._rate
+                threading.Event().wait(max(due_s - monotonic(), 0))
+                self.read()
+
+    def message(self, frames: Message) -> None:
+        try:
+            self._socket.send_multipart(frames, zmq.DONTWAIT)
+            self.counts["sent"] += 1
+        except zmq.Again:
+            self.counts["not taken"] += 1
+
+    def read(self) -> None:
+        """Half of the answers: the server has to live with programs that do not read."""
+        while self.counts["sent"] > 2 * self.counts["answers"]:
+            try:
+                head = self._socket.recv_multipart(zmq.DONTWAIT)[0]
+            except zmq.Again:
+                return
+            self.counts["answers"] += 1
+            self.counts[f"answers: {type(wire.decode_from_server(head)).__name__}"] += 1
+
+    def recorded(self, messages: list[Message]) -> bytes:
+        """What goes over TCP when these are sent through CURVE."""
+        host, port = self._address.removeprefix("tcp://").rsplit(":", 1)
+        relay = sockets.create_server(("127.0.0.1", 0))
+        socket = self.connected(f"tcp://127.0.0.1:{relay.getsockname()[1]}")
+        for message in messages:
+            socket.send_multipart(message)
+        near, _ = relay.accept()
+        far = sockets.create_connection((host, int(port)))
+        heard = bytearray()
+        ends_s = monotonic() + RECORD_S
+        near.settimeout(0.05)
+        far.settimeout(0.05)
+        while monotonic() < ends_s:
+            for source, target in ((near, far), (far, near)):
+                try:
+                    data = source.recv(1 << 16)
+                except TimeoutError:
+                    continue
+                target.sendall(data)
+                if source is near:
+                    heard += data
+        for each in (socket, near, far, relay):
+            each.close()
+        return bytes(heard)
+
+    def raw(self, data: bytes) -> None:
+        """A TCP connection that says this and goes."""
+        host, port = self._address.removeprefix("tcp://").rsplit(":", 1)
+        try:
+            with sockets.create_connection((host, int(port)), timeout=1) as connection:
+                connection.sendall(data)
+            self.counts["connections"] += 1
+        except OSError:
+            self.counts["connections refused"] += 1
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def main() -> None:
+    address, keys, mutated, replayed, rate, seed = sys.argv[1:]
+    chance = random.Random(int(seed))
+    messages = corpus()
+    attacker = Attacker(address, own_keys(Path(keys)), float(rate))
+    recorded = attacker.recorded(messages)
+    for message in messages:
+        attacker.message(message)
+    mutations = Mutations(chance)
+
+    def mutants() -> Iterator[Callable[[], None]]:
+        for _ in range(int(mutated)):
+            message = mutations.of(chance.choice(messages), chance.choice(messages))
+            yield partial(attacker.message, message)
+
+    def replays() -> Iterator[Callable[[], None]]:
+        for number in range(int(replayed)):
+            if number % RAW_EVERY == 0:
+                data = recorded[: chance.choice([len(recorded), chance.randrange(len(recorded))])]
+                yield partial(attacker.raw, data)
+            else:
+                message = chance.choice(messages)
+                some = message[: chance.randint(1, len(message))]
+                yield partial(attacker.message, some)
+
+    attacker.send(mutants())
+    attacker.send(replays())
+    print(json.dumps(attacker.counts))
+    attacker.close()
+
+
+if __name__ == "__main__":
+    main()

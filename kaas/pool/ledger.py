@@ -1,0 +1,217 @@
+"""What a pool counts while it runs, kept so that it costs requests little, and added up when somebody asks."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import add
+
+from kaas.executor.profile import KernelTime
+from kaas.executor.tiers import TierUse
+from kaas.pool.stats import KernelStats, OutcomeStats, StageStats, Stats, TierStats
+
+_STEP = math.log(1.05)
+_SMALLEST_S = 1e-9
+BATCH = 64
+"""Requests whose measurements are added up together."""
+FUNCTIONS_PER_CLIENT = 1000
+"""That are told apart, in the order in which they came; a client could make up ever new ones."""
+OTHERS = "(others)"
+"""Stands for all further functions of a client."""
+
+
+class Histogram:
+    """Counts in buckets 5 % wide: an entry costs a logarithm and a dictionary entry, and quantiles need no list."""
+
+    __slots__ = ("buckets", "count", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.buckets: dict[int, int] = {}
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total += seconds
+        bucket = int(math.log(max(seconds, _SMALLEST_S) / _SMALLEST_S) / _STEP)
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+
+    def merge(self, other: Histogram) -> None:
+        self.count += other.count
+        self.total += other.total
+        for bucket, count in other.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+
+    def up_to(self, bounds: Sequence[float]) -> list[int]:
+        """How many entries are no greater than each bound, of those in order; within 2.5 %."""
+        counts = [0] * len(bounds)
+        for bucket, count in self.buckets.items():
+            at = bisect_left(bounds, _middle(bucket))
+            if at < len(counts):
+                counts[at] += count
+        return list(accumulate(counts))
+
+    def quantile(self, share: float) -> float:
+        """The value below which a share (0 to 1) of the entries lies: the middle of its bucket; nan without entries."""
+        rank = share * self.count
+        seen = 0
+        for bucket in sorted(self.buckets):
+            seen += self.buckets[bucket]
+            if seen >= rank:
+                return _middle(bucket)
+        return math.nan
+
+
+def _middle(bucket: int) -> float:
+    return _SMALLEST_S * math.exp((bucket + 0.5) * _STEP)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A request that left: what it was, where it ran (None: nowhere), how it ended, and what was measured if it ran.
+
+    outcome: None if it was no request, but something that was done to a cache. stages: seconds. tiers: what it did in
+    each tier of the cache. kernels: what each took, if it was asked to tell.
+    """
+
+    function: str
+    client: str
+    device: int | None
+    outcome: str | None
+    stages: Mapping[str, float] = field(default_factory=dict)
+    tiers: Mapping[str, TierUse] = field(default_factory=dict)
+    kernels: Sequence[KernelTime] = ()
+
+
+class Figures:
+    """Sums of entries.
+
+    Fields:
+        stages: by function and client, then by stage. tiers: by function, client, device and tier. outcomes: by
+            function, client, device and outcome. kernels: launches and seconds by function, client, index and symbol.
+    """
+
+    def __init__(self) -> None:
+        self.stages: dict[tuple[str, str], dict[str, Histogram]] = {}
+        self.tiers: dict[tuple[str, str, int, str], TierUse] = {}
+        self.outcomes: dict[tuple[str, str, int | None, str], int] = {}
+        self.kernels: dict[tuple[str, str, int, str], tuple[int, float]] = {}
+        self._flows: set[tuple[str, str]] = set()
+        self._functions: dict[str, int] = {}
+
+    def add(self, entry: Entry) -> None:
+        flow = self._flow(entry.function, entry.client)
+        if entry.outcome is not None:
+            self._count((*flow, entry.device, entry.outcome), 1)
+        if entry.device is None:
+            return
+        histograms = self.stages.setdefault(flow, {})
+        for stage, seconds in entry.stages.items():
+            histogram = histograms.get(stage)
+            if histogram is None:
+                histogram = histograms[stage] = Histogram()
+            histogram.add(seconds)
+        for tier, use in entry.tiers.items():
+            self._used((*flow, entry.device, tier), use)
+        for kernel in entry.kernels:
+            self._ran((*flow, kernel.index, kernel.symbol), kernel.launches, kernel.seconds)
+
+    def merge(self, other: Figures) -> None:
+        """As if all its entries came here."""
+        for flow, histograms in other.stages.items():
+            own = self.stages.setdefault(self._flow(*flow), {})
+            for stage, histogram in histograms.items():
+                own.setdefault(stage, Histogram()).merge(histogram)
+        for (function, client, device, tier), use in other.tiers.items():
+            self._used((*self._flow(function, client), device, tier), use)
+        for (function, client, where, outcome), count in other.outcomes.items():
+            self._count((*self._flow(function, client), where, outcome), count)
+        for (function, client, index, symbol), (launches, seconds) in other.kernels.items():
+            self._ran((*self._flow(function, client), index, symbol), launches, seconds)
+
+    def _flow(self, function: str, client: str) -> tuple[str, str]:
+        """What it is counted under."""
+        flow = (function, client)
+        if flow in self._flows:
+            return flow
+        count = self._functions.get(client, 0)
+        if count >= FUNCTIONS_PER_CLIENT:
+            return OTHERS, client
+        self._flows.add(flow)
+        self._functions[client] = count + 1
+        return flow
+
+    def _count(self, outcome: tuple[str, str, int | None, str], count: int) -> None:
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+
+    def _used(self, where: tuple[str, str, int, str], use: TierUse) -> None:
+        total = self.tiers.get(where)
+        self.tiers[where] = use if total is None else TierUse(*map(add, total, use))
+
+    def _ran(self, which: tuple[str, str, int, str], launches: int, seconds: float) -> None:
+        before, so_far_s = self.kernels.get(which, (0, 0.0))
+        self.kernels[which] = before + launches, so_far_s + seconds
+
+
+class Ledger:
+    """What the pool writes into while it runs. now_s: the pool's monotonic clock.
+
+    Entries are kept as they come and added up in batches: when one comes, somebody waits for an answer.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._entries: list[Entry] = []
+        self._figures = Figures()
+        self._before = Figures()
+
+    def reset(self, now_s: float) -> None:
+        self._add_up()
+        self._before.merge(self._figures)
+        self._since_s, self._figures = now_s, Figures()
+
+    def write(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        if len(self._entries) >= BATCH:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        for entry in self._entries:
+            self._figures.add(entry)
+        self._entries.clear()
+
+    def since_the_start(self) -> Figures:
+        """Whatever was reset since."""
+        self._add_up()
+        figures = Figures()
+        figures.merge(self._before)
+        figures.merge(self._figures)
+        return figures
+
+    def read(self, now_s: float) -> Stats:
+        self._add_up()
+        figures = self._figures
+        stages = (
+            _stage(function, client, stage, histogram)
+            for (function, client), histograms in figures.stages.items()
+            for stage, histogram in histograms.items()
+        )
+        return Stats(
+            since_s=now_s - self._since_s,
+            stages=tuple(stages),
+            tiers=tuple(TierStats(*key, **use._asdict()) for key, use in figures.tiers.items()),
+            outcomes=tuple(OutcomeStats(*key, count) for key, count in figures.outcomes.items()),
+            kernels=tuple(
+                KernelStats(*key, launches, seconds, seconds / launches)
+                for key, (launches, seconds) in sorted(figures.kernels.items())
+            ),
+        )
+
+
+def _stage(function: str, client: str, stage: str, histogram: Histogram) -> StageStats:
+    quantiles = (histogram.quantile(share) for share in (0.5, 0.9, 0.99))
+    mean = histogram.total / histogram.count
+    return StageStats(function, client, stage, histogram.count, histogram.total, mean, *quantiles)

@@ -1,0 +1,93 @@
+"""What remote clients have at a server, without one: uploads, values and functions on a folder of the test's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kaas
+from kaas.pool.objects import HeldObjects
+from kaas.pool.registry import Registry
+from kaas.remote import wire
+from kaas.remote.allow import Allowed
+from kaas.remote.functions import Functions
+from kaas.remote.quotas import Quotas
+from kaas.remote.state import State
+from kaas.remote.tasks import encode_library, encode_task
+from kaas.remote.uploads import Uploads
+from kaas.remote.values import Values
+from kaas.store import SqliteStore
+
+ANY = Allowed(any=True)
+
+
+@dataclass
+class Had:
+    """One life of a server: `async with Had(folder) as had`. held: what it said of how many bytes each client has."""
+
+    folder: Path
+    quotas: Mapping[str, Quotas] = field(default_factory=dict)
+    allowed: Allowed = ANY
+    steps: frozenset[str] = frozenset()
+    held: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    async def __aenter__(self) -> Had:
+        self.state = State(self.folder)
+        self.state.open()
+        self.objects = HeldObjects()
+        store = SqliteStore(":memory:")
+        store.open()
+        self.registry = Registry(store)
+        self.uploads = Uploads(self.state, lambda client: self.quotas.get(client, Quotas()), self.allowed, self._held)
+        self.values = Values(self.state, self.uploads, self.objects)
+        self.functions = Functions(self.state, self.uploads, self.values, self.objects, self.registry, steps=self.steps)
+        await self.uploads.open()
+        await self.values.open()
+        await self.functions.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.state.close()
+
+    def _held(self, client: str, what: str, nbytes: int) -> None:
+        self.held[client, what] = nbytes
+
+    async def upload(
+        self, client: str, data: bytes, kind: str = "value", signature: bytes = b"", size: int = 1 << 16
+    ) -> str:
+        """All of it, in chunks; its hash."""
+        sha256 = hash_of(data)
+        offer = wire.Upload(1, sha256, len(data), kind, signature)
+        offset = (await self.uploads.offer(client, offer)).offset
+        while offset < len(data):
+            answer = await self.uploads.chunk(client, wire.Chunk(2, sha256, offset), data[offset : offset + size])
+            offset = answer.offset
+        return sha256
+
+    async def register(
+        self, client: str, task: kaas.KTask, name: str = "", constants: dict[str, str] | None = None, **more: Any
+    ) -> wire.Registered:
+        """With its libraries."""
+        for library in task.libraries:
+            await self.upload(client, encode_library(library), "library")
+        message = wire.Register(3, name, constants or {}, **more)
+        return await self.functions.register(client, message, encode_task(task))
+
+    async def put(self, client: str, name: str, array: Any) -> None:
+        message = wire.Put(4, name, array.dtype.name, array.shape)
+        assert await self.values.put(client, message, array.tobytes()) == wire.Done(4)
+
+    async def get(self, client: str, name: str) -> bytes:
+        """All of it, in parts."""
+        data, nbytes = b"", -1
+        while len(data) != nbytes:
+            value, part = self.values.get(client, wire.Get(5, name, len(data)))
+            data, nbytes = data + part, value.bytes
+        return data
+
+
+def hash_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

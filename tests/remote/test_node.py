@@ -1,0 +1,51 @@
+"""The client in Node.js reads and writes the vectors, and runs functions of a server."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.remote import vectors
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "node"
+LONGEST = 119
+"""Lines of the client."""
+
+pytestmark = pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="needs node and npm")
+
+Node = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """What a program of the example prints, with the packages that its lock file names."""
+    folder = tmp_path_factory.mktemp("node")
+    for path in EXAMPLE.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder)
+    shutil.copy(Path(__file__).with_name("flood.mjs"), folder)
+    _run(["npm", "ci", "--no-audit", "--no-fund"], folder)
+    return lambda *arguments: _run(["node", *arguments], folder)
+
+
+def _run(command: list[str], folder: Path) -> str:
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_lock_names_no_address() -> None:
+    assert "://" not in (EXAMPLE / "package-lock.json").read_text()
+
+
+def test_the_client_is_short() -> None:
+    assert len((EXAMPLE / "client.mjs").read_text().splitlines()) <= LONGEST
+
+
+def test_it_reads_and_writes_the_vectors(node: Node) -> None:
+    count = sum(len(found) for name, found in vectors.written().items() if name != "refused") + 3
+    assert node("vectors.mjs", str(vectors.FOLDER)) == f"{count} vectors\n"
