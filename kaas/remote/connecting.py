@@ -61,11 +61,14 @@ class Way:
         try:
             return self._connect(session, stopped, meanwhile)
         finally:
-            with self._lock:
-                self._connecting = False
-                closed = self._closed
-            if closed:
-                self._context.term()
+            self._connected()
+
+    def _connected(self) -> None:
+        with self._lock:
+            self._connecting = False
+            closed = self._closed
+        if closed:
+            self._context.term()
 
     def _connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
         attempts = Retrying(

@@ -30,8 +30,9 @@ class _Constant:
 class Registering:
     """Each may raise TryAgain, and can be begun anew from the start."""
 
-    def __init__(self, transfers: Transfers) -> None:
-        self._transfers = transfers
+    def __init__(self, transfers: Transfers, signatures: Mapping[str, bytes]) -> None:
+        """signatures: of libraries, by hash."""
+        self._transfers, self._signatures = transfers, signatures
         self._ask = transfers.ask
 
     def task(
@@ -120,8 +121,12 @@ class Registering:
 
     def _bring(self, tasks: Sequence[KTask], constants: Sequence[_Constant], progress: Progress | None) -> None:
         """Code and constants that the server lacks."""
+        signatures = self._signatures
         libraries = dict.fromkeys(library for task in tasks for library in task.libraries)
-        contents = [Content(library.hash, memoryview(encode_library(library)), "library") for library in libraries]
+        contents = [
+            Content(library.hash, memoryview(encode_library(library)), "library", signatures.get(library.hash, b""))
+            for library in libraries
+        ]
         lacking = []
         if constants:
             there = {entry["name"] for entry in self._ask(wire.Objects).entries}

@@ -163,11 +163,14 @@ class RemoteCalls:
             ended, line = self._ended, self._line
             if ended is None:
                 self._open[call.invoke.number] = call
+            due = self._credit.due() if line is not None else ()
         if ended is not None:
             call.end(error=ended)
         elif line is None:
             self._connect()
         else:
+            if due:
+                self._send(line, wire.Received(due))
             self._post(line, call)
 
     def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> Pending:
@@ -193,13 +196,8 @@ class RemoteCalls:
             raise NotInitialized("this process was forked from one with a client: it needs one of its own")
 
     def _post(self, line: RemoteLine, call: Call) -> None:
-        if self._draining:  # it goes to the server's next life
-            return
-        with self.lock:
-            due = self._credit.due()
-        if due:
-            self._send(line, wire.Received(due))
-        self._send(line, call.invoke, call.frames_out)
+        if not self._draining:  # else it goes to the server's next life
+            self._send(line, call.invoke, call.frames_out)
 
     def _send(self, line: RemoteLine, header: wire.FromClient, frames: Sequence[Any] = ()) -> None:
         try:

@@ -68,8 +68,10 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
         except BaseException:
             self.close()
             raise
+        self._socket_fd, self._monitor_fd = (int(each.getsockopt(zmq.FD)) for each in (socket, self._monitor))
+        self._heard = False  # what the monitor has to tell
         self._poll = select.poll()
-        for descriptor in (*(int(each.getsockopt(zmq.FD)) for each in (socket, self._monitor)), self._bell):
+        for descriptor in (self._socket_fd, self._monitor_fd, self._bell):
             self._poll.register(descriptor, select.POLLIN)
 
     def send(self, header: wire.FromClient, frames: Sequence[Any] = ()) -> None:
@@ -87,23 +89,30 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
     def receive(self, timeout_s: float | None = None) -> tuple[wire.FromServer, Frames] | None:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:
+            came = False  # as far as its file descriptor tells
             while True:
                 with self._using:
                     if self._lost == CLOSED:
                         raise LineLost(CLOSED)
-                    if _readable(self._socket):
-                        header, *frames = receive_frames(self._socket, _AT_ONCE)
-                        return wire.decode_from_server(header), frames
-                    if not self._lost:
+                    if came or _readable(self._socket):
+                        try:
+                            header, *frames = receive_frames(self._socket, _AT_ONCE)
+                        except zmq.Again:
+                            pass  # it was something else
+                        else:
+                            return wire.decode_from_server(header), frames
+                    if not (self._lost or self._heard):
                         self._hear()
                     if self._lost:
                         raise LineLost(self._lost)
                     self._waiting = True
                 left_ms = None if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
-                ready = self._poll.poll(left_ms)
+                ready = [descriptor for descriptor, _ in self._poll.poll(left_ms)]
                 self._waiting = False
-                if not ready or ((self._bell, select.POLLIN) in ready and self._rung()):
+                if not ready or (self._bell in ready and self._rung()):
                     return None
+                came = self._socket_fd in ready
+                self._heard = self._monitor_fd not in ready
 
     def wake(self) -> None:
         with self._using:

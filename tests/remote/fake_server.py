@@ -56,7 +56,12 @@ class FakeServer:
     def order(self, do: Callable[[], Any]) -> None:
         """Done on its thread when this returns."""
         done = threading.Event()
-        self._orders.put(lambda: (do(), done.set()))
+
+        def ordered() -> None:
+            do()
+            done.set()
+
+        self._orders.put(ordered)
         os.eventfd_write(self._bell, 1)
         assert done.wait(PATIENCE_S)
 
@@ -70,7 +75,9 @@ class FakeServer:
     def again(self, life: str) -> None:
         """As if it had ended and started, or the connections had broken if life is the same."""
         self.life = life
-        self.order(lambda: (self._unbind(), self.unanswered.clear(), self._bind()))
+        self.order(self._unbind)
+        self.unanswered.clear()
+        self.order(self._bind)
 
     def say(self, message: Any) -> None:
         """To all who have said Hello last."""
@@ -179,15 +186,15 @@ class FakeServer:
             case wire.Upload(hash=digest):
                 self._send(identity, wire.Uploaded(number, len(self.uploads.setdefault(digest, bytearray()))))
             case wire.Chunk(hash=digest, offset=offset):
-                data = self.uploads[digest]
-                if offset == len(data):
-                    data += frames[0]
-                if self.breaks_after is not None and len(data) >= self.breaks_after:
+                there = self.uploads[digest]
+                if offset == len(there):
+                    there += frames[0]
+                if self.breaks_after is not None and len(there) >= self.breaks_after:
                     self.breaks_after = None
                     self._unbind()
                     self._bind()
                 else:
-                    self._send(identity, wire.Uploaded(number, len(data)))
+                    self._send(identity, wire.Uploaded(number, len(there)))
             case wire.Register():
                 self._send(identity, self._register(message, frames[0]))
             case wire.Put():

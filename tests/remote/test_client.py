@@ -339,6 +339,12 @@ def test_only_what_the_server_lacks_is_sent(server: FakeServer, client: kaas.Cli
         client.register(WEIGHED, {"w": ONES[:3]})
 
 
+def test_signed_code_goes_with_its_signature(server: FakeServer) -> None:
+    with kaas.Client(server.address, signatures={LIBRARY.hash: b"signed"}) as client:
+        client.register(TASK)
+    assert [upload.signature for upload in server.of(wire.Upload)] == [b"signed"]
+
+
 def test_an_upload_goes_on_where_it_broke_off(server: FakeServer, client: kaas.Client) -> None:
     values = np.random.default_rng(0).random(6 * wire.CHUNK_BYTES // 8)
     server.breaks_after = 3 * wire.CHUNK_BYTES
