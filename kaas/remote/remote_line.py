@@ -27,6 +27,10 @@ RECONNECT_MS = 3_600_000
 """Another connection is another line, on which the session is introduced anew. Without any reconnecting (-1) a context
 whose connection broke in its handshake can wait for ever in `term`, as of ZeroMQ 4.3.5."""
 
+UNKNOWN_KEY = 400
+"""What a server that refuses says of a key that it does not know (ZeroMQ's RFC 27); 500, if it has its fill of
+connections: then there may be room later."""
+
 BROKEN = "the connection to the server broke"
 REFUSED = "the server does not take this key"
 NOT_IT = "whoever is there does not have this server's key, or does not speak this protocol"
@@ -142,9 +146,13 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
     def _hear(self) -> None:
         """What the monitor has to tell: its file descriptor too tells only that something has changed since."""
         while _readable(self._monitor):
-            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
-            if not self._lost:
-                self._lost = REFUSED if event & _REFUSED else NOT_IT if event & _NOT_IT else BROKEN
+            told = parse_monitor_message(self._monitor.recv_multipart())
+            if self._lost:
+                continue
+            if told["event"] & _REFUSED and told["value"] == UNKNOWN_KEY:
+                self._lost = REFUSED
+            else:
+                self._lost = NOT_IT if told["event"] & _NOT_IT else BROKEN
 
 
 def _readable(socket: Socket) -> bool:
