@@ -127,7 +127,6 @@ class Registering:
 
     def _bring(self, tasks: Sequence[KTask], constants: Sequence[_Constant], progress: Progress | None) -> None:
         """Code and constants that the server lacks."""
-        signatures = self._signatures
         libraries = dict.fromkeys(library for task in tasks for library in task.libraries)
         contents = [self._code(library) for library in libraries]
         lacking = []
