@@ -65,8 +65,9 @@ class Transfers:
 
     def _upload(self, content: Content, told: Callable[[int], None]) -> None:
         size, data, digest = len(content.data), content.data, content.hash
-        kind, signature = content.kind, content.signature
-        sent = there = self.ask(lambda number: wire.Upload(number, digest, size, kind, signature)).offset
+        sent = there = self.ask(
+            lambda number: wire.Upload(number, digest, size, content.kind, content.signature)
+        ).offset
         told(there)
         flying: deque[tuple[Pending, int]] = deque()
         while there < size:
