@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kaas import compile_command, file_commands, keys_command, observe_commands, serve_command
+from kaas import code_command, compile_command, file_commands, keys_command, observe_commands, serve_command
 from kaas.errors import KaasError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -27,6 +27,7 @@ app.command()(serve_command.serve)
 app.command()(observe_commands.trace)
 app.command()(observe_commands.usage)
 app.add_typer(keys_command.app, name="keys")
+app.add_typer(code_command.app, name="code")
 
 
 @app.command()

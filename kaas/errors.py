@@ -447,7 +447,7 @@ class QuotaExceeded(KaasError):
 
 
 class UsageUnavailable(KaasError):
-    """What clients use cannot be written down or read, so that nothing is given either; `path` is the file or folder."""
+    """What clients use cannot be written down, so that nothing is given either, or not be read; `path` says where."""
 
     path: str
     reason: str

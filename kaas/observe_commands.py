@@ -56,10 +56,10 @@ def usage(
 
     from kaas.remote.usage_file import read_usage
 
-    if (folder is None) == (server is None):
-        raise InvalidRequest("kaas usage takes the server's state folder or --server, one of both")
-    if folder is not None:
+    if folder is not None and server is None:
         found = read_usage(folder)
+    elif folder is not None or server is None:
+        raise InvalidRequest("kaas usage takes the server's state folder or --server, one of both")
     else:
         from kaas import Client
 

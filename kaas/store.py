@@ -86,8 +86,13 @@ class SqliteStore:
     def _many(self, statement: str, rows: list[tuple[str | bytes, ...]]) -> None:
         connection = self._opened()
         connection.execute("BEGIN")  # all or nothing, and at the cost of one
-        connection.executemany(statement, rows)
-        connection.execute("COMMIT")
+        try:
+            connection.executemany(statement, rows)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # a full disk has ended it
+                connection.execute("ROLLBACK")
+            raise
 
     def __reduce__(self) -> tuple[type[SqliteStore], tuple[str]]:
         return SqliteStore, (self.path,)

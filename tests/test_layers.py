@@ -33,7 +33,7 @@ LAYERS = [
     {"kaas.api", "kaas.calls"},
     {"kaas.caching", "kaas.etasks", "kaas.model"},
     {"kaas.remote"},
-    {"kaas.demo", "kaas.cli", "kaas.compile_command", "kaas.file_commands", "kaas.keys_command",
+    {"kaas.demo", "kaas.cli", "kaas.code_command", "kaas.compile_command", "kaas.file_commands", "kaas.keys_command",
      "kaas.observe_commands", "kaas.serve_command"},
 ]  # fmt: skip
 """Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of
@@ -62,7 +62,7 @@ ALLOWED_IMPORTERS = {
     "cupy": {"kaas.makers.cupy"},
     "prometheus_client": {"kaas.remote.metrics"},
     "safetensors": {"kaas.constants_file", "kaas.model_file"},
-    "cryptography": {"kaas.remote.allow"},
+    "cryptography": {"kaas.remote.allow", "kaas.remote.signing"},
     "zmq": {"kaas.pool.drain", "kaas.pool.node_door", "kaas.pool.node_line", "kaas.remote"},
     "onnx": set[str](),
     "torch": set[str](),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import zmq
+import zmq.backend
 
 from kaas.pool.lines import Frames
 from kaas.pool.node_line import Socket, receive_frames
@@ -15,6 +16,8 @@ TURN = 64
 
 _AT_ONCE = int(zmq.DONTWAIT)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
+
+_get = zmq.backend.Socket.get  # pyzmq's layer above takes as long again
 
 
 class Drain:
@@ -67,4 +70,4 @@ class Drain:
                 self._loop.call_soon(self._drain)
 
     def _readable(self) -> bool:
-        return bool(int(self._socket.getsockopt(_EVENTS)) & _READABLE)
+        return bool(int(_get(self._socket, _EVENTS)) & _READABLE)

@@ -17,6 +17,10 @@ _STEP = math.log(1.05)
 _SMALLEST_S = 1e-9
 BATCH = 64
 """Requests whose measurements are added up together."""
+FUNCTIONS_PER_CLIENT = 1000
+"""That are told apart, in the order in which they came; a client could make up ever new ones."""
+OTHERS = "(others)"
+"""Stands for all further functions of a client."""
 
 
 class Histogram:
@@ -95,9 +99,11 @@ class Figures:
         self.tiers: dict[tuple[str, str, int, str], TierUse] = {}
         self.outcomes: dict[tuple[str, str, int | None, str], int] = {}
         self.kernels: dict[tuple[str, str, int, str], tuple[int, float]] = {}
+        self._flows: set[tuple[str, str]] = set()
+        self._functions: dict[str, int] = {}
 
     def add(self, entry: Entry) -> None:
-        flow = (entry.function, entry.client)
+        flow = self._flow(entry.function, entry.client)
         if entry.outcome is not None:
             self._count((*flow, entry.device, entry.outcome), 1)
         if entry.device is None:
@@ -116,15 +122,27 @@ class Figures:
     def merge(self, other: Figures) -> None:
         """As if all its entries came here."""
         for flow, histograms in other.stages.items():
-            own = self.stages.setdefault(flow, {})
+            own = self.stages.setdefault(self._flow(*flow), {})
             for stage, histogram in histograms.items():
                 own.setdefault(stage, Histogram()).merge(histogram)
-        for where, use in other.tiers.items():
-            self._used(where, use)
-        for outcome, count in other.outcomes.items():
-            self._count(outcome, count)
-        for which, (launches, seconds) in other.kernels.items():
-            self._ran(which, launches, seconds)
+        for (function, client, device, tier), use in other.tiers.items():
+            self._used((*self._flow(function, client), device, tier), use)
+        for (function, client, where, outcome), count in other.outcomes.items():
+            self._count((*self._flow(function, client), where, outcome), count)
+        for (function, client, index, symbol), (launches, seconds) in other.kernels.items():
+            self._ran((*self._flow(function, client), index, symbol), launches, seconds)
+
+    def _flow(self, function: str, client: str) -> tuple[str, str]:
+        """What it is counted under."""
+        flow = (function, client)
+        if flow in self._flows:
+            return flow
+        count = self._functions.get(client, 0)
+        if count >= FUNCTIONS_PER_CLIENT:
+            return OTHERS, client
+        self._flows.add(flow)
+        self._functions[client] = count + 1
+        return flow
 
     def _count(self, outcome: tuple[str, str, int | None, str], count: int) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count

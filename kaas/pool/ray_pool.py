@@ -148,6 +148,7 @@ class PoolActor:
         life = await self._thread.run(opened(self._name, self._config, own, node, host, self._again))
         context = contextvars.Context()
         self._telling = asyncio.get_running_loop().create_task(self._tell_metrics(life), context=context)
+        self._telling.add_done_callback(lambda told: told.cancelled() or told.result())  # the loop says what went wrong
         return life
 
     async def _tell_metrics(self, life: _Life) -> None:

@@ -69,7 +69,8 @@ class Tracer:
 def chrome(told: bytes) -> bytes:
     """A Chrome trace, in JSON, of what a Tracer has told."""
     trace = msgspec.msgpack.decode(told, type=Trace)
-    events = list(chrome_events(trace.requests, trace.since_s))
+    since_s = min([trace.since_s, *(each.arrived_s for each in trace.requests)])  # viewers know no time before 0
+    events = list(chrome_events(trace.requests, since_s))
     counts = {"requests": len(trace.requests), "left_out": trace.left_out}
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": counts})
 

@@ -75,34 +75,25 @@ class Allowed:
         return bool(signature) and any(_verified(key, library, signature) for key in self.signers)
 
 
-def sign(secret: bytes, library: str) -> bytes:
-    """The signature of a library's hash, for `Upload.signature`. secret: an Ed25519 key's 32 bytes."""
-    signature: bytes = _ed25519().Ed25519PrivateKey.from_private_bytes(secret).sign(_message(library))
-    return signature
-
-
-def public_key(secret: bytes) -> bytes:
-    """What a server has to trust: for `Allowed.signers`."""
-    public: bytes = _ed25519().Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
-    return public
-
-
-def _message(library: str) -> bytes:
+def signed(library: str) -> bytes:
+    """What a signature of a library, by its hash, is of."""
     return SIGNED + library.encode()
 
 
 def _verified(key: bytes, library: str, signature: bytes) -> bool:
+    keys = ed25519()
     from cryptography.exceptions import InvalidSignature
 
     try:
-        _ed25519().Ed25519PublicKey.from_public_bytes(key).verify(signature, _message(library))
+        keys.Ed25519PublicKey.from_public_bytes(key).verify(signature, signed(library))
     except InvalidSignature:
         return False
     return True
 
 
-def _ed25519() -> Any:
-    """
+def ed25519() -> Any:
+    """The module of `cryptography`.
+
     Raises:
         MissingPackage
     """

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import socket as tcp
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -25,8 +26,11 @@ STRANGER_BYTES = 64 << 10
 """What may have come over one: a greeting and a handshake are below 1 KB."""
 LOOK_S, LOOK_S_EACH = 0.1, 0.0004
 """How often all are looked at, and how much more seldom for each of them: it takes about 2 us of the loop."""
+LOOK_AGAIN_S = 0.01
+"""After one did what it may not."""
 
 _HAPPENED = int(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
+_AT_ONCE = struct.pack("ii", 1, 0)
 _FAMILIES = (tcp.AF_INET, tcp.AF_INET6)
 _BYTES_RECEIVED = slice(128, 136)
 """Of Linux's tcp_info, by which the size of this is meant."""
@@ -38,31 +42,32 @@ class Connection(Generic[T]):
     """One, by its descriptor.
 
     Fields:
-        owner: whose it is, once it has sent a message. taken: messages of it that were taken.
+        owner: whose it is, once it has sent a message. taken: messages of it that were taken. suspect: it was last seen
+            to do what it may not.
     """
 
-    __slots__ = ("_suspect", "_taken_then", "_wire_then", "fd", "owner", "since_s", "taken")
+    __slots__ = ("_taken_then", "_wire_then", "fd", "owner", "since_s", "suspect", "taken")
 
     def __init__(self, fd: int, since_s: float) -> None:
         self.fd, self.since_s = fd, since_s
         self.owner: T | None = None
         self.taken = 0
         self._taken_then = self._wire_then = 0
-        self._suspect = False
+        self.suspect = False
 
     def looked_at(self, now_s: float, unfinished_bytes: int) -> bool:
         """Whether it is to end: twice in a row it was seen to have sent more than it may without finishing a message,
         or to have finished none for too long. Twice, as its message may have waited for its turn."""
         if self.taken != self._taken_then:
             self._taken_then, self._wire_then = self.taken, _received(self.fd)
-            self._suspect = False
+            self.suspect = False
             return False
         unfinished = _received(self.fd) - self._wire_then
         if self.taken:
             wrong = unfinished > unfinished_bytes
         else:
             wrong = unfinished > STRANGER_BYTES or now_s - self.since_s > STRANGER_S
-        end, self._suspect = wrong and self._suspect, wrong
+        end, self.suspect = wrong and self.suspect, wrong
         return end
 
 
@@ -126,6 +131,7 @@ class Connections(Generic[T]):
         # if it has ended, ZeroMQ may have closed it, and will not wait with that for us: hence the copy
         with suppress(OSError), tcp.socket(fileno=os.dup(fd)) as connection:
             if connection.family in _FAMILIES and connection.getsockname()[1] == self._port:
+                connection.setsockopt(tcp.SOL_SOCKET, tcp.SO_LINGER, _AT_ONCE)  # its peer hears of it even if it sends
                 connection.shutdown(tcp.SHUT_RDWR)
 
     def _happened(self, frames: Frames) -> None:
@@ -144,7 +150,8 @@ class Connections(Generic[T]):
         now_s = self._loop.time()
         for fd in [fd for fd, one in self._by_fd.items() if one.looked_at(now_s, self._unfinished_bytes)]:
             self._put_out(fd)
-        self._looking = self._loop.call_later(max(LOOK_S, LOOK_S_EACH * len(self._by_fd)), self._look)
+        wait_s = LOOK_AGAIN_S if any(one.suspect for one in self._by_fd.values()) else LOOK_S
+        self._looking = self._loop.call_later(wait_s + LOOK_S_EACH * len(self._by_fd), self._look)
 
     def _put_out(self, fd: int) -> None:
         self._strangers.pop(fd, None)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kaas.errors import KaasError, QuotaExceeded
-from kaas.remote.state import State, entry_key
+from kaas.remote.state import State
 
 LIBRARY, VALUE = "library", "value"
 KINDS = {LIBRARY: "library_bytes", VALUE: "stored_bytes"}
@@ -111,7 +111,7 @@ class Contents:
     def open(self) -> None:
         """Find what an earlier life has left; files that nobody knows are removed."""
         known: set[Path] = set()
-        for key, data in self._state.store.read(_CONTENTS).items():
+        for data in self._state.read(_CONTENTS):
             kept = _decode(data)
             content = self._content(kept.client, kept.hash, kept.nbytes, kept.kind, kept.signature)
             content.complete = _size(content.path) == kept.nbytes
@@ -121,7 +121,7 @@ class Contents:
                 known.add(content.path if content.complete else content.part)
                 self._add(content)
             else:
-                self._state.store.remove(_CONTENTS, [key])
+                self._state.remove(_CONTENTS, kept.client, kept.hash)
         for folder in (self._state.folder / "contents").glob("*"):
             for path in set(folder.iterdir()) - known:
                 path.unlink()
@@ -162,7 +162,7 @@ class Contents:
     def keep(self, content: Content) -> None:
         """For later lives."""
         kept = _Kept(content.client, content.hash, content.nbytes, content.kind, content.signature)
-        self._state.store.put(_CONTENTS, {entry_key(content.client, content.hash): msgspec.msgpack.encode(kept)})
+        self._state.put(_CONTENTS, content.client, content.hash, msgspec.msgpack.encode(kept))
 
     def _add(self, content: Content) -> None:
         self._clients.setdefault(content.client, _Client()).contents[content.hash] = content
@@ -174,9 +174,9 @@ class Contents:
         contents[content.hash] = contents.pop(content.hash)
 
     def remove(self, content: Content) -> None:
+        self._state.remove(_CONTENTS, content.client, content.hash)
         content.gone = True
         del self._clients[content.client].contents[content.hash]
-        self._state.store.remove(_CONTENTS, [entry_key(content.client, content.hash)])
         for path in (content.path, content.part):
             path.unlink(missing_ok=True)
         self._count(content.client, content.kind, -content.counted_bytes)

@@ -25,6 +25,8 @@ from kaas.remote.keys import Keys, ServerKeys
 
 FRAME_BYTES = 16 << 20
 """Of the largest frame that is taken, unless told otherwise."""
+FRAMES = 1024
+"""Of a message; with more of them its client is put out."""
 QUEUED = 1024
 """Messages to a client that wait on one connection, unless told otherwise."""
 ARRIVED = 128
@@ -149,13 +151,13 @@ class RemoteDoor:
         if keys.who(public_key.decode()) is None:
             answer = [b"400", b"", b"", b""]
         elif self._full(public_key.decode()):
-            answer = [b"300", b"", b"", b""]  # not now
+            answer = [b"500", b"", b"", b""]  # 300 would be the word for it, but then ZeroMQ lets them wait
         else:
             answer = [b"200", b"", public_key, b""]
         asked.send_multipart([version, number, *answer])
 
     def _full(self, public_key: str) -> bool:
-        return self._of_key[public_key] >= self._limit or len(self._connections) >= self._most
+        return self._of_key[public_key] >= self._limit or len(self._connections) > self._most
 
     def _refresh(self, keys: Keys) -> None:
         self._refreshing = self._loop.call_later(REFRESH_S, self._refresh, keys)
@@ -171,9 +173,13 @@ class RemoteDoor:
         known = frames.pop(0)
         key = (known.bytes, known.get("User-Id") if self._keys is not None else "")
         channel = self._channels.get(key) or self._came(key, int(known.get("__fd")))
-        if channel is not None and not channel.dropped:
-            channel.connection.taken += 1
-            self._receive(channel, frames)
+        if channel is None or channel.dropped:
+            return
+        if len(frames) > FRAMES:
+            channel.drop()
+            return
+        channel.connection.taken += 1
+        self._receive(channel, frames)
 
     def _came(self, key: tuple[bytes, str], fd: int) -> RemoteChannel | None:
         """A connection's first message. ZeroMQ's own identities are five bytes; who chooses one might take another's
@@ -258,12 +264,13 @@ class RemoteChannel:
 
 
 def _receive_known(socket: Socket, flags: int) -> Frames:
-    """The next message's frames; the first as ZeroMQ has it, which knows who sent it."""
-    frames: Frames = [_receive_frame(socket, flags, copy=False)]
+    """The next message's frames, or a few too many; the first as ZeroMQ has it, which knows who sent it."""
+    frames: Frames = [_receive_frame(socket, flags, False)]
     frame = frames[0]
     while frame.more:
-        frame = _receive_frame(socket, flags, copy=False)
-        frames.append(frame.bytes if len(frame) < LARGE_BYTES else frame.buffer.toreadonly())
+        frame = _receive_frame(socket, flags, False)
+        if len(frames) <= FRAMES + 1:
+            frames.append(frame.bytes if len(frame) < LARGE_BYTES else frame.buffer.toreadonly())
     return frames
 
 

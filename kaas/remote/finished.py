@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 
-class Ended(Protocol):
-    """nbytes: that its answer takes. ended_s: when it came."""
-
-    nbytes: int
-    ended_s: float
-
-
-T = TypeVar("T", bound=Ended)
-
-ENTRY_BYTES = 512
-"""What an answer takes beside its bytes."""
+T = TypeVar("T")
 
 
 class Finished(Generic[T]):
@@ -24,30 +14,30 @@ class Finished(Generic[T]):
 
     def __init__(self, limit_bytes: int, limit_s: float) -> None:
         self._limit_bytes, self._limit_s = limit_bytes, limit_s
-        self._ended: OrderedDict[str, T] = OrderedDict()
-        self.nbytes = 0
+        self._ended: OrderedDict[str, tuple[T, int, float]] = OrderedDict()
+        self._nbytes = 0
 
     def get(self, key: str, now_s: float) -> T | None:
-        self.expire(now_s)
-        return self._ended.get(key)
+        found = self._ended.get(key)
+        return None if found is None or found[2] <= now_s else found[0]
 
-    def add(self, key: str, ended: T) -> None:
-        """Now; of a key that is not there. One that is larger than all may be is not kept."""
-        if ended.nbytes + ENTRY_BYTES > self._limit_bytes:
-            return
-        self.nbytes += ended.nbytes + ENTRY_BYTES
-        self._ended[key] = ended
-        while self.nbytes > self._limit_bytes:
-            self._forget_oldest()
-        self.expire(ended.ended_s)
+    def add(self, key: str, ended: T, nbytes: int, now_s: float) -> None:
+        """One that is larger than all may be is not kept."""
+        self._forget(key)
+        if nbytes <= self._limit_bytes:
+            self._ended[key] = ended, nbytes, now_s + self._limit_s
+            self._nbytes += nbytes
+            while self._nbytes > self._limit_bytes:
+                self._forget(next(iter(self._ended)))
 
     def expire(self, now_s: float) -> None:
-        while self._ended and next(iter(self._ended.values())).ended_s + self._limit_s <= now_s:
-            self._forget_oldest()
+        while self._ended and next(iter(self._ended.values()))[2] <= now_s:
+            self._forget(next(iter(self._ended)))
 
-    def _forget_oldest(self) -> None:
-        _, ended = self._ended.popitem(last=False)
-        self.nbytes -= ended.nbytes + ENTRY_BYTES
+    def _forget(self, key: str) -> None:
+        found = self._ended.pop(key, None)
+        if found is not None:
+            self._nbytes -= found[1]
 
     def __len__(self) -> int:
         return len(self._ended)

@@ -25,7 +25,7 @@ from kaas.pool.objects import Held, HeldObjects
 from kaas.pool.registry import Registry
 from kaas.remote import wire
 from kaas.remote.contents import LIBRARY, VALUE, Content, too_many
-from kaas.remote.state import State, entry_key
+from kaas.remote.state import State
 from kaas.remote.tasks import SentTask, decode_task
 from kaas.remote.uploads import AT_ONCE_BYTES, Uploads, missing
 from kaas.remote.values import NAME_BYTES, Values, shown
@@ -131,7 +131,7 @@ class Functions:
     async def open(self) -> None:
         """Register again what was registered in an earlier life. What cannot be now, since its code is no longer
         allowed say, is kept and says so."""
-        for data in self._state.store.read(_FUNCTIONS).values():
+        for data in self._state.read(_FUNCTIONS):
             kept = _decode(data)
             try:
                 entry = await self._made(kept)
@@ -195,10 +195,13 @@ class Functions:
             entry = await self._made(kept)
             mine = self._clients.get(client, {})
             before = mine.get(entry.handle)
-            if before is None and len(mine) >= MOST_FUNCTIONS:
+            try:
+                if before is None and len(mine) >= MOST_FUNCTIONS:
+                    raise too_many(client, "functions", MOST_FUNCTIONS, len(mine))
+                self._state.put(_FUNCTIONS, client, entry.handle, msgspec.msgpack.encode(entry.kept))
+            except KaasError:
                 self._let_go(entry)
-                raise too_many(client, "functions", MOST_FUNCTIONS, len(mine))
-            self._state.store.put(_FUNCTIONS, {entry_key(client, entry.handle): msgspec.msgpack.encode(entry.kept)})
+                raise
             self._add(entry)
             if before is not None:
                 self._let_go(before)
@@ -323,7 +326,7 @@ class Functions:
             if not going:
                 self.named(client, function)
             for entry in going:
-                self._state.store.remove(_FUNCTIONS, [entry_key(client, entry.handle)])
+                self._state.remove(_FUNCTIONS, client, entry.handle)
                 del mine[entry.handle]
                 self._let_go(entry)
             self._look_up(client)

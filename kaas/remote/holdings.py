@@ -109,7 +109,7 @@ class Holdings:
         """Of a client that asks and does not read, only so much waits to be sent."""
         leaving = self._leaving.setdefault(client, WeakSet())
         limits, waits = self._limits(client), sum(map(len, leaving))
-        if waits + min(message.bytes, wire.CHUNK_BYTES) > limits.credit_bytes:
+        if leaving and waits + min(message.bytes, wire.CHUNK_BYTES) > limits.credit_bytes:
             text = f"{waits} bytes that client {client!r} has asked for are not sent yet, since it does not take them"
             raise QueueFull(text, client=client, limit=limits.requests, queued=len(leaving))
         value, data = self.values.get(client, message)

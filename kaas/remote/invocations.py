@@ -14,6 +14,7 @@ from kaas.pool.payloads import Payload
 from kaas.remote.functions import RemoteFunction
 from kaas.remote.values import Values
 from kaas.remote.wire import Invoke
+from kaas.request import check_fit
 
 RETRIES = 3
 """On other executors, of what was running when one ended."""
@@ -46,8 +47,7 @@ def invocation_of(
         if item.object:
             stored = objects.named(client, item.object)
             whole = not item.offset and stored.nbytes == nbytes
-            if not whole and not 0 <= item.offset <= stored.nbytes - nbytes:
-                raise _wrong_size(function.label, name, nbytes, max(0, stored.nbytes - item.offset))
+            check_fit(given[name], stored.nbytes, stored.dtype, None if whole else item.offset)
             named.append(pool_wire.ObjectInput(name, len(refs), None if whole else item.offset, True))
             refs.append(stored.ref)
             continue

@@ -64,7 +64,7 @@ class Meter:
         self._allowances: dict[str, Allowance] = {}
         self._held: dict[tuple[str, str], _Held] = {}
         self._changed: set[tuple[str, str]] = set()
-        self._new_keys: dict[str, dict[str, None]] = {}
+        self._new_keys: list[tuple[str, str]] = []
         self._used: set[str] = set()  # clients whose device time has changed
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -85,9 +85,9 @@ class Meter:
             self._held[held.client, held.what] = _Held(0, held.byte_s, now_s)
         for client, seconds in kept.recent.items():
             for second, nanoseconds in seconds:
-                self._spent(client, self._since(second), nanoseconds)
+                self._spent(client, self._allowance(client), self._since(second), nanoseconds)
         for charge in kept.journal:
-            self._count(charge, self._since(charge.second))
+            self._count(charge, self._allowance(charge.client), self._since(charge.second))
         self._number = kept.newest
         try:
             self._file.apply(self._taken())
@@ -99,10 +99,6 @@ class Meter:
     def _since(self, second: int) -> float:
         """The end of a second of an earlier life, on this clock, as if it had been no later than now."""
         return min(second + 1 - self._wall_offset_s, self._clock())
-
-    def _second(self) -> int:
-        """Of the wall clock, as if nobody had set it since this life began."""
-        return floor(self._clock() + self._wall_offset_s)
 
     async def close(self) -> None:
         """All that was charged goes into the SQLite file.
@@ -175,16 +171,19 @@ class Meter:
         """
         allowance = self._allowances[client]
         allowance.leave()
+        now_s = self._clock()
         device_ns, copied_bytes = _measured(record, input_bytes + output_bytes)
         if key and self._totals.charged(client, key):
             name, flow = self._totals.flow(client, function)
             flow.repeats += 1
             self._changes(name)
-            self._spent(client, self._clock(), device_ns)  # it was used all the same
+            self._spent(client, allowance, now_s, device_ns)  # it was used all the same
             return False
         remembered = "" if outcome in ASK_AGAIN else key
         counts = (device_ns, input_bytes, output_bytes, copied_bytes)
-        self._charge(Charge(client, function, remembered, outcome, *counts, self._second()))
+        charge = Charge(client, function, remembered, outcome, *counts, floor(now_s + self._wall_offset_s))
+        self._write_down(charge)
+        self._count(charge, allowance, now_s)
         return True
 
     def refused(self, client: str, function: str, outcome: str, admitted: bool = False) -> None:
@@ -195,7 +194,7 @@ class Meter:
         flow.outcomes[outcome] = flow.outcomes.get(outcome, 0) + 1
         self._changes(name)
 
-    def _charge(self, charge: Charge) -> None:
+    def _write_down(self, charge: Charge) -> None:
         try:
             journal = self._journal or self._begin()
             journal.write(charge)
@@ -203,17 +202,16 @@ class Meter:
             if self._journal is not None and self._journal.torn:
                 self._end()
             raise self._unavailable(error) from error
-        self._count(charge, self._clock())
 
-    def _count(self, charge: Charge, at_s: float) -> None:
+    def _count(self, charge: Charge, allowance: Allowance, at_s: float) -> None:
         self._changes(self._totals.add(charge))
         if charge.key:
-            self._new_keys.setdefault(charge.client, {})[charge.key] = None
-        self._spent(charge.client, at_s, charge.device_ns)
+            self._new_keys.append((charge.client, charge.key))
+        self._spent(charge.client, allowance, at_s, charge.device_ns)
 
-    def _spent(self, client: str, at_s: float, nanoseconds: int) -> None:
+    def _spent(self, client: str, allowance: Allowance, at_s: float, nanoseconds: int) -> None:
         if nanoseconds:
-            self._allowance(client).window.add(at_s, nanoseconds)
+            allowance.window.add(at_s, nanoseconds)
             self._used.add(client)
 
     def _begin(self) -> Journal:
@@ -300,8 +298,7 @@ class Meter:
         self.trouble = "" if error is None else f"{type(error).__name__}: {error}"
         if error is not None:
             self._changed.update((flow.client, flow.function) for flow in changes.flows)
-            for client, keys in changes.keys.items():
-                self._new_keys[client] = dict.fromkeys((*keys, *self._new_keys.get(client, ())))
+            self._new_keys[:0] = changes.keys
             self._used.update(changes.recent)
         if self._changed or self._used:
             self._write_within(WRITE_EVERY_S)
@@ -315,9 +312,9 @@ class Meter:
         for held in self._held.values():
             held.count(now_s)
         flows = [self._totals.flows[name].usage(*name) for name in sorted(self._changed)]
-        keys = {client: tuple(new) for client, new in self._new_keys.items()}
+        keys = self._new_keys
         recent = {client: self._recent(client) for client in self._used}
-        self._changed, self._new_keys, self._used = set(), {}, set()
+        self._changed, self._new_keys, self._used = set(), [], set()
         return Changes(self._number, flows, self._holdings(), keys, recent)
 
     def _recent(self, client: str) -> list[tuple[int, int]]:

@@ -86,19 +86,18 @@ class Window:
 
     def __init__(self, seconds: Iterable[tuple[int, int]] = ()) -> None:
         """seconds: of an earlier one, (second, nanoseconds) in order."""
-        self._seconds = deque(seconds)
+        self._seconds = deque([second, nanoseconds] for second, nanoseconds in seconds)
         self._total = sum(nanoseconds for _, nanoseconds in self._seconds)
 
     def add(self, now_s: float, nanoseconds: int) -> None:
         """now_s: never before what was added last."""
         second = floor(now_s)
-        if self._seconds and self._seconds[-1][0] >= second:
-            second, before = self._seconds.pop()
-            self._seconds.append((second, before + nanoseconds))
-        else:
-            self._seconds.append((second, nanoseconds))
         self._total += nanoseconds
-        self._expire(now_s)
+        if self._seconds and self._seconds[-1][0] >= second:
+            self._seconds[-1][1] += nanoseconds
+        else:
+            self._seconds.append([second, nanoseconds])
+            self._expire(now_s)
 
     def total(self, now_s: float) -> int:
         self._expire(now_s)
@@ -117,7 +116,7 @@ class Window:
 
     def seconds(self) -> tuple[tuple[int, int], ...]:
         """As the constructor takes them."""
-        return tuple(self._seconds)
+        return tuple((second, nanoseconds) for second, nanoseconds in self._seconds)
 
     def _expire(self, now_s: float) -> None:
         oldest = floor(now_s) - WINDOW_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -15,10 +15,14 @@ from kaas.pool.service import Service
 from kaas.pool.trace_context import continued
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
+from kaas.remote.functions import RemoteFunction
 from kaas.remote.holdings import Holdings
 from kaas.remote.invocations import invocation_of
 from kaas.remote.metering import Meter
-from kaas.remote.sessions import LONGEST_NAME, Run, Session, Wait
+from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
+
+ENTRY_BYTES, FAILURE_BYTES = 512, 32 << 10
+"""What an answer that is kept takes beside its bytes, and one that is a failure, at most."""
 
 
 class Runs:
@@ -34,6 +38,7 @@ class Runs:
         self._service, self._pool, self._holdings = service, service.pool, holdings
         self._closed, self._meter = closed, meter
         self._loop = asyncio.get_running_loop()
+        self._storing: set[asyncio.Task[None]] = set()
 
     def ask(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         """frames: with the header. What was asked before, by this number or by its key, is the same request.
@@ -80,13 +85,16 @@ class Runs:
         nbytes = sum(function.output_bytes)
         client.check(input_bytes + nbytes)
         invocation, payload = invocation_of(client.name, message, frames, remote, self._holdings.values)
+        outputs = self._outputs(client, remote, message.store) if message.store else remote.outputs
         self._meter.admit(client.name)
         try:
             request = self._service.begin(function, invocation, payload, None, "")
         except BaseException as error:
             self._meter.refused(client.name, function.label, type(error).__name__, admitted=True)
             raise
-        run = Run(client, message.key, message.function, function, remote.outputs, input_bytes, nbytes, request)
+        run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes, request)
+        if message.store:
+            run.store, run.remote = message.store, remote
         if message.trace:
             request.trace = continued(message.trace)
             run.trace = request.trace.traceparent
@@ -94,6 +102,20 @@ class Runs:
         if message.key:
             client.runs[message.key] = run
         request.answer.add_done_callback(partial(self._answered, run, request))
+
+    def _outputs(self, client: Client, remote: RemoteFunction, store: Mapping[str, str]) -> tuple[str, ...]:
+        """Names of the outputs that come, when others are stored.
+
+        Raises:
+            InvalidRequest, QuotaExceeded
+        """
+        sizes = dict(zip(remote.outputs, remote.function.output_bytes, strict=True))
+        for name in store.keys() - sizes.keys():
+            raise InvalidRequest(f"function {remote.function.label!r} has no output {name!r} to store", buffer=name)
+        if len({*store.values()}) != len(store):
+            raise InvalidRequest("two outputs cannot be stored under one name")
+        self._holdings.values.check_room(client.name, {store[name]: sizes[name] for name in store})
+        return tuple(name for name in remote.outputs if name not in store)
 
     # --- answers
 
@@ -107,13 +129,32 @@ class Runs:
         else:
             run.frames = answer.result()
             outcome = "succeeded"
+        run.nbytes = sum([len(frame) for frame in run.frames])
         if self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
             request.left = partial(self._left, run, request, outcome)
         else:
             try:
                 self._charge(run, request, outcome)
             except UsageUnavailable as error:  # nothing is given that is not charged
-                run.frames, run.failure = (), failure_of(0, error)
+                _fail(run, error)
+        if run.remote is None or run.failure is not None or not run.waits:
+            self._end(run)
+        else:
+            task = self._loop.create_task(self._store(run, run.remote))
+            self._storing.add(task)
+            task.add_done_callback(self._storing.discard)
+
+    async def _store(self, run: Run, remote: RemoteFunction) -> None:
+        come = []
+        try:
+            for name, (dtype, shape), frame in zip(remote.outputs, remote.function.outputs, run.frames, strict=True):
+                if name in run.store:
+                    await self._holdings.values.store(run.client.name, run.store[name], dtype, shape, frame)
+                else:
+                    come.append(frame)
+            run.frames, run.nbytes = come, sum(map(len, come))
+        except Exception as error:  # noqa: BLE001 - who waits is told
+            _fail(run, error)
         self._end(run)
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:
@@ -125,19 +166,18 @@ class Runs:
         Raises:
             UsageUnavailable
         """
-        sizes = run.input_bytes, sum([len(frame) for frame in run.frames])
-        self._meter.ended(run.client.name, run.function.label, run.key, outcome, *sizes, request.record)
+        sizes = run.input_bytes, run.nbytes
+        self._meter.ended(run.client.name, run.label, run.key, outcome, *sizes, request.record)
 
     def _end(self, run: Run) -> None:
         """Tell all who wait."""
-        run.done, run.request = True, None
-        run.nbytes = sum([len(frame) for frame in run.frames])
+        run.done, run.request, run.remote = True, None, None
         client, key = run.client, run.key
         if key:
-            run.ended_s = self._loop.time()
             del client.runs[key]
             if run.waits and (run.failure is None or run.failure.retry_s is None):
-                client.finished.add(key, run)
+                nbytes = ENTRY_BYTES + run.nbytes if run.failure is None else FAILURE_BYTES
+                client.finished.add(key, run, nbytes, self._loop.time())
         waits, run.waits = run.waits, []
         for wait in waits:
             client.held_bytes += run.nbytes - wait.nbytes
@@ -192,7 +232,7 @@ class Runs:
         shared, client = wait.run, session.client
         shared.waits.remove(wait)
         failure = failure_of(number, Cancelled(f"request {number} was cancelled"))
-        wait.run = Run(client, "", shared.asked, shared.function, (), 0, 0, done=True, failure=failure)
+        wait.run = Run(client, "", shared.asked, shared.label, (), 0, 0, done=True, failure=failure)
         client.held_bytes -= wait.nbytes
         wait.nbytes = 0
         self._send(wait)
@@ -225,3 +265,7 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
 
 def _numbered(failure: wire.Failure, number: int, trace: str) -> wire.Failure:
     return wire.Failure(number, failure.error, failure.message, failure.fields, failure.retry_s, trace)
+
+
+def _fail(run: Run, error: Exception) -> None:
+    run.frames, run.nbytes, run.failure = (), 0, failure_of(0, error)

@@ -133,8 +133,8 @@ class Settings(_Settings, frozen=True):
 
     name: str = "kaas"
     listen: Listen = Listen()
-    state: Path | None = None
-    keys: Path | None = None
+    state: str | None = None
+    keys: str | None = None
     pool: PoolSettings = PoolSettings()
     limits: Limits = Limits()
     code: Code = Code()

@@ -39,7 +39,7 @@ async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
         KaasError: it cannot be.
     """
     open_all_files()
-    keys = None if settings.keys is None else Keys(settings.keys)
+    keys = None if settings.keys is None else Keys(Path(settings.keys))
     config = settings.pool.config(None)
     config = config.resolved(0 if config.devices else count_gpus())
     place = Place(settings.name)
@@ -64,7 +64,7 @@ async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
 def _folder(settings: Settings) -> Iterator[Path]:
     """Of what outlives the server, or else one that goes with it."""
     if settings.state is not None:
-        yield settings.state
+        yield Path(settings.state)
     else:
         with tempfile.TemporaryDirectory(prefix="kaas-") as folder:
             yield Path(folder)

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from kaas.errors import QueueFull
-from kaas.pool.functions import RegisteredFunction
 from kaas.pool.records import Request
 from kaas.remote import wire
 from kaas.remote.finished import Finished
+from kaas.remote.functions import RemoteFunction
 
 LONGEST_NAME = 64
 """Characters of a session's id, and of a key of idempotency."""
@@ -33,35 +35,36 @@ class Channel(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class Run:
+class Run(msgspec.Struct, eq=False):
     """A request, of whoever asked for it; of one with a key, there may be several, one after the other too.
 
     Fields:
-        client: whose. key: "" for none. asked: the function, as it was named. outputs: names of those that come.
-        nbytes: of the outputs, those that come once there is an answer. input_bytes: that came.
-        waits: who has no answer yet. request: the pool's. done: there is an answer: frames, or failure instead.
-        trace: the traceparent of it, if who asked first had one.
+        client: whose. key: "" for none. asked: the function, as it was named. label: of it.
+        outputs: names of those that come. nbytes: of all, of those that come once there is an answer. input_bytes:
+            that came.
+        request: the pool's, until there is an answer. waits: who has none yet. done: there is one: frames, or failure
+            instead. trace: the traceparent of it, if who asked first had one.
+        store: names under which outputs are put instead of coming, those of remote, which is the function then.
     """
 
     client: Client
     key: str
     asked: str
-    function: RegisteredFunction
+    label: str
     outputs: tuple[str, ...]
     input_bytes: int
     nbytes: int
     request: Request | None = None
-    waits: list[Wait] = field(default_factory=list)
+    waits: list[Wait] = []
     done: bool = False
     failure: wire.Failure | None = None
     frames: Sequence[Any] = ()
-    ended_s: float = 0.0
     trace: str = ""
+    store: dict[str, str] = {}
+    remote: RemoteFunction | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Wait:
+class Wait(msgspec.Struct, eq=False):
     """What a program has asked for and not yet received. nbytes: of its client's credit that it takes. sent: on which
     channel its answer was sent last."""
 

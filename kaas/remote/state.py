@@ -5,9 +5,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from kaas.errors import InvalidConfig
+from kaas.errors import InvalidConfig, KaasError
 from kaas.store import SqliteStore
 
 _DIGEST = 32
@@ -16,12 +19,12 @@ _DIGEST = 32
 
 class State:
     """Fields:
-    folder: where. store: named entries there, from `open` to `close`.
+    folder: where.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = SqliteStore(str(folder / "clients.sqlite"))
+        self._store = SqliteStore(str(folder / "clients.sqlite"))
         self._lock = -1
 
     def open(self) -> None:
@@ -42,13 +45,37 @@ class State:
         except OSError as error:
             self.close()
             raise InvalidConfig(f"{self.folder} cannot be used: {error}", field="state") from error
-        self.store.open()
+        self._store.open()
 
     def close(self) -> None:
-        self.store.close()
+        self._store.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    # --- entries, by kind, client and name
+
+    def read(self, kind: str) -> list[bytes]:
+        """In the order in which they came."""
+        return list(self._store.read(kind).values())
+
+    def put(self, kind: str, client: str, name: str, entry: bytes) -> None:
+        """
+        Raises:
+            KaasError
+        """
+        with _written_down():
+            self._store.put(kind, {_key(client, name): entry})
+
+    def remove(self, kind: str, client: str, name: str) -> None:
+        """
+        Raises:
+            KaasError
+        """
+        with _written_down():
+            self._store.remove(kind, [_key(client, name)])
+
+    # --- files
 
     def folder_of(self, client: str) -> Path:
         """For a client's uploads; nothing but its user's can be read there."""
@@ -59,6 +86,14 @@ def digest_of(client: str) -> str:
     return hashlib.sha256(client.encode()).hexdigest()[:_DIGEST]
 
 
-def entry_key(client: str, name: str) -> str:
-    """Of a client's entry in the store; no two of different clients or names are alike."""
+def _key(client: str, name: str) -> str:
+    """No two of different clients or names are alike."""
     return f"{digest_of(client)}/{name}"
+
+
+@contextmanager
+def _written_down() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise KaasError(f"the server could not write down what changes: {error}") from error

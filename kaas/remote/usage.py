@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, Literal
 
 import msgspec
 
-FUNCTIONS_PER_CLIENT = 1000
-"""That are counted apart; what a client uses of others is counted together."""
-OTHERS = "(others)"
+from kaas.pool.ledger import FUNCTIONS_PER_CLIENT, OTHERS
+
 KEYS_PER_CLIENT = 1 << 14
 """Keys of idempotency that are remembered: more than a client can have open, for it to ask again in another life."""
 ASK_AGAIN = frozenset(("cancelled", "Cancelled", "PoolStopped", "QueueFull", "QuotaExceeded", "UsageUnavailable"))
@@ -142,7 +142,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.flows: dict[tuple[str, str], Flow] = {}
-        self.keys: dict[str, dict[str, None]] = {}
+        self.keys: dict[str, OrderedDict[str, None]] = {}
         self._functions: dict[str, int] = {}
 
     def flow(self, client: str, function: str) -> tuple[tuple[str, str], Flow]:
@@ -178,10 +178,10 @@ class Totals:
     def remember(self, client: str, key: str) -> None:
         known = self.keys.get(client)
         if known is None:
-            known = self.keys[client] = {}
+            known = self.keys[client] = OrderedDict()
         known[key] = None
         if len(known) > KEYS_PER_CLIENT:
-            del known[next(iter(known))]
+            known.popitem(last=False)
 
     def usage(self) -> tuple[FlowUsage, ...]:
         return tuple(self.flows[name].usage(*name) for name in sorted(self.flows))

@@ -102,13 +102,14 @@ class Changes:
     """What the SQLite file is to say from now on, of what has changed. segment: the journal up to there is part of it.
 
     Fields:
-        keys: charged since, by client. recent: nanoseconds of device time by second of the wall clock, of clients.
+        keys: charged since, with their clients. recent: of clients, nanoseconds of device time by second of the wall
+            clock.
     """
 
     segment: int
     flows: Sequence[FlowUsage] = ()
     holdings: Sequence[Holding] = ()
-    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    keys: Sequence[tuple[str, str]] = ()
     recent: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
@@ -200,15 +201,12 @@ def _write(connection: sqlite3.Connection, changes: Changes) -> None:
         "INSERT OR REPLACE INTO holdings VALUES (?, ?, ?, ?)",
         [(held.client, held.what, held.nbytes, held.byte_s) for held in changes.holdings],
     )
-    for client, keys in changes.keys.items():
-        connection.executemany(
-            "INSERT OR IGNORE INTO keys (client, key) VALUES (?, ?)", [(client, key) for key in keys]
-        )
-        connection.execute(
-            "DELETE FROM keys WHERE client = ?1 AND id <="
-            " (SELECT id FROM keys WHERE client = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
-            (client, KEYS_PER_CLIENT),
-        )
+    connection.executemany("INSERT OR IGNORE INTO keys (client, key) VALUES (?, ?)", changes.keys)
+    connection.executemany(
+        "DELETE FROM keys WHERE client = ?1 AND id <="
+        " (SELECT id FROM keys WHERE client = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+        [(client, KEYS_PER_CLIENT) for client in {client for client, _ in changes.keys}],
+    )
     connection.executemany(
         "INSERT OR REPLACE INTO recent VALUES (?, ?)",
         [(client, _json(seconds).decode()) for client, seconds in changes.recent.items()],

@@ -22,7 +22,7 @@ from kaas.errors import InvalidRequest, KaasError, UnknownObject, WrongSize
 from kaas.pool.objects import Held, HeldObjects
 from kaas.remote import wire
 from kaas.remote.contents import GRAIN_BYTES, VALUE, Content, no_paths, too_many
-from kaas.remote.state import State, digest_of, entry_key
+from kaas.remote.state import State, digest_of
 from kaas.remote.tasks import MOST_DIMENSIONS
 from kaas.remote.uploads import AT_ONCE_BYTES, Uploads, missing
 
@@ -63,12 +63,12 @@ class Values:
 
     async def open(self) -> None:
         """What was put in an earlier life is there again; what its disk has lost or damaged is not."""
-        for key, data in self._state.store.read(_OBJECTS).items():
+        for data in self._state.read(_OBJECTS):
             kept = _decode(data)
             content = self._uploads.contents.complete(kept.client, kept.hash, VALUE)
             held = await self.held(content) if content is not None else None
             if held is None or content is None:
-                self._state.store.remove(_OBJECTS, [key])
+                self._state.remove(_OBJECTS, kept.client, kept.name)
             else:
                 self._name(kept, held, content)
 
@@ -198,7 +198,7 @@ class Values:
                 if held is None:
                     raise missing(content.hash)
                 kept = _Kept(client, name, content.hash, dtype, shape)
-                self._state.store.put(_OBJECTS, {entry_key(client, name): msgspec.msgpack.encode(kept)})
+                self._state.put(_OBJECTS, client, name, msgspec.msgpack.encode(kept))
                 before = self._names.get(client, {}).get(name)
                 self._name(kept, held, content)
             finally:
@@ -224,7 +224,7 @@ class Values:
     async def _delete(self, client: str, name: str) -> None:
         async with self.turn(client):
             stored = self.named(client, name)
-            self._state.store.remove(_OBJECTS, [entry_key(client, name)])
+            self._state.remove(_OBJECTS, client, name)
             del self._names[client][name]
             self._uploads.contents.release(stored.content)
 

@@ -6,15 +6,16 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kaas.executor.profile import KernelTime
 from kaas.executor.tiers import TierUse
-from kaas.pool.ledger import BATCH, Entry, Histogram, Ledger
+from kaas.pool.ledger import BATCH, OTHERS, Entry, Histogram, Ledger
 from kaas.pool.stats import KernelStats
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1e-7, 1e4), min_size=1, max_size=200))
 def test_quantiles_are_within_a_bucket(values: list[float]) -> None:
     histogram = Histogram()
@@ -37,6 +38,22 @@ def test_nothing_yet_and_zero_seconds() -> None:
 def tiers(hits: int) -> dict[str, TierUse]:
     device = TierUse(hits, hits * 10, compulsory=3 - hits, capacity=1, evictions=1, evicted_bytes=5, seconds=0.25)
     return {"device": device, "store": TierUse(4 - hits)}
+
+
+def test_what_a_client_makes_up_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kaas.pool.ledger.FUNCTIONS_PER_CLIENT", 2)
+    ledger = Ledger(0.0)
+    for life in range(2):
+        for name in ("f", "g", "h", f"i{life}", "f"):
+            ledger.write(Entry(name, "a", 0, "succeeded", {"kernels": 1.0}, tiers(1)))
+        ledger.write(Entry("h", "b", 0, "succeeded"))
+        ledger.reset(1.0)
+    figures = ledger.since_the_start()
+    counts = {("f", "a"): 4, ("g", "a"): 2, (OTHERS, "a"): 4, ("h", "b"): 2}
+    assert {key[:2]: count for key, count in figures.outcomes.items()} == counts
+    assert {key: stages["kernels"].count for key, stages in figures.stages.items() if stages} == {
+        flow: count for flow, count in counts.items() if flow[1] == "a"
+    }
 
 
 def test_ledger() -> None:

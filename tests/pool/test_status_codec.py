@@ -9,8 +9,9 @@ import pytest
 from kaas import softgpu
 from kaas.config import ClientSettings, Config, Device
 from kaas.pool import status_codec
+from kaas.pool.ledger import Entry, Ledger
 from kaas.pool.quarantine import QuarantineStatus
-from kaas.pool.stats import Entry, Ledger, Stats
+from kaas.pool.stats import Stats
 from kaas.pool.status import DeviceStatus, PinStatus, Status, WorkerInfo
 
 MODEL = softgpu.Model(copy_bytes_per_s=1e9, kernels={"add": softgpu.Takes(1e-3, 0.5)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,14 @@ def test_entries_are_there_for_the_next_process(store: SqliteStore) -> None:
     store.clear("a", "c")
     assert (again.read("a"), again.read("b")) == ({}, {"x": b"3"})
     again.close()
+
+
+def test_what_fails_changes_nothing_and_the_next_change_works(store: SqliteStore) -> None:
+    store.put("a", {"x": b"1"})
+    with pytest.raises(sqlite3.Error):
+        store.put("a", {"x": b"2", "y": object()})  # type: ignore[dict-item]
+    store.put("a", {"z": b"3"})
+    assert store.read("a") == {"x": b"1", "z": b"3"}
 
 
 def test_a_store_is_a_file_or_an_object(store: SqliteStore) -> None:

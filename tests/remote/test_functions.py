@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from kaas.remote import wire
 from kaas.remote.allow import Allowed
 from kaas.remote.quotas import Quotas
 from kaas.remote.tasks import encode_library, encode_task
+from kaas.store import SqliteStore
 from tests.api.conftest import STEPS, N, add_task, both_task, numbers, scale_task
 from tests.remote.states import Had
 from tests.remote.test_uploads import files
@@ -322,5 +324,35 @@ def test_a_scalar_can_say_how_often(tmp_path: Path) -> None:
             await had.register("ada", scale_task(iterations=kaas.Scalar("times", "i32")), "f")
             function = had.functions.named("ada", "f")
             assert (function.iterations, set(function.scalars)) == ("times", {"times", "factor"})
+
+    asyncio.run(life())
+
+
+def test_what_cannot_be_written_down_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async def life() -> None:
+        async with Had(tmp_path) as had:
+            await had.put("ada", "x", A)
+            await had.upload("ada", encode_library(STEPS), "library")
+            await had.register("ada", scale_task(), "f")
+            held = dict(had.held)
+            with monkeypatch.context() as patch:
+                patch.setattr(SqliteStore, "put", full)
+                patch.setattr(SqliteStore, "remove", full)
+                for doing in (
+                    had.functions.register("ada", wire.Register(1, "g"), encode_task(add_task())),
+                    had.functions.unregister("ada", wire.Unregister(1, "f")),
+                    had.put("ada", "y", B),
+                    had.put("ada", "x", A),
+                    had.values.delete("ada", wire.Delete(1, "x")),
+                ):
+                    with pytest.raises(KaasError, match="disk is full"):
+                        await doing
+            assert (had.held, names(had, "ada"), len(had.registry.labels)) == (held, ["f"], 1)
+            assert await had.get("ada", "x") == A.tobytes()
 
     asyncio.run(life())

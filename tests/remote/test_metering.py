@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 
 from kaas.errors import QuotaExceeded, UsageUnavailable
 from kaas.executor.tiers import TierUse
+from kaas.pool.ledger import OTHERS
 from kaas.pool.wire import RunRecord
 from kaas.remote import usage, usage_file
 from kaas.remote.metering import Meter
 from kaas.remote.quotas import Quotas
-from kaas.remote.usage import KEYS_PER_CLIENT, OTHERS, FlowUsage, Holding, Usage
+from kaas.remote.usage import KEYS_PER_CLIENT, FlowUsage, Holding, Usage
 from kaas.remote.usage_file import SEGMENT, Journal, charges, read_usage
 
 PATIENCE_S = 30.0

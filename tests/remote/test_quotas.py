@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import InvalidConfig
@@ -16,6 +16,7 @@ from kaas.remote.quotas import ROUNDING_S, UNLIMITED, WINDOW_S, Allowance, Quota
 gaps = st.lists(st.floats(0, 5), min_size=1, max_size=60)
 
 
+@settings(deadline=None)
 @given(gaps=gaps, rate=st.floats(0.05, 100), burst=st.none() | st.integers(1, 20))
 def test_no_span_of_time_has_more_requests_than_its_part(gaps: list[float], rate: float, burst: int | None) -> None:
     quotas = Quotas(requests_per_s=rate, burst=burst)
@@ -32,6 +33,7 @@ def test_no_span_of_time_has_more_requests_than_its_part(gaps: list[float], rate
             assert last - first + 1 <= allowed + 1e-6
 
 
+@settings(deadline=None)
 @given(gaps=gaps, rate=st.floats(0.05, 100), burst=st.none() | st.integers(1, 20))
 def test_who_is_too_early_is_told_when_and_no_later_than_needed(
     gaps: list[float], rate: float, burst: int | None
@@ -51,6 +53,7 @@ def test_who_is_too_early_is_told_when_and_no_later_than_needed(
         assert allowance.admit(now_s) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 5))
 def test_no_more_are_open_than_may_be(comings: list[bool], limit: int) -> None:
     allowance = Allowance(Quotas(concurrent_requests=limit))
@@ -64,6 +67,7 @@ def test_no_more_are_open_than_may_be(comings: list[bool], limit: int) -> None:
             allowance.leave()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 10**12)), min_size=1, max_size=40), st.integers(1, 10**13))
 def test_the_window_has_all_of_the_last_minute(additions: list[tuple[float, int]], limit: int) -> None:
     window = Window()

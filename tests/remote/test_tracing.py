@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -61,6 +61,7 @@ def test_what_makes_no_sense_is_replaced(given: str) -> None:
     assert continued(first.traceparent).trace_id == first.trace_id  # whoever is asked next takes it
 
 
+@settings(deadline=None)
 @given(st.text(max_size=80) | st.from_regex(r"\A[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z"))
 def test_whatever_is_given_a_sound_one_goes_on(given: str) -> None:
     context = continued(given)
@@ -105,6 +106,7 @@ def test_where_everything_is_shown() -> None:
     assert shown == {"request": 7, "client": "a", "outcome": "succeeded", **context._asdict()}
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(*[st.floats(0, 1)] * 3, st.dictionaries(st.sampled_from(STAGES), st.floats(0, 2))), max_size=20)
 )
@@ -143,6 +145,12 @@ def test_lengths_of_a_queue() -> None:
     events = chrome_events([traced(1, 1, 4, 5), traced(2, 2, 5, 6), traced(3, 3, 3, 4)], since_s=0.0)
     counted = [(event["ts"] / 1e6, event["args"]["requests"]) for event in events if event["ph"] == "C"]
     assert counted == [(1, 1), (2, 2), (3, 1), (3, 2), (4, 1), (5, 0)]
+
+
+def test_what_had_come_before_the_trace_began_is_whole() -> None:
+    told = json.loads(chrome(trace_of([traced(1, 3, 6, 7), traced(2, 5.5, 7, 8)])))
+    begun = [event["ts"] for event in told["traceEvents"] if event["ph"] == "b"]
+    assert begun == [0, 2.5e6]
 
 
 def test_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

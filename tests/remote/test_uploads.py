@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,9 +28,10 @@ from kaas.errors import (
 from kaas.images import Image, Provided
 from kaas.library import Library
 from kaas.remote import wire
-from kaas.remote.allow import Allowed, public_key, sign
+from kaas.remote.allow import Allowed
 from kaas.remote.contents import GRAIN_BYTES, MOST_CONTENTS
 from kaas.remote.quotas import Quotas
+from kaas.remote.signing import public_key, sign
 from kaas.remote.state import State
 from kaas.remote.tasks import encode_library
 from kaas.remote.uploads import MOST_WAITING
@@ -37,7 +39,7 @@ from tests.api.conftest import STEPS
 from tests.remote.states import Had, hash_of
 
 LARGE = np.random.default_rng(0).bytes(300_000)
-SECRET = bytes(range(32))
+SECRET, OTHERS = (Ed25519PrivateKey.from_private_bytes(bytes([value]) * 32) for value in range(2))
 
 
 async def offered(had: Had, client: str, data: bytes, kind: str = "value") -> int:
@@ -382,9 +384,9 @@ STEPS_IMAGE = hash_of(STEPS.images[0].data)
         (Allowed(hashes=frozenset({STEPS_IMAGE})), BOTH, b"", False),
         (Allowed(signers=(public_key(SECRET),)), STEPS, b"", False),
         (Allowed(signers=(public_key(SECRET),)), STEPS, sign(SECRET, STEPS.hash), True),
-        (Allowed(signers=(public_key(bytes(32)), public_key(SECRET))), STEPS, sign(SECRET, STEPS.hash), True),
+        (Allowed(signers=(public_key(OTHERS), public_key(SECRET))), STEPS, sign(SECRET, STEPS.hash), True),
         (Allowed(signers=(public_key(SECRET),)), OTHER, sign(SECRET, STEPS.hash), False),
-        (Allowed(signers=(public_key(SECRET),)), STEPS, sign(bytes(32), STEPS.hash), False),
+        (Allowed(signers=(public_key(SECRET),)), STEPS, sign(OTHERS, STEPS.hash), False),
         (Allowed(signers=(public_key(SECRET),)), STEPS, b"short", False),
         (Allowed(any=True), NAMED, b"", False),
         (Allowed(any=True, providers=frozenset({"other"})), NAMED, b"", False),

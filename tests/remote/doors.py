@@ -1,0 +1,204 @@
+"""A door with a loop on a thread of its own, and clients that come to it, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from kaas.remote import wire
+from kaas.remote.door import RemoteChannel, RemoteDoor
+from kaas.remote.keys import Keys, OwnKeys, new_client, own_keys
+
+T = TypeVar("T")
+LOCAL = "127.0.0.1"
+PATIENCE_S = 30.0
+FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """For what the sockets' own threads do, which tell nobody."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+
+
+class Open:
+    """A door that notes what arrived.
+
+    Fields:
+        received: in order. gone: channels that have ended. on_receive: is called too. faults: errors out of it.
+    """
+
+    def __init__(self, keys: Keys | None, host: str = LOCAL, **limits: Any) -> None:
+        self.received: queue.Queue[tuple[RemoteChannel, list[Any]]] = queue.Queue()
+        self.gone: queue.Queue[RemoteChannel] = queue.Queue()
+        self.faults: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.on_receive: Callable[[RemoteChannel, list[Any]], object] = lambda _channel, _frames: None
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(lambda _loop, context: self.faults.put(context))
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        server = None if keys is None else keys.server
+        try:
+            self.door = self.do(
+                lambda: RemoteDoor(self.loop, host, 0, keys, server, self._receive, gone=self.gone.put, **limits)
+            )
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def port(self) -> int:
+        return int(self.door.endpoint.rpartition(":")[2])
+
+    def do(self, action: Callable[[], T]) -> T:
+        """On the loop's thread."""
+
+        async def act() -> T:
+            return action()
+
+        return asyncio.run_coroutine_threadsafe(act(), self.loop).result(PATIENCE_S)
+
+    def arrived(self) -> tuple[RemoteChannel, list[Any]]:
+        return self.received.get(timeout=PATIENCE_S)
+
+    def close(self, wait_s: float = 0.0) -> None:
+        self.do(lambda: self.door.close(wait_s))
+        self._end()
+        assert self.faults.empty()
+
+    def _end(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(PATIENCE_S)
+        self.loop.close()
+
+    def _receive(self, channel: RemoteChannel, frames: list[Any]) -> None:
+        self.received.put((channel, frames))
+        self.on_receive(channel, frames)
+
+
+class Client:
+    """A socket as clients have it. own: None for one without keys."""
+
+    def __init__(self, door: Open, own: OwnKeys | None, server_key: str = "", **options: Any) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.rcvtimeo = self.socket.sndtimeo = int(PATIENCE_S * 1000)
+        self.socket.reconnect_ivl = -1
+        for name, value in options.items():
+            setattr(self.socket, name, value)
+        if own is not None:
+            self.socket.curve_serverkey = (server_key or own.server_key).encode()
+            self.socket.curve_publickey, self.socket.curve_secretkey = own.public_key.encode(), own.secret_key.encode()
+        self.monitor = self.socket.get_monitor_socket(FAILED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
+        self.monitor.rcvtimeo = int(PATIENCE_S * 1000)
+        self.socket.connect(door.door.endpoint)
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames)
+
+    def receive(self) -> list[bytes]:
+        return self.socket.recv_multipart()
+
+    def happened(self) -> zmq.Event:
+        """What became of the connection next."""
+        return zmq.Event(parse_monitor_message(self.monitor.recv_multipart())["event"])
+
+    def refused(self) -> bool:
+        event = self.happened()
+        assert not event & zmq.Event.HANDSHAKE_SUCCEEDED
+        return bool(event & FAILED)
+
+    def put_out(self) -> bool:
+        """Whether its connection ends."""
+        while not self.happened() & zmq.Event.DISCONNECTED:
+            pass
+        return True
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+class Crowd:
+    """Connections of one client in another process, so that this one's memory is the door's."""
+
+    def __init__(self, door: Open, own: OwnKeys) -> None:
+        said = (door.door.endpoint, own.server_key, own.public_key, own.secret_key)
+        command = [sys.executable, "-c", CROWD, *said]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def come(self, number: int) -> None:
+        """So many more, each of which is answered once."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(number, file=self._process.stdin, flush=True)
+        assert self._process.stdout.readline() == "here\n"
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+CROWD = """
+import sys, zmq
+endpoint, server_key, public_key, secret_key = sys.argv[1:]
+context, there = zmq.Context(), []
+for line in sys.stdin:
+    for _ in range(int(line)):
+        socket = context.socket(zmq.DEALER)
+        socket.curve_serverkey, socket.curve_publickey = server_key.encode(), public_key.encode()
+        socket.curve_secretkey = secret_key.encode()
+        socket.connect(endpoint)
+        socket.send(b"here")
+        socket.recv_multipart()
+        there.append(socket)
+    print("here", flush=True)
+"""
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+class Plain:
+    """Somebody who writes to the port what he likes."""
+
+    def __init__(self, door: Open) -> None:
+        self.socket = socket.create_connection((LOCAL, door.port), PATIENCE_S)
+
+    def put_out(self) -> bool:
+        """Whether the server ends this."""
+        try:
+            while self.socket.recv(1 << 16):
+                pass
+        except ConnectionError:
+            pass
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def client_keys(folder: Path, name: str) -> OwnKeys:
+    """Of a new client of a server's folder."""
+    secret_file = folder.with_name(f"{name}.toml")
+    new_client(folder, name, secret_file)
+    return own_keys(secret_file)
+
+
+def echo(door: Open) -> None:
+    """From now on every message is answered with its own frames."""
+    door.on_receive = lambda channel, frames: channel.send(wire.Done(1), frames)

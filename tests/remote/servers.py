@@ -1,0 +1,190 @@
+"""A server in a process of its own, for tests, and somebody who speaks its protocol message by message."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+
+import kaas
+from kaas.remote import tasks, wire
+from kaas.remote.keys import OwnKeys, new_client, own_keys, prepare
+from kaas.serve_command import READY
+
+PATIENCE_S = 30.0
+ROOT = Path(__file__).parents[2]
+STEPS = kaas.Library.from_file(ROOT / "tests" / "api" / "kernels" / "steps.ptx")
+WIDTH = 1024
+CLIENTS = ("alice", "bob", "boss")
+"""Who have keys."""
+DEVICE = {"kind": "software", "memory_bytes": 256 << 20}
+
+T = TypeVar("T", bound=wire.FromServer)
+
+
+def scaled(factor: float = 2.0, width: int = WIDTH) -> kaas.KTask:
+    """y = factor * x."""
+    x, y = kaas.Buffer("x", width, "float32"), kaas.Buffer("y", width, "float32")
+    kernel = kaas.Kernel(
+        STEPS, "scale", -(-width // 256), 256, [kaas.In(x), kaas.Out(y), kaas.f32(factor), kaas.u32(width)]
+    )
+    return kaas.KTask([kernel], [y])
+
+
+class Server:
+    """`kaas serve`, from its start to its end.
+
+    Fields:
+        endpoint: where it is. folder: with its configuration, state and keys.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any] | None = None, *, insecure: bool = False) -> None:
+        """settings: beside those that every test wants. A server that is started in the folder of one that has ended
+        goes on with what that has left."""
+        self.folder = folder
+        self._insecure = insecure
+        self.keys = folder / "keys"
+        config: dict[str, Any] = {
+            "name": f"test {token_hex(4)}",
+            "listen": {"port": 0},
+            "state": str(folder / "state"),
+            "pool": {"devices": [DEVICE]},
+            "code": {"any": True},
+            **(settings or {}),
+        }
+        if not insecure:
+            prepare(self.keys)
+            config["keys"] = str(self.keys)
+            for name in CLIENTS:  # a server knows those that come later only after a while
+                if not (folder / f"{name}.keys").exists():
+                    new_client(self.keys, name, folder / f"{name}.keys")
+        path = folder / "kaas.yaml"
+        path.write_bytes(msgspec.yaml.encode(config))
+        self.name = str(config["name"])
+        self.errors = folder / "stderr"
+        command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(path)]
+        with self.errors.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [*command, "--insecure"] if insecure else command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        self.endpoint = self._ready()
+
+    def _ready(self) -> str:
+        assert self.process.stdout is not None, "a pipe"
+        assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], "it says nothing"
+        line = self.process.stdout.readline().decode()
+        assert line.startswith(READY), self.errors.read_text()
+        return line.split()[-1]
+
+    def key_of(self, name: str) -> OwnKeys | None:
+        """Of one of CLIENTS; None if there are no keys."""
+        return None if self._insecure else own_keys(self.folder / f"{name}.keys")
+
+    def speaker(self, name: str = "alice", *, session: str | None = None) -> Speaker:
+        """One that has said Hello."""
+        speaker = Speaker(self.endpoint, self.key_of(name))
+        speaker.greet(session)
+        return speaker
+
+    def executors(self) -> list[int]:
+        """Process ids."""
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(pid) for file in children for pid in file.read_text().split()]
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Its exit status."""
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(PATIENCE_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class Speaker:
+    """A connection, whatever is said on it. numbers are counted from 1."""
+
+    def __init__(self, endpoint: str, keys: OwnKeys | None) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        if keys is not None:
+            socket.curve_serverkey = keys.server_key.encode()
+            socket.curve_publickey, socket.curve_secretkey = keys.public_key.encode(), keys.secret_key.encode()
+        socket.connect(endpoint)
+        self.session = ""
+        self._number = 0
+
+    def number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def send(self, message: wire.FromClient | bytes, *frames: Any) -> None:
+        header = message if isinstance(message, bytes) else wire.encode(message)
+        self.socket.send_multipart([header, *frames])
+
+    def receive(self, patience_s: float = PATIENCE_S) -> tuple[wire.FromServer, list[bytes]]:
+        """The next message."""
+        assert self.socket.poll(int(patience_s * 1000)), "nothing came"
+        header, *frames = self.socket.recv_multipart()
+        return wire.decode_from_server(header), frames
+
+    def quiet(self) -> bool:
+        """Whether nothing more comes before the answer to a question."""
+        number = self.number()
+        self.send(wire.Ask(number, "health"))
+        answer, _ = self.receive()
+        return isinstance(answer, wire.Told) and answer.number == number
+
+    def told(self, kind: type[T], message: wire.FromClient, *frames: Any) -> tuple[T, list[bytes]]:
+        """The answer, which is of this kind."""
+        self.send(message, *frames)
+        answer, came = self.receive()
+        assert isinstance(answer, kind), answer
+        return answer, came
+
+    def greet(self, session: str | None = None) -> wire.Welcome:
+        self.session = session or token_hex(16)
+        return self.told(wire.Welcome, wire.Hello(wire.VERSION, self.session))[0]
+
+    def register(self, task: kaas.KTask, name: str = "") -> wire.Registered:
+        """With its libraries."""
+        for library in task.libraries:
+            data = tasks.encode_library(library)
+            self.told(wire.Uploaded, wire.Upload(self.number(), library.hash, len(data), "library"))
+            self.told(wire.Uploaded, wire.Chunk(self.number(), library.hash, 0), data)
+        return self.told(wire.Registered, wire.Register(self.number(), name), tasks.encode_task(task))[0]
+
+    def invoke(self, function: str, *values: Any, number: int = 0, **options: Any) -> int:
+        """Its number. values: of the inputs x, y and so on."""
+        number = number or self.number()
+        inputs = {name: wire.Input(frame=1 + index) for index, name in enumerate("xyz"[: len(values)])}
+        self.send(wire.Invoke(number, function, inputs, **options), *values)
+        return number
+
+    def ask(self, what: str, *frames: bytes) -> Any:
+        return self.told(wire.Told, wire.Ask(self.number(), what), *frames)[0].answer
+
+    def received(self, numbers: Sequence[int]) -> None:
+        self.send(wire.Received(tuple(numbers)))
+
+    def close(self) -> None:
+        self.socket.close()
+        self._context.term()

@@ -1,0 +1,114 @@
+"""What clients have at a server: there again when it was killed, each client's own, and no code that is not allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.remote import wire
+from kaas.remote.serve_config import parse
+from kaas.remote.tasks import encode_library, encode_task
+from tests.api.conftest import STEPS, N, add_task, numbers
+from tests.remote.servers import ROOT, Server, Speaker
+from tests.remote.states import hash_of
+
+A, B = numbers(seed=1), numbers(seed=2)
+LARGE = np.random.default_rng(0).bytes(3 << 20)
+CODE = encode_library(STEPS)
+
+
+def test_the_configuration_that_the_docs_show_is_one() -> None:
+    text = (ROOT / "docs" / "serve.md").read_text()
+    settings = parse(text.split("```yaml\n")[1].split("```")[0].encode())
+    assert settings.code.allowed().signers
+    assert settings.pool.config(None).devices == (kaas.Device("software", 256 << 20),)
+    assert settings.limits.quotas.stored_bytes == 1 << 30
+    assert settings.administrators == ("ada",)
+
+
+def put(speaker: Speaker, name: str, array: Any) -> None:
+    speaker.told(wire.Done, wire.Put(speaker.number(), name, array.dtype.name, array.shape), array.tobytes())
+
+
+def upload(speaker: Speaker, data: bytes, begin: int, end: int, kind: str = "value") -> int:
+    """A part of it; where it stands then."""
+    at = speaker.told(wire.Uploaded, wire.Upload(speaker.number(), hash_of(data), len(data), kind))[0].offset
+    assert at == begin
+    message = wire.Chunk(speaker.number(), hash_of(data), begin)
+    return speaker.told(wire.Uploaded, message, data[begin:end])[0].offset
+
+
+def error(speaker: Speaker, message: wire.FromClient, *frames: Any) -> str:
+    return speaker.told(wire.Failure, message, *frames)[0].error
+
+
+def results(speaker: Speaker, message: wire.Invoke, *frames: Any) -> list[Any]:
+    return [np.frombuffer(frame, np.float32) for frame in speaker.told(wire.Result, message, *frames)[1]]
+
+
+def test_a_server_that_was_killed_has_what_its_clients_left(serve: Callable[..., Server]) -> None:
+    first = serve()
+    alice = first.speaker("alice")
+    upload(alice, CODE, 0, len(CODE), "library")
+    put(alice, "b", B)
+    told, _ = alice.told(wire.Registered, wire.Register(alice.number(), "plus", {"b": "b"}), encode_task(add_task()))
+    plain, _ = alice.told(wire.Registered, wire.Register(alice.number()), encode_task(add_task()))
+    assert plain.function == add_task().key != told.function
+    put(alice, "b", A)  # the function keeps what it was given
+    assert upload(alice, LARGE, 0, 2 << 20) == 2 << 20
+    first.process.kill()
+    first.wait()
+    alice.close()
+
+    second = serve()
+    alice, bob = second.speaker("alice"), second.speaker("bob")
+    given = {"a": wire.Input(frame=1)}
+    for function in ("plus", told.function):
+        (c,) = results(alice, wire.Invoke(alice.number(), function, given), A.tobytes())
+        np.testing.assert_array_equal(c, A + B)
+    named = {"a": wire.Input(object="b"), "b": wire.Input(object="b")}
+    (c,) = results(alice, wire.Invoke(alice.number(), plain.function, named))
+    np.testing.assert_array_equal(c, A + A)
+    assert upload(alice, LARGE, 2 << 20, len(LARGE)) == len(LARGE)
+
+    for function in ("plus", told.function):
+        assert error(bob, wire.Invoke(bob.number(), function, given), A.tobytes()) == "UnknownFunction"
+    assert error(bob, wire.Get(bob.number(), "b")) == "UnknownObject"
+    assert error(bob, wire.Put(bob.number(), "mine", "uint8", (len(LARGE),), hash_of(LARGE))) == "MissingContent"
+    assert error(bob, wire.Register(bob.number()), encode_task(add_task())) == "MissingContent"
+    offset = bob.told(wire.Uploaded, wire.Upload(bob.number(), hash_of(LARGE), len(LARGE), "value"))[0].offset
+    assert offset == 0
+    assert bob.told(wire.Listed, wire.Objects(bob.number()))[0].entries == []
+    assert bob.told(wire.Listed, wire.Functions(bob.number()))[0].entries == []
+    alice.close()
+    bob.close()
+
+
+def test_code_that_is_not_allowed_does_not_come_in(serve: Callable[..., Server]) -> None:
+    server = serve({"code": {"hashes": [hash_of(STEPS.images[0].data)], "providers": []}})
+    alice = server.speaker("alice")
+    assert upload(alice, CODE, 0, len(CODE), "library") == len(CODE)
+    other = kaas.Library((replace(STEPS.images[0], data=STEPS.images[0].data + b"\n// mine\n"),))
+    for library in (other, kaas.Library.provided("kaas", "shapes", "1.0")):
+        data = encode_library(library)
+        alice.told(wire.Uploaded, wire.Upload(alice.number(), library.hash, len(data), "library"))
+        assert error(alice, wire.Chunk(alice.number(), library.hash, 0), data) == "NotAllowed"
+        x, y = kaas.Buffer("x", N, "float32"), kaas.Buffer("y", N, "float32")
+        task = kaas.KTask([kaas.Kernel(library, "scale", 4, 256, [kaas.In(x), kaas.Out(y)])], [y])
+        assert error(alice, wire.Register(alice.number()), encode_task(task)) == "MissingContent"
+    alice.close()
+
+
+@pytest.mark.parametrize("quota", ["stored_bytes", "library_bytes"])
+def test_quotas_hold(serve: Callable[..., Server], quota: str) -> None:
+    server = serve({"limits": {"quotas": {quota: 100_000}}})
+    alice = server.speaker("alice")
+    kind = {"stored_bytes": "value", "library_bytes": "library"}[quota]
+    failure, _ = alice.told(wire.Failure, wire.Upload(alice.number(), hash_of(LARGE), len(LARGE), kind))
+    assert (failure.error, failure.fields["quota"], failure.fields["limit"]) == ("QuotaExceeded", quota, 100_000)
+    alice.close()

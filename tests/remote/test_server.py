@@ -1,0 +1,231 @@
+"""`kaas serve` from outside: it starts, says so, answers, and ends as it should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+import kaas
+from kaas.errors import InvalidConfig
+from kaas.pool.processes import pidfd
+from kaas.remote import wire
+from kaas.remote.keys import OwnKeys
+from kaas.remote.quotas import Quotas
+from kaas.remote.serve_config import Limits, parse, read
+from tests.remote.conftest import Serve
+from tests.remote.servers import PATIENCE_S, WIDTH, Server, Speaker, scaled
+
+ONES = np.ones(WIDTH, np.float32).tobytes()
+
+
+def result_of(frame: bytes) -> Any:
+    return np.frombuffer(frame, np.float32)
+
+
+def test_one_that_is_asked_to_end_answers_first_what_is_open(serve: Serve) -> None:
+    server = serve()
+    speaker = server.speaker()
+    speaker.register(scaled(), "f")
+    numbers = [speaker.invoke("f", ONES) for _ in range(20)]
+    speaker.send(wire.Ask(100, "health"))
+    answers: dict[int, wire.FromServer] = {}
+    while 100 not in answers:  # then all were taken in
+        answer, _ = speaker.receive()
+        answers[answer.number] = answer  # type: ignore[union-attr]
+    server.terminate()
+    while not answers.keys() >= {*numbers}:
+        answer, frames = speaker.receive()
+        if isinstance(answer, wire.Result):
+            assert (result_of(frames[0]) == 2).all()
+        if not isinstance(answer, wire.Goodbye):
+            answers[answer.number] = answer  # type: ignore[union-attr]
+    assert all(isinstance(answers[number], wire.Result) for number in numbers)
+    speaker.received(numbers)
+    assert server.wait() == 0
+    speaker.close()
+
+
+def test_nothing_is_taken_in_while_it_drains(serve: Serve) -> None:
+    server = serve({"administrators": ["boss"], "drain_s": 60})
+    boss, other = server.speaker("boss"), server.speaker()
+    other.register(scaled(), "f")
+    waits = other.invoke("f", ONES)
+    assert isinstance(other.receive()[0], wire.Result)  # not received: the server waits for that
+    refused = other.told(wire.Failure, wire.Ask(90, "drain"))[0]
+    assert refused.error == "InvalidRequest"
+    boss.send(wire.Ask(1, "drain"))
+    came = [boss.receive()[0], boss.receive()[0]]
+    assert {type(each) for each in came} == {wire.Goodbye, wire.Told}
+    assert isinstance(other.receive()[0], wire.Goodbye)
+    other.invoke("f", ONES, number=91)
+    answer, _ = other.receive()
+    assert isinstance(answer, wire.Failure)
+    assert (answer.number, answer.error) == (91, "PoolStopped")
+    assert answer.retry_s
+    assert not other.ask("health")["ready"]
+    other.received([waits])
+    assert server.wait() == 0
+    boss.close()
+    other.close()
+
+
+def test_it_waits_only_so_long(serve: Serve) -> None:
+    server = serve({"drain_s": 0.1})
+    speaker = server.speaker()
+    speaker.register(scaled(), "f")
+    speaker.invoke("f", ONES)
+    speaker.receive()
+    server.terminate()
+    assert server.wait() == 0  # though the answer was never received
+    speaker.close()
+
+
+def test_its_executors_end_with_it(serve: Serve) -> None:
+    server = serve()
+    speaker = server.speaker()
+    assert speaker.ask("health", b"canary")["canary_s"] < PATIENCE_S
+    watched = [pidfd(pid) for pid in server.executors()]
+    assert watched
+    server.process.kill()
+    poller = zmq.Poller()
+    for file in filter(None, watched):
+        poller.register(file, zmq.POLLIN)
+        assert poller.poll(int(PATIENCE_S * 1000))
+        poller.unregister(file)
+        os.close(file)
+    speaker.close()
+
+
+def test_functions_outlive_it(serve: Serve) -> None:
+    first = serve()
+    speaker = first.speaker()
+    life = speaker.greet().life
+    speaker.register(scaled(), "f")
+    first.process.kill()
+    first.close()
+    speaker.close()
+    second = serve()
+    speaker = second.speaker()
+    assert speaker.greet().life != life
+    speaker.invoke("f", ONES)
+    answer, frames = speaker.receive()
+    assert isinstance(answer, wire.Result)
+    assert (result_of(frames[0]) == 2).all()
+    speaker.close()
+
+
+def test_programs_on_its_machine_use_it_too(serve: Serve) -> None:
+    server = serve(insecure=True)
+    program = (
+        "import sys; from kaas.api import attach, status; attach(sys.argv[1], ray=False); print(len(status().devices))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", program, server.name]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout == "1\n"
+
+
+def test_two_of_one_name_are_refused(serve: Serve, tmp_path: Path) -> None:
+    server = serve(insecure=True)
+    config = tmp_path / "kaas.yaml"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "kaas.cli", "serve", "--insecure", "--config", str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 1
+    assert "runs on this machine already" in ended.stderr
+    server.process.send_signal(signal.SIGINT)
+    assert server.wait() == 0
+
+
+def test_one_without_keys_says_so_loudly(serve: Serve) -> None:
+    server = serve(insecure=True)
+    speaker = server.speaker()
+    assert speaker.greet().client == "local"
+    assert "INSECURE" in server.errors.read_text()
+    speaker.close()
+
+
+def test_a_stranger_gets_nothing(server: Server) -> None:
+    keys = server.key_of("alice")
+    assert keys is not None
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    stranger = Speaker(server.endpoint, OwnKeys("alice", public, secret, keys.server_key))
+    stranger.send(wire.Hello(wire.VERSION, "a" * 32))
+    speaker = server.speaker()
+    assert speaker.ask("health", b"canary")["live"]
+    assert not stranger.socket.poll(0)
+    stranger.close()
+    speaker.close()
+
+
+# --- its configuration
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (b"colour: red", "colour"),
+        (b"pool: {colour: red}", "pool.colour"),
+        (b"listen: {port: many}", "listen.port"),
+        (b"limits: {requests: many}", "limits.requests"),
+        (b"pool: {devices: [{kind: software, colour: red}]}", "pool.devices[0].colour"),
+        (b"]", ""),
+    ],
+)
+def test_what_is_wrong_is_named(text: bytes, field: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        parse(text)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("listen: {host: 0.0.0.0}", "listen.host"),
+        ("listen: {host: everywhere}", "listen.host"),
+        ("listen: {port: 65536}", "listen.port"),
+        ("limits: {credit_bytes: 0}", "limits.credit_bytes"),
+        ("drain_s: -1", "drain_s"),
+        ("pool: {slots: 0}", "slots"),
+        ("code: {signers: [xyz]}", "code.signers"),
+        ("keys: somewhere", "keys"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path: Path, text: str, field: str) -> None:
+    path = tmp_path / "kaas.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidConfig) as caught:
+        read(path, insecure=True)
+    assert caught.value.field == field
+
+
+def test_it_needs_keys_or_says_that_it_has_none(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        read(None)
+    assert caught.value.field == "keys"
+    assert read(None, insecure=True).code.any
+    with pytest.raises(InvalidConfig):
+        read(tmp_path / "nowhere.yaml", insecure=True)
+
+
+def test_a_key_says_more_than_the_server() -> None:
+    limits = Limits(quotas=Quotas(requests_per_s=5.0, burst=50, stored_bytes=100))
+    granted = limits.granted(Quotas(requests_per_s=1.0, concurrent_requests=3))
+    assert granted == Quotas(requests_per_s=1.0, concurrent_requests=3, stored_bytes=100)
+    told = limits.told(granted)
+    assert (told.requests, told.requests_per_s, told.stored_bytes) == (3, 1.0, 100)
+
+
+def test_its_pool_is_as_configured() -> None:
+    settings = parse(b"pool: {policy: mqfq, slots: 2, devices: [{speed: 2.0}], clients: {alice: {weight: 2.0}}}")
+    config = settings.pool.config(None)
+    assert config == kaas.Config(
+        devices=(kaas.Device(speed=2.0),), policy="mqfq", slots=2, clients={"alice": kaas.ClientSettings(weight=2.0)}
+    )
