@@ -96,6 +96,8 @@ class NodeLine(Line):
             self._lost = CLOSED
             os.eventfd_write(self._bell, 1)
         with self._receiving:
+            for socket in (self._in, self._out):
+                socket.disable_monitor()  # first: ZeroMQ's own thread would wait for ever to tell one that is gone
             for socket in (*self._monitors, self._in, self._out):
                 socket.close()
             self._context.term()

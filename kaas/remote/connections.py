@@ -95,6 +95,7 @@ class Connections(Generic[T]):
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.rcvhwm = 0  # or ZeroMQ's own thread waits for this one
         where = f"inproc://{secrets.token_hex(8)}"
+        self._socket = socket
         socket.monitor(where, _HAPPENED)
         self._monitor.connect(where)
         self._drain = Drain(loop, self._monitor, self._happened)
@@ -108,8 +109,9 @@ class Connections(Generic[T]):
         self._port = int(endpoint.rpartition(":")[2])
 
     def close(self) -> None:
-        """After the socket."""
+        """Before the socket. ZeroMQ's own thread would wait for ever to tell a monitor that is gone."""
         self._looking.cancel()
+        self._socket.disable_monitor()
         self._drain.close(0.0)
 
     def owned(self, fd: int, owner: T) -> Connection[T] | None:

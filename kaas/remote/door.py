@@ -26,7 +26,8 @@ from kaas.remote.keys import Keys, ServerKeys
 FRAME_BYTES = 16 << 20
 """Of the largest frame that is taken, unless told otherwise."""
 FRAMES = 1024
-"""Of a message; with more of them its client is put out."""
+"""Of a message; with more of them its client is put out, and not let in for OUT_S: each takes the loop's time."""
+OUT_S = 60.0
 QUEUED = 1024
 """Messages to a client that wait on one connection, unless told otherwise."""
 ARRIVED = 128
@@ -92,6 +93,7 @@ class RemoteDoor:
         self._closed = False
         self._channels: dict[tuple[bytes, str], RemoteChannel] = {}
         self._of_key: Counter[str] = Counter()
+        self._out: set[str] = set()
         self._drains: list[Drain] = []
         if keys is None:
             host = _loopback(host)
@@ -118,9 +120,9 @@ class RemoteDoor:
         self._closed = True
         if self._keys is not None:
             self._refreshing.cancel()
+        self._connections.close()
         for drain in self._drains:
             drain.close(wait_s)
-        self._connections.close()
         self._context.term()
 
     def _bind(self, host: str, port: int) -> None:
@@ -148,19 +150,26 @@ class RemoteDoor:
         """Answer a question of ZeroMQ: whether somebody with this key may come in."""
         _domain, _address, _identity, _mechanism, key = question
         public_key = z85.encode(key)
+        if keys.who(public_key.decode()) is None and keys.added():
+            self._see(keys)
         if keys.who(public_key.decode()) is None:
             answer = [b"400", b"", b"", b""]
-        elif self._full(public_key.decode()):
+        elif self._shut_for(public_key.decode()):
             answer = [b"500", b"", b"", b""]  # 300 would be the word for it, but then ZeroMQ lets them wait
         else:
             answer = [b"200", b"", public_key, b""]
         asked.send_multipart([version, number, *answer])
 
-    def _full(self, public_key: str) -> bool:
-        return self._of_key[public_key] >= self._limit or len(self._connections) > self._most
+    def _shut_for(self, public_key: str) -> bool:
+        """Whether no more connections of a key that is known may come now."""
+        full = self._of_key[public_key] >= self._limit or len(self._connections) > self._most
+        return full or public_key in self._out
 
     def _refresh(self, keys: Keys) -> None:
         self._refreshing = self._loop.call_later(REFRESH_S, self._refresh, keys)
+        self._see(keys)
+
+    def _see(self, keys: Keys) -> None:
         if keys.refresh():
             for (_, public_key), channel in list(self._channels.items()):
                 client = keys.who(public_key)
@@ -176,17 +185,29 @@ class RemoteDoor:
         if channel is None or channel.dropped:
             return
         if len(frames) > FRAMES:
-            channel.drop()
+            self._put_out(channel)
             return
         channel.connection.taken += 1
         self._receive(channel, frames)
+
+    def _put_out(self, channel: RemoteChannel) -> None:
+        """And all else that has its key, for a while."""
+        channel.drop()
+        public_key = channel.key[1]
+        if not public_key:  # it is everybody's
+            return
+        self._out.add(public_key)
+        self._loop.call_later(OUT_S, self._out.discard, public_key)
+        for (_, each), channel in self._channels.items():
+            if each == public_key:
+                channel.drop()
 
     def _came(self, key: tuple[bytes, str], fd: int) -> RemoteChannel | None:
         """A connection's first message. ZeroMQ's own identities are five bytes; who chooses one might take another's
         place."""
         identity, public_key = key
         client = self._keys.who(public_key) if self._keys is not None else None
-        if (self._keys is not None and client is None) or self._full(public_key) or not _OWN.fullmatch(identity):
+        if (self._keys is not None and client is None) or self._shut_for(public_key) or not _OWN.fullmatch(identity):
             self._connections.shut(fd)
             return None
         channel = RemoteChannel(self, key, self._nobody if client is None else client.name)

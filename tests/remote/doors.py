@@ -129,7 +129,9 @@ class Client:
         return True
 
     def close(self) -> None:
-        self.context.destroy(linger=0)
+        if not self.socket.closed:
+            self.socket.disable_monitor()  # first: ZeroMQ's own thread would wait for ever to tell one that is gone
+            self.context.destroy(linger=0)
 
 
 class Crowd:

@@ -200,16 +200,17 @@ def test_nor_who_takes_another_for_the_server(opened: Open, come: Come, alice: O
     assert opened.received.empty()
 
 
-def test_a_key_counts_from_when_its_file_is_there(opened: Open, come: Come, folder: Path) -> None:
-    carol = client_keys(folder, "carol")
-
-    def let_in() -> bool:
-        client = come(carol)
-        client.send(b"hello")
-        return bool(client.happened() & zmq.Event.HANDSHAKE_SUCCEEDED)
-
-    until(let_in)
-    assert opened.arrived()[0].user == "carol"
+def test_a_key_counts_from_when_its_file_is_there(
+    folder: Path,
+    alice: OwnKeys,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "REFRESH_S", 1000.0)
+    opened = Open(Keys(folder))
+    echo(opened)
+    with closing(opened), closing(Client(opened, client_keys(folder, "carol"))) as client:
+        echoes(client)
+        assert opened.arrived()[0].user == "carol"
 
 
 def test_who_loses_the_key_is_put_out(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys, folder: Path) -> None:
@@ -296,14 +297,26 @@ def test_a_frame_has_so_many_bytes(come: Come, alice: OwnKeys, bob: OwnKeys) -> 
     echoes(other)
 
 
-def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys) -> None:
-    client = come(alice)
+def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys) -> None:
+    other, client, second = come(bob), come(alice), come(alice)
     frames = [b"%d" % number for number in range(FRAMES)]
     echoes(client, *frames)
+    for each in (other, second):
+        echoes(each)
     client.send(*frames, b"one more")
-    client.send(b"next")
     assert client.put_out()
-    assert opened.received.qsize() == 1
+    assert second.put_out()
+    assert come(alice).refused()
+    echoes(other)
+    assert opened.received.qsize() == 4
+
+
+def test_who_was_put_out_comes_in_later(come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "OUT_S", 0.01)
+    client = come(alice)
+    client.send(*[b""] * (FRAMES + 1))
+    assert client.put_out()
+    until(lambda: bool(come(alice).happened() & zmq.Event.HANDSHAKE_SUCCEEDED))
 
 
 def send_for_ever(stranger: Plain, said: bytes) -> None:
@@ -491,7 +504,7 @@ def test_what_was_said_last_arrives(alice: OwnKeys, folder: Path) -> None:
     with closing(Client(opened, alice)) as client:
         client.send(b"hello")
         channel, _ = opened.arrived()
-        opened.do(lambda: channel.send(wire.Goodbye("at night")))
+        assert opened.do(lambda: channel.send(wire.Goodbye("at night")))
         opened.close(PATIENCE_S)
         assert wire.decode_from_server(client.receive()[0]) == wire.Goodbye("at night")
         assert client.put_out()

@@ -202,10 +202,13 @@ def test_what_is_not_there(folder: Path, alice: ClientKey, missing: str, tmp_pat
 def test_keys_come_and_go(folder: Path, alice: ClientKey, tmp_path: Path) -> None:
     keys = Keys(folder)
     assert not keys.refresh()
+    assert not keys.added()
     bob = new_client(folder, "bob", tmp_path / "bob.toml")
     assert keys.who(bob.public_key) is None
+    assert keys.added()
     assert keys.refresh()
     assert not keys.refresh()
+    assert not keys.added()
     assert keys.who(bob.public_key) is not None
     (folder / "clients" / "alice.toml").unlink()
     assert keys.refresh()
@@ -250,9 +253,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Keys(tmp_path / "of" / "server").named("bob") is not None
 
 
-def test_an_error_of_the_command_is_one_line(tmp_path: Path) -> None:
+def test_an_error_of_the_command_is_one_line() -> None:
     command = [sys.executable, "-m", "kaas.cli", "keys", "new", "a/b"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr.startswith("InvalidConfig: a client's name is")
     assert ended.stderr.count("\n") == 1
