@@ -193,8 +193,9 @@ def _argument(pid: int, wanted: str) -> bool:
 
 
 def memory_bytes(pids: Sequence[int]) -> int:
-    """Of these processes together, what they share counted once (PSS)."""
-    return sum(_kb(pid, "Pss") for pid in pids) << 10
+    """Of these processes together, what they share counted once; without files, whose pages they share with whatever
+    else runs here."""
+    return sum(_kb(pid, "Pss_Anon") + _kb(pid, "Pss_Shmem") for pid in pids) << 10
 
 
 def resident_bytes(pid: int) -> int:
