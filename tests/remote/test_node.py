@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,17 @@ def test_it_keeps_within_its_credit(node: Node, server: Server) -> None:
 def test_failures_are_errors(node: Node, server: Server) -> None:
     with pytest.raises(AssertionError, match="WrongSize"):
         node("call.mjs", server.address, "difference", json.dumps({"x": [1, 2]}), *last(server))
+
+
+def test_it_asks_again_when_the_server_was_killed(node: Node, tmp_path: Path) -> None:
+    with Server(tmp_path, ["ada"], kernels_s={"vsub": 0.005}) as server, ThreadPoolExecutor(1) as beside:
+        with kaas.Client(server.address, keys=server.keys("ada")) as client:
+            client.register(build(), name="difference")
+        count = 1000
+        flood = beside.submit(node, "flood.mjs", server.address, "difference", str(count), *last(server))
+        while server.charged()["ada"] < 100:
+            assert not flood.done()
+        server.kill()
+        server.start()
+        assert flood.result() == f"{count}\n"
+        assert server.charged()["ada"] == count, "each once"
