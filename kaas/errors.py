@@ -429,6 +429,14 @@ class UnknownSession(KaasError):
     """A question of a remote client that has not said Hello, or not for long: it does, and asks again."""
 
 
+class StepFailed(KaasError):
+    """A cTask of the server, before or after a remote client's kTask, raised something; `error_type` is its class's
+    name, "" if the step's process has ended."""
+
+    step: str
+    error_type: str
+
+
 class QuotaExceeded(KaasError):
     """Something of a remote client's that is beyond what its key grants it.
 

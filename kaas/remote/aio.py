@@ -33,9 +33,10 @@ class AsyncClient:
         *,
         keys: str | os.PathLike[str] | OwnKeys | None = None,
         server_key: str | None = None,
+        signatures: Mapping[str, bytes] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._client = Client(address, keys=keys, server_key=server_key, patience_s=patience_s)
+        self._client = Client(address, keys=keys, server_key=server_key, signatures=signatures, patience_s=patience_s)
 
     async def register(
         self,

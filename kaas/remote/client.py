@@ -94,6 +94,7 @@ class Client:
         keys: the file that `kaas keys new` wrote for this client, or what is in it. None for a server without keys,
             which is on this machine.
         server_key: the server's public key, if it is not the one in that file.
+        signatures: of libraries, by hash, for a server that takes signed code: `kaas.remote.signing.read_signatures`.
         patience_s: how long a server is looked for that is not there, and how long is asked again what a server has
             put off; calls with a deadline have that instead.
 
@@ -107,6 +108,7 @@ class Client:
         *,
         keys: str | os.PathLike[str] | OwnKeys | None = None,
         server_key: str | None = None,
+        signatures: Mapping[str, bytes] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._way = Way(address, _curve_keys(address, keys, server_key), patience_s)
@@ -114,7 +116,7 @@ class Client:
         self._calls = RemoteCalls(self._way, patience_s)
         self._key_prefix = self._calls.session[:16]
         self._transfers = Transfers(self._calls)
-        self._registering = Registering(self._transfers)
+        self._registering = Registering(self._transfers, signatures or {})
         self._known: dict[str, RemoteFunction] = {}  # by a kTask's key, or by name
 
     # --- functions
@@ -276,7 +278,8 @@ class Client:
         except KaasError:
             calls.leave_room(prepared.nbytes)
             raise
-        call = calls.submit(prepared.invoke(self._key_prefix), prepared.packed.frames, prepared.nbytes)
+        invoke, frames = prepared.invoke(self._key_prefix), prepared.packed.frames
+        call = calls.submit(invoke, frames, prepared.nbytes, prepared.deadline_s)
         return Future(call, prepared.make)
 
     # --- objects

@@ -18,7 +18,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from kaas.errors import InvalidConfig, Unreachable
+from kaas.errors import InvalidConfig, NotInitialized, Unreachable
 from kaas.pool.lines import LineLost
 from kaas.pool.node_line import Socket
 from kaas.remote import wire
@@ -41,6 +41,8 @@ class Way:
         self._keys = keys
         self._patience_s = patience_s
         self._context: zmq.Context[Socket] = zmq.Context()
+        self._lock = threading.Lock()
+        self._connecting = self._closed = False
 
     def connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
         """A line on which this session has been welcomed.
@@ -52,6 +54,23 @@ class Way:
             Unreachable: nobody is there for so long, or they do not speak to each other
             KaasError: the server wants nothing of this session
         """
+        with self._lock:
+            if self._closed:
+                raise NotInitialized("this client is closed")
+            self._connecting = True
+        try:
+            return self._connect(session, stopped, meanwhile)
+        finally:
+            self._connected()
+
+    def _connected(self) -> None:
+        with self._lock:
+            self._connecting = False
+            closed = self._closed
+        if closed:
+            self._context.term()
+
+    def _connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
         attempts = Retrying(
             retry=retry_if_exception_type(_Missed),
             stop=stop_after_delay(self._patience_s) | stop_when_event_set(stopped),
@@ -61,7 +80,11 @@ class Way:
             reraise=True,
         )
         try:
-            return attempts(self._attempt, session)
+            line, welcome = attempts(self._attempt, session)
+            if stopped.is_set():
+                line.close()
+                raise NotInitialized("this client is closed")
+            return line, welcome
         except LineLost as error:
             raise Unreachable(
                 f"the server at {self.address} cannot be reached: {error}", address=self.address, reason=str(error)
@@ -82,8 +105,12 @@ class Way:
             raise
 
     def close(self) -> None:
-        """When all lines are."""
-        self._context.term()
+        """When all lines are, but for one that is still being made."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+            connecting = self._connecting
+        if first and not connecting:
+            self._context.term()
 
 
 class _Missed(LineLost):

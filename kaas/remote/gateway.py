@@ -20,6 +20,7 @@ from kaas.remote.holdings import Holdings, Said
 from kaas.remote.metering import Meter
 from kaas.remote.runs import Runs
 from kaas.remote.sessions import LONGEST_NAME, Channel, Client, Run, Session
+from kaas.remote.steps import Steps
 
 SWEEP_S = 5.0
 """How often what has changed without a message is looked after."""
@@ -64,6 +65,7 @@ class Gateway:
         service: Service,
         holdings: Holdings,
         meter: Meter,
+        steps: Steps,
         limits: Callable[[str], wire.Limits],
         keeping: Keeping = Keeping(),
     ) -> None:
@@ -74,7 +76,7 @@ class Gateway:
         self.desk: Desk | None = None
         self._holdings, self._limits, self._keeping = holdings, limits, keeping
         self._loop = asyncio.get_running_loop()
-        self._runs = Runs(service, holdings, meter, self._closed)
+        self._runs = Runs(service, holdings, meter, steps, self._closed)
         self._by_channel: dict[Channel, Session] = {}
         self._silence: asyncio.Event | None = None  # somebody waits for it
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
@@ -152,8 +154,8 @@ class Gateway:
             KaasError
         """
         if hello.version != wire.VERSION:
-            differences = (f"protocol: {wire.VERSION}, not {hello.version}",)
-            raise ConfigMismatch("the server speaks another version of the protocol", differences=differences)
+            channel.send(_other_version(hello.version))
+            return
         if not 0 < len(hello.session) <= LONGEST_NAME:
             raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} characters")
         client = self._client(channel.user)
@@ -303,3 +305,10 @@ def number_of(message: wire.FromClient) -> int | None:
     if isinstance(message, wire.Hello):
         return 0
     return None if isinstance(message, wire.Received | wire.Cancel) else message.number
+
+
+def _other_version(theirs: int) -> wire.Failure:
+    differences = (f"protocol: {wire.VERSION}, not {theirs}",)
+    error = ConfigMismatch("the server speaks another version of the protocol", differences=differences)
+    failure = failure_of(0, error)
+    return msgspec.structs.replace(failure, fields={**failure.fields, "versions": [wire.VERSION]})

@@ -11,7 +11,7 @@ from kaas.pool import wire as pool_wire
 from kaas.pool.clients import LONGEST_S
 from kaas.pool.messages import Framed
 from kaas.pool.payloads import Payload
-from kaas.remote.functions import RemoteFunction
+from kaas.remote.making import RemoteFunction
 from kaas.remote.values import Values
 from kaas.remote.wire import Invoke
 from kaas.request import check_fit
@@ -76,6 +76,18 @@ def invocation_of(
     )
     sent[0] = pool_wire.encode(invocation)
     return invocation, Payload(function, sent, refs, direct=True)
+
+
+def given_values(message: Invoke, frames: Sequence[Any]) -> dict[str, Any]:
+    """What comes for a step.
+
+    Raises:
+        InvalidRequest
+    """
+    for name, item in message.inputs.items():
+        if item.object or not 0 < item.frame < len(frames):
+            raise InvalidRequest(f"what a step reads stands in a frame of the message, not so {name!r}", buffer=name)
+    return {name: frames[item.frame] for name, item in message.inputs.items()}
 
 
 def check_scalars(remote: RemoteFunction, scalars: dict[str, bytes]) -> None:

@@ -22,7 +22,7 @@ from typing import Literal
 
 from kaas.errors import QuotaExceeded, UsageUnavailable
 from kaas.pool.wire import RunRecord
-from kaas.remote.quotas import UNLIMITED, Allowance, Quotas, Refusal, room
+from kaas.remote.quotas import Allowance, Quotas, Refusal, room
 from kaas.remote.usage import ASK_AGAIN, Charge, Holding, Totals, Usage
 from kaas.remote.usage_file import Changes, Journal, UsageFile
 
@@ -140,7 +140,7 @@ class Meter:
             QuotaExceeded: it is not.
         """
         allowance = self._allowance(client)
-        if allowance.quotas is UNLIMITED:
+        if allowance.unlimited:
             allowance.open += 1
             return
         refusal = allowance.admit(self._clock())

@@ -46,6 +46,11 @@ class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             raise InvalidConfig("burst means nothing without requests_per_s", field="burst")
 
     @property
+    def any_request(self) -> bool:
+        """Whether every request is within them."""
+        return (self.requests_per_s, self.concurrent_requests, self.device_s_per_minute) == (None, None, None)
+
+    @property
     def at_once(self) -> int:
         """Requests that may come at once, of those per second."""
         return self.burst or max(1, floor(self.requests_per_s or 1))
@@ -125,11 +130,16 @@ class Window:
 
 
 class Allowance:
-    """Which requests of one client are taken in. Times are seconds on any one clock that never goes back."""
+    """Which requests of one client are taken in. Times are seconds on any one clock that never goes back.
+
+    Fields:
+        open: requests that were taken in and have not left. unlimited: all are taken in, whenever they come.
+    """
 
     def __init__(self, quotas: Quotas = UNLIMITED, window: Window | None = None) -> None:
         """window: of device time, in nanoseconds; whoever measures it adds to it."""
         self.quotas = quotas
+        self.unlimited = quotas.any_request
         self.window = window or Window()
         self.open = 0
         self._next_s = -inf  # when all that may come at once may come again, but for what has come
@@ -138,7 +148,8 @@ class Allowance:
         """From now on these count."""
         if quotas.requests_per_s is not None:
             self._next_s = min(self._next_s, now_s + quotas.at_once / quotas.requests_per_s)
-        self.quotas = UNLIMITED if quotas == UNLIMITED else quotas
+        self.quotas = quotas
+        self.unlimited = quotas.any_request
 
     def admit(self, now_s: float) -> Refusal | None:
         """A request has come: it is taken in, or refused and nothing changed."""

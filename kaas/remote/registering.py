@@ -10,6 +10,7 @@ from kaas.arguments import Buffer
 from kaas.errors import InvalidRequest, UnknownFunction
 from kaas.executor.tensors import on_host
 from kaas.graph import KTask
+from kaas.library import Library
 from kaas.model import CompiledModel
 from kaas.remote import wire
 from kaas.remote.remote_function import RemoteObject, RemoteTask
@@ -30,8 +31,10 @@ class _Constant:
 class Registering:
     """Each may raise TryAgain, and can be begun anew from the start."""
 
-    def __init__(self, transfers: Transfers) -> None:
+    def __init__(self, transfers: Transfers, signatures: Mapping[str, bytes]) -> None:
+        """signatures: of libraries, by hash."""
         self._transfers = transfers
+        self._signatures = signatures
         self._ask = transfers.ask
 
     def task(
@@ -118,10 +121,14 @@ class Registering:
             () if frame is None else (frame,),
         )
 
+    def _code(self, library: Library) -> Content:
+        data = memoryview(encode_library(library))
+        return Content(library.hash, data, "library", self._signatures.get(library.hash, b""))
+
     def _bring(self, tasks: Sequence[KTask], constants: Sequence[_Constant], progress: Progress | None) -> None:
         """Code and constants that the server lacks."""
         libraries = dict.fromkeys(library for task in tasks for library in task.libraries)
-        contents = [Content(library.hash, memoryview(encode_library(library)), "library") for library in libraries]
+        contents = [self._code(library) for library in libraries]
         lacking = []
         if constants:
             there = {entry["name"] for entry in self._ask(wire.Objects).entries}

@@ -146,10 +146,13 @@ class RemoteCalls:
             self._credit.give(nbytes)
         self._grant()
 
-    def submit(self, make: Callable[[int], wire.Invoke], frames: Sequence[Any], nbytes: int) -> Call:
-        """Send an Invoke, for which credit has been taken."""
+    def submit(
+        self, make: Callable[[int], wire.Invoke], frames: Sequence[Any], nbytes: int, deadline_s: float | None = None
+    ) -> Call:
+        """Send an Invoke, for which credit has been taken. deadline_s: that it had, before it waited for that."""
         number = next(self._numbers)
         call = Call(self, make(number), frames, nbytes, self._patience_s)
+        call.deadline_s = deadline_s
         self._enter(call)
         if not number % TAKEN_EVERY:
             self._receiver.take_all()
@@ -160,11 +163,14 @@ class RemoteCalls:
             ended, line = self._ended, self._line
             if ended is None:
                 self._open[call.invoke.number] = call
+            due = self._credit.due() if line is not None else ()
         if ended is not None:
             call.end(error=ended)
         elif line is None:
             self._connect()
         else:
+            if due:
+                self._send(line, wire.Received(due))
             self._post(line, call)
 
     def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> Pending:
@@ -190,13 +196,8 @@ class RemoteCalls:
             raise NotInitialized("this process was forked from one with a client: it needs one of its own")
 
     def _post(self, line: RemoteLine, call: Call) -> None:
-        if self._draining:  # it goes to the server's next life
-            return
-        with self.lock:
-            due = self._credit.due()
-        if due:
-            self._send(line, wire.Received(due))
-        self._send(line, call.invoke, call.frames_out)
+        if not self._draining:  # else it goes to the server's next life
+            self._send(line, call.invoke, call.frames_out)
 
     def _send(self, line: RemoteLine, header: wire.FromClient, frames: Sequence[Any] = ()) -> None:
         try:

@@ -23,6 +23,14 @@ HEARTBEAT_S = 2.0
 LAST_WORDS_S = 0.2
 """Within this what was sent just before `close` goes out."""
 
+RECONNECT_MS = 3_600_000
+"""Another connection is another line, on which the session is introduced anew. Without any reconnecting (-1) a context
+whose connection broke in its handshake can wait for ever in `term`, as of ZeroMQ 4.3.5."""
+
+UNKNOWN_KEY = 400
+"""What a server that refuses says of a key that it does not know (ZeroMQ's RFC 27); 500, if it has its fill of
+connections: then there may be room later."""
+
 BROKEN = "the connection to the server broke"
 REFUSED = "the server does not take this key"
 NOT_IT = "whoever is there does not have this server's key, or does not speak this protocol"
@@ -64,8 +72,10 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
         except BaseException:
             self.close()
             raise
+        self._socket_fd, self._monitor_fd = (int(each.getsockopt(zmq.FD)) for each in (socket, self._monitor))
+        self._heard = False  # what the monitor has to tell
         self._poll = select.poll()
-        for descriptor in (*(int(each.getsockopt(zmq.FD)) for each in (socket, self._monitor)), self._bell):
+        for descriptor in (self._socket_fd, self._monitor_fd, self._bell):
             self._poll.register(descriptor, select.POLLIN)
 
     def send(self, header: wire.FromClient, frames: Sequence[Any] = ()) -> None:
@@ -83,23 +93,30 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
     def receive(self, timeout_s: float | None = None) -> tuple[wire.FromServer, Frames] | None:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._receiving:
+            came = False  # as far as its file descriptor tells
             while True:
                 with self._using:
                     if self._lost == CLOSED:
                         raise LineLost(CLOSED)
-                    if _readable(self._socket):
-                        header, *frames = receive_frames(self._socket, _AT_ONCE)
-                        return wire.decode_from_server(header), frames
-                    if not self._lost:
+                    if came or _readable(self._socket):
+                        try:
+                            header, *frames = receive_frames(self._socket, _AT_ONCE)
+                        except zmq.Again:
+                            pass  # it was something else
+                        else:
+                            return wire.decode_from_server(header), frames
+                    if not (self._lost or self._heard):
                         self._hear()
                     if self._lost:
                         raise LineLost(self._lost)
                     self._waiting = True
                 left_ms = None if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
-                ready = self._poll.poll(left_ms)
+                ready = [descriptor for descriptor, _ in self._poll.poll(left_ms)]
                 self._waiting = False
-                if not ready or ((self._bell, select.POLLIN) in ready and self._rung()):
+                if not ready or (self._bell in ready and self._rung()):
                     return None
+                came = self._socket_fd in ready
+                self._heard = self._monitor_fd not in ready
 
     def wake(self) -> None:
         with self._using:
@@ -129,9 +146,13 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
     def _hear(self) -> None:
         """What the monitor has to tell: its file descriptor too tells only that something has changed since."""
         while _readable(self._monitor):
-            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
-            if not self._lost:
-                self._lost = REFUSED if event & _REFUSED else NOT_IT if event & _NOT_IT else BROKEN
+            told = parse_monitor_message(self._monitor.recv_multipart())
+            if self._lost:
+                continue
+            if told["event"] & _REFUSED and told["value"] == UNKNOWN_KEY:
+                self._lost = REFUSED
+            else:
+                self._lost = NOT_IT if told["event"] & _NOT_IT else BROKEN
 
 
 def _readable(socket: Socket) -> bool:
@@ -141,7 +162,7 @@ def _readable(socket: Socket) -> bool:
 
 def _set(socket: Socket, address: str, keys: CurveKeys | None, connect_s: float) -> None:
     socket.set_hwm(0)  # credit bounds what waits
-    socket.reconnect_ivl = -1  # another connection is another line, on which the session is introduced anew
+    socket.reconnect_ivl = RECONNECT_MS
     socket.connect_timeout = socket.handshake_ivl = math.ceil(connect_s * 1000)
     socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
     socket.heartbeat_timeout = int(3 * HEARTBEAT_S * 1000)

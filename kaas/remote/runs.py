@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from kaas.errors import Cancelled, InvalidRequest, PoolStopped, UsageUnavailable
 from kaas.pool.answer import Answer
@@ -15,11 +17,12 @@ from kaas.pool.service import Service
 from kaas.pool.trace_context import continued
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
-from kaas.remote.functions import RemoteFunction
 from kaas.remote.holdings import Holdings
-from kaas.remote.invocations import invocation_of
+from kaas.remote.invocations import given_values, invocation_of
+from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
+from kaas.remote.steps import Steps
 
 ENTRY_BYTES, FAILURE_BYTES = 512, 32 << 10
 """What an answer that is kept takes beside its bytes, and one that is a failure, at most."""
@@ -32,13 +35,15 @@ class Runs:
         draining: why nothing is taken in any more, "" while it is.
     """
 
-    def __init__(self, service: Service, holdings: Holdings, meter: Meter, closed: Callable[[], None]) -> None:
+    def __init__(
+        self, service: Service, holdings: Holdings, meter: Meter, steps: Steps, closed: Callable[[], None]
+    ) -> None:
         """closed: is called when something is open no more."""
         self.draining = ""
         self._service, self._pool, self._holdings = service, service.pool, holdings
-        self._closed, self._meter = closed, meter
+        self._closed, self._meter, self._steps = closed, meter, steps
         self._loop = asyncio.get_running_loop()
-        self._storing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         """frames: with the header. What was asked before, by this number or by its key, is the same request.
@@ -48,7 +53,7 @@ class Runs:
         """
         known = session.waits.get(message.number)
         if known is not None:
-            if known.run.done and known.sent != session.channel:
+            if known.run.done and known.sent is not session.channel:
                 self._send(known)
         elif message.number in session.tasks:
             raise InvalidRequest(f"question {message.number} is not answered yet")
@@ -84,24 +89,60 @@ class Runs:
         input_bytes = sum([len(frame) for frame in frames]) - len(frames[0])
         nbytes = sum(function.output_bytes)
         client.check(input_bytes + nbytes)
-        invocation, payload = invocation_of(client.name, message, frames, remote, self._holdings.values)
         outputs = self._outputs(client, remote, message.store) if message.store else remote.outputs
-        self._meter.admit(client.name)
-        try:
-            request = self._service.begin(function, invocation, payload, None, "")
-        except BaseException as error:
-            self._meter.refused(client.name, function.label, type(error).__name__, admitted=True)
-            raise
-        run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes, request)
-        if message.store:
+        run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
+        if message.store or remote.after:
             run.store, run.remote = message.store, remote
-        if message.trace:
-            request.trace = continued(message.trace)
-            run.trace = request.trace.traceparent
+        request = None if remote.before else self._request(run, message, frames, remote)
         _wait(session, message.number, run, input_bytes + nbytes)
         if message.key:
             client.runs[message.key] = run
-        request.answer.add_done_callback(partial(self._answered, run, request))
+        if request is not None:
+            request.answer.add_done_callback(partial(self._answered, run, request))
+        else:
+            run.task = self._task(self._before(run, message, frames, remote))
+
+    def _request(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> Request:
+        """What the pool is asked for.
+
+        Raises:
+            KaasError
+        """
+        client = run.client.name
+        invocation, payload = invocation_of(client, message, frames, remote, self._holdings.values)
+        self._meter.admit(client)
+        try:
+            request = self._service.begin(remote.function, invocation, payload, None, "")
+        except BaseException as error:
+            self._meter.refused(client, run.label, type(error).__name__, admitted=True)
+            raise
+        if message.trace:
+            request.trace = continued(message.trace)
+            run.trace = request.trace.traceparent
+        run.request = request
+        return request
+
+    async def _before(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
+        """Have a step make the inputs out of what came."""
+        try:
+            made = await self._steps.run(remote.before, given_values(message, frames))
+            inputs = {name: wire.Input(frame=frame) for frame, name in enumerate(made, 1)}
+            message = msgspec.structs.replace(message, inputs=inputs)
+            request = self._request(run, message, [b"", *made.values()], remote)
+        except Exception as error:  # noqa: BLE001 - who waits is told
+            _fail(run, error)
+            self._end(run)
+        except asyncio.CancelledError:
+            self._end(run)
+            raise
+        else:
+            request.answer.add_done_callback(partial(self._answered, run, request))
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _outputs(self, client: Client, remote: RemoteFunction, store: Mapping[str, str]) -> tuple[str, ...]:
         """Names of the outputs that come, when others are stored.
@@ -112,6 +153,8 @@ class Runs:
         sizes = dict(zip(remote.outputs, remote.function.output_bytes, strict=True))
         for name in store.keys() - sizes.keys():
             raise InvalidRequest(f"function {remote.function.label!r} has no output {name!r} to store", buffer=name)
+        if remote.after:
+            raise InvalidRequest(f"step {remote.after!r} makes what comes out of the outputs: none can be stored")
         if len({*store.values()}) != len(store):
             raise InvalidRequest("two outputs cannot be stored under one name")
         self._holdings.values.check_room(client.name, {store[name]: sizes[name] for name in store})
@@ -140,13 +183,17 @@ class Runs:
         if run.remote is None or run.failure is not None or not run.waits:
             self._end(run)
         else:
-            task = self._loop.create_task(self._store(run, run.remote))
-            self._storing.add(task)
-            task.add_done_callback(self._storing.discard)
+            self._task(self._after(run, run.remote))
 
-    async def _store(self, run: Run, remote: RemoteFunction) -> None:
+    async def _after(self, run: Run, remote: RemoteFunction) -> None:
+        """Store outputs, or have a step make others out of them."""
         come = []
         try:
+            if remote.after:
+                made = await self._steps.run(remote.after, dict(zip(remote.outputs, run.frames, strict=True)))
+                run.outputs, run.frames = tuple(made), list(made.values())
+                run.nbytes = sum(map(len, run.frames))
+                return
             for name, (dtype, shape), frame in zip(remote.outputs, remote.function.outputs, run.frames, strict=True):
                 if name in run.store:
                     await self._holdings.values.store(run.client.name, run.store[name], dtype, shape, frame)
@@ -155,7 +202,8 @@ class Runs:
             run.frames, run.nbytes = come, sum(map(len, come))
         except Exception as error:  # noqa: BLE001 - who waits is told
             _fail(run, error)
-        self._end(run)
+        finally:
+            self._end(run)
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:
         with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
@@ -171,7 +219,7 @@ class Runs:
 
     def _end(self, run: Run) -> None:
         """Tell all who wait."""
-        run.done, run.request, run.remote = True, None, None
+        run.done, run.request, run.remote, run.task = True, None, None, None
         client, key = run.client, run.key
         if key:
             del client.runs[key]
@@ -208,7 +256,7 @@ class Runs:
         """On a new connection: all that has not been received."""
         session.unsent.clear()
         for wait in session.waits.values():
-            if wait.run.done:
+            if wait.run.done and wait.sent is not session.channel:
                 self._send(wait)
 
     # --- what is not open any more
@@ -236,8 +284,7 @@ class Runs:
         client.held_bytes -= wait.nbytes
         wait.nbytes = 0
         self._send(wait)
-        if not shared.waits and shared.request is not None:
-            shared.request.answer.cancel()
+        _leave_alone(shared)
 
     def forget(self, session: Session) -> None:
         """A program has ended."""
@@ -250,8 +297,7 @@ class Runs:
         session.client.give_back(wait.nbytes)
         if not run.done:
             run.waits.remove(wait)
-            if not run.waits and run.request is not None:
-                run.request.answer.cancel()
+            _leave_alone(run)
         self._closed()
 
 
@@ -269,3 +315,13 @@ def _numbered(failure: wire.Failure, number: int, trace: str) -> wire.Failure:
 
 def _fail(run: Run, error: Exception) -> None:
     run.frames, run.nbytes, run.failure = (), 0, failure_of(0, error)
+
+
+def _leave_alone(run: Run) -> None:
+    """If nobody waits for it, it ends."""
+    if run.waits:
+        return
+    if run.request is not None:
+        run.request.answer.cancel()
+    elif run.task is not None:
+        run.task.cancel()

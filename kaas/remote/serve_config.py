@@ -79,7 +79,7 @@ class Limits(_Settings, frozen=True):
 
     requests: int = 256
     credit_bytes: int = 256 << 20
-    frame_bytes: int = 64 << 20
+    frame_bytes: int = 16 << 20
     sessions: int = 1024
     answers_bytes: int = 16 << 20
     answers_s: float = 600.0
@@ -126,8 +126,9 @@ class Settings(_Settings, frozen=True):
     Fields:
         name: of its pool, under which programs on this machine find it. state: folder of what outlives the server,
             only its user's; None: nothing does. keys: folder with its own keys and its clients' (`kaas keys`).
-        administrators: names of keys that may ask for everything, and have it drain. steps: cTasks around kTasks, each
-            "module:function". drain_s: how long a server that ends waits for what is open.
+        administrators: names of keys that may ask for everything, and have it drain; keys can say so themselves.
+        steps: cTasks around kTasks, "module:function" by name (`kaas.remote.steps`). step_processes: that run them.
+        drain_s: how long a server that ends waits for what is open.
         metrics_port: of the Prometheus endpoint, on loopback; None for none.
     """
 
@@ -140,6 +141,7 @@ class Settings(_Settings, frozen=True):
     code: Code = Code()
     administrators: tuple[str, ...] = ()
     steps: dict[str, str] = {}
+    step_processes: int = 2
     drain_s: float = 30.0
     metrics_port: int | None = None
 
@@ -205,6 +207,9 @@ def _check(settings: Settings, insecure: bool) -> None:
         value = getattr(limits, name)
         if name != "quotas" and not value > 0:
             raise InvalidConfig(f"limits.{name} is a positive number, not {value!r}", field=f"limits.{name}")
+    if not settings.step_processes > 0:
+        message = f"step_processes is a positive number, not {settings.step_processes!r}"
+        raise InvalidConfig(message, field="step_processes")
     if not settings.drain_s >= 0:
         raise InvalidConfig(f"drain_s is a number of seconds, not {settings.drain_s!r}", field="drain_s")
     settings.pool.config(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from kaas.remote.metering import Meter
 from kaas.remote.metrics import MetricsServer
 from kaas.remote.quotas import Quotas
 from kaas.remote.serve_config import Settings
+from kaas.remote.steps import Steps
 
 LAST_WORDS_S = 1.0
 """How long answers may still go out when the server ends."""
@@ -75,6 +77,7 @@ class _Server:
         self._settings, self._keys, self._service = settings, keys, service
         self._leave = asyncio.Event()
         self._meter = Meter(folder)
+        self._steps = Steps(settings.steps, settings.step_processes)
         self._holdings = Holdings(
             folder,
             service.registry,
@@ -86,7 +89,7 @@ class _Server:
         )
         limits = settings.limits
         keeping = Keeping(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
-        self._gateway = Gateway(service, self._holdings, self._meter, self._limits, keeping)
+        self._gateway = Gateway(service, self._holdings, self._meter, self._steps, self._limits, keeping)
         self._desk = self._gateway.desk = Desk(service, self._administrator, self._drain, self._meter)
 
     def _limits(self, client: str) -> wire.Limits:
@@ -137,6 +140,7 @@ class _Server:
             if settings.metrics_port is not None:
                 metrics = MetricsServer(loop, self._measured, settings.metrics_port)
                 metrics.open()
+            gc.freeze()  # what is there now stays: who collects garbage need not look at it
             ready(door.endpoint)
             await self._until_left()
             with suppress(TimeoutError):
@@ -148,6 +152,7 @@ class _Server:
             await self._service.stop()  # whoever still waits has an answer now
             self._gateway.close()
             door.close(LAST_WORDS_S)
+            self._steps.close()
             self._holdings.close()
             await self._meter.close()
 

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kaas.errors import QueueFull
+from kaas.errors import InvalidRequest, QueueFull
 from kaas.pool.records import Request
 from kaas.remote import wire
 from kaas.remote.finished import Finished
-from kaas.remote.functions import RemoteFunction
+from kaas.remote.making import RemoteFunction
 
 LONGEST_NAME = 64
 """Characters of a session's id, and of a key of idempotency."""
@@ -44,7 +44,8 @@ class Run(msgspec.Struct, eq=False):
             that came.
         request: the pool's, until there is an answer. waits: who has none yet. done: there is one: frames, or failure
             instead. trace: the traceparent of it, if who asked first had one.
-        store: names under which outputs are put instead of coming, those of remote, which is the function then.
+        store: names under which outputs are put instead of coming. remote: the function, if something is to be done
+            after it. task: what is done before it.
     """
 
     client: Client
@@ -62,6 +63,7 @@ class Run(msgspec.Struct, eq=False):
     trace: str = ""
     store: dict[str, str] = {}
     remote: RemoteFunction | None = None
+    task: asyncio.Task[None] | None = None
 
 
 class Wait(msgspec.Struct, eq=False):
@@ -118,7 +120,7 @@ class Client:
         """Whether one more request may be open that takes so many bytes.
 
         Raises:
-            QueueFull
+            QueueFull; InvalidRequest: it never may.
         """
         limits = self.limits
         if self.open >= limits.requests:
@@ -126,6 +128,9 @@ class Client:
                 f"client {self.name!r} has {self.open} requests open, unanswered or not received: no more than it may"
             )
             raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
+        if nbytes > limits.credit_bytes:
+            message = f"this request takes {nbytes} bytes, and client {self.name!r} may have {limits.credit_bytes} open"
+            raise InvalidRequest(f"{message}: put what is large, and store outputs")
         if self.held_bytes + nbytes > limits.credit_bytes:
             message = (
                 f"client {self.name!r} may have {limits.credit_bytes} bytes of inputs and outputs open: it has "

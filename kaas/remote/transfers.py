@@ -22,11 +22,12 @@ Progress = Callable[[int, int], Any]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is known to the server by its hash. kind: as of `wire.Upload`."""
+    """What is known to the server by its hash. kind, signature: as of `wire.Upload`."""
 
     hash: str
     data: memoryview
     kind: str
+    signature: bytes = b""
 
     @classmethod
     def value(cls, data: memoryview) -> Content:
@@ -64,7 +65,9 @@ class Transfers:
 
     def _upload(self, content: Content, told: Callable[[int], None]) -> None:
         size, data, digest = len(content.data), content.data, content.hash
-        sent = there = self.ask(lambda number: wire.Upload(number, digest, size, content.kind)).offset
+        sent = there = self.ask(
+            lambda number: wire.Upload(number, digest, size, content.kind, content.signature)
+        ).offset
         told(there)
         flying: deque[tuple[Pending, int]] = deque()
         while there < size:

@@ -71,6 +71,7 @@ def test_another_version_is_refused(server: Server) -> None:
     speaker = Speaker(server.endpoint, server.key_of("alice"))
     failure = failed(speaker, wire.Hello(wire.VERSION + 1, "a" * 32))
     assert (failure.number, failure.error) == (0, "ConfigMismatch")
+    assert failure.fields["versions"] == [wire.VERSION]
     speaker.close()
 
 
@@ -89,15 +90,30 @@ def test_a_value_goes_there_and_back(alice: Speaker) -> None:
     assert (value_of(frames[0]) == 2).all()
 
 
-def test_large_values_travel_beside(alice: Speaker, server: Server) -> None:
-    width = 1 << 15  # twice what stands in a message of the pool
-    other = server.speaker("bob")
-    failure = failed(other, wire.Invoke(1, "large", {"x": wire.Input(frame=1)}), bytes(4))
-    assert failure.error == "UnknownFunction"
-    other.close()
+def test_functions_are_their_clients(alice: Speaker, server: Server) -> None:
+    bob = server.speaker("bob")
+    own = bob.register(scaled(5.0))
+    assert failed(alice, wire.Invoke(900, own.function, {"x": wire.Input(frame=1)}), ONES).error == "UnknownFunction"
+    bob.close()
+
+
+def test_what_takes_more_than_all_credit_is_refused_for_good(alice: Speaker) -> None:
+    width = 16 * WIDTH
     alice.register(scaled(width=width), "large")
     failure = failed(alice, wire.Invoke(900, "large", {"x": wire.Input(frame=1)}), bytes(4 * width))
-    assert failure.error == "QueueFull"  # more than all its credit
+    assert (failure.error, failure.retry_s) == ("InvalidRequest", None)
+
+
+def test_large_values_travel_beside(serve: Serve) -> None:
+    speaker = serve().speaker()
+    width = 1 << 20  # 4 MB: far beyond what stands in a message of the pool
+    speaker.register(scaled(width=width), "large")
+    value = np.arange(width, dtype=np.float32)
+    for _ in range(2):
+        speaker.received([speaker.invoke("large", value)])
+        _, frames = speaker.receive()
+        assert (value_of(frames[0]) == 2 * value).all()
+    speaker.close()
 
 
 def test_what_is_sent_again_is_the_same_request(alice: Speaker) -> None:
@@ -126,6 +142,13 @@ def test_an_answer_comes_again_on_a_new_connection(alice: Speaker, server: Serve
     again.close()
     alice.socket = Speaker(server.endpoint, server.key_of("alice")).socket
     alice.greet()
+
+
+def test_a_second_hello_on_a_connection_brings_nothing_again(alice: Speaker) -> None:
+    alice.invoke("double", ONES)
+    assert isinstance(alice.receive()[0], wire.Result)
+    alice.greet(alice.session)
+    assert alice.quiet()
 
 
 def test_another_client_does_not_get_at_a_session(alice: Speaker, server: Server) -> None:

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import kaas
+from kaas.errors import NotAllowed
 from kaas.remote import wire
-from kaas.remote.serve_config import parse
+from kaas.remote.client import Client
+from kaas.remote.signing import new_signer, sign, signer
 from kaas.remote.tasks import encode_library, encode_task
 from tests.api.conftest import STEPS, N, add_task, numbers
-from tests.remote.servers import ROOT, Server, Speaker
+from tests.remote.servers import Server, Speaker
 from tests.remote.states import hash_of
 
 A, B = numbers(seed=1), numbers(seed=2)
 LARGE = np.random.default_rng(0).bytes(3 << 20)
 CODE = encode_library(STEPS)
-
-
-def test_the_configuration_that_the_docs_show_is_one() -> None:
-    text = (ROOT / "docs" / "serve.md").read_text()
-    settings = parse(text.split("```yaml\n")[1].split("```")[0].encode())
-    assert settings.code.allowed().signers
-    assert settings.pool.config(None).devices == (kaas.Device("software", 256 << 20),)
-    assert settings.limits.quotas.stored_bytes == 1 << 30
-    assert settings.administrators == ("ada",)
 
 
 def put(speaker: Speaker, name: str, array: Any) -> None:
@@ -102,6 +96,16 @@ def test_code_that_is_not_allowed_does_not_come_in(serve: Callable[..., Server])
         task = kaas.KTask([kaas.Kernel(library, "scale", 4, 256, [kaas.In(x), kaas.Out(y)])], [y])
         assert error(alice, wire.Register(alice.number()), encode_task(task)) == "MissingContent"
     alice.close()
+
+
+def test_signed_code_comes_in_by_a_client_that_has_its_signature(serve: Callable[..., Server], tmp_path: Path) -> None:
+    signer_file = tmp_path / "signer.pem"
+    server = serve({"code": {"signers": [new_signer(signer_file).hex()]}})
+    signatures = {STEPS.hash: sign(signer(signer_file), STEPS.hash)}
+    with Client(server.endpoint, keys=server.key_of("alice")) as client, pytest.raises(NotAllowed):
+        client.register(add_task())
+    with Client(server.endpoint, keys=server.key_of("alice"), signatures=signatures) as client:
+        np.testing.assert_array_equal(client.register(add_task()).call(a=A, b=B).result(), A + B)
 
 
 @pytest.mark.parametrize("quota", ["stored_bytes", "library_bytes"])

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -21,7 +22,7 @@ from kaas.remote.keys import OwnKeys
 from kaas.remote.quotas import Quotas
 from kaas.remote.serve_config import Limits, parse, read
 from tests.remote.conftest import Serve
-from tests.remote.servers import PATIENCE_S, WIDTH, Server, Speaker, scaled
+from tests.remote.servers import PATIENCE_S, ROOT, WIDTH, Server, Speaker, scaled
 
 ONES = np.ones(WIDTH, np.float32).tobytes()
 
@@ -229,3 +230,11 @@ def test_its_pool_is_as_configured() -> None:
     assert config == kaas.Config(
         devices=(kaas.Device(speed=2.0),), policy="mqfq", slots=2, clients={"alice": kaas.ClientSettings(weight=2.0)}
     )
+
+
+def test_the_configuration_of_its_page_is_one() -> None:
+    page = (ROOT / "docs" / "serve.md").read_text()
+    text = page.partition("```yaml\n")[2].partition("```")[0]
+    settings = parse(text.encode())
+    assert settings.pool.config(None).policy == "mqfq"
+    assert {*settings.__struct_fields__} == {*msgspec.yaml.decode(text)}  # all that there is

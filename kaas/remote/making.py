@@ -1,0 +1,211 @@
+"""What a remote client registers, made into a function of the pool: its libraries found, its constants bound."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from kaas.arguments import Buffer, Scalar
+from kaas.errors import KaasError, UnexpectedInput
+from kaas.graph import KTask
+from kaas.library import Library
+from kaas.pool import wire
+from kaas.pool.functions import RegisteredFunction
+from kaas.pool.objects import Held, HeldObjects
+from kaas.pool.registry import Registry
+from kaas.remote.contents import LIBRARY, VALUE, Content
+from kaas.remote.tasks import SentTask, decode_task
+from kaas.remote.uploads import AT_ONCE_BYTES, Uploads, missing
+from kaas.remote.values import NAME_BYTES, Values, shown
+from kaas.request import check_fit
+
+_Arrays = dict[str, tuple[str, tuple[int, ...]]]
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """What outlives the server of a function. constants: a value's hash and dtype by buffer. key: what the client knows
+    it by."""
+
+    client: str
+    name: str
+    task: bytes
+    constants: dict[str, tuple[str, str]]
+    before: str
+    after: str
+    key: str = ""
+
+    def keyed(self, task: KTask) -> Kept:
+        """With its key: that of its kTask, or of all that makes it."""
+        if self.constants or self.before or self.after:
+            parts = [task.key, sorted(self.constants.items()), self.before, self.after]
+            return msgspec.structs.replace(self, key=hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest())
+        return msgspec.structs.replace(self, key=task.key)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFunction:
+    """A function of a client's, ready to be invoked.
+
+    Fields:
+        name: "" for none. key: what the client knows it by; it differs by constants, unlike that of `function`.
+        constants: the pool's object of all together. given: inputs that an invocation brings, in order. scalars: their
+            kinds. iterations: the one that says how often the kernels run, "" for none. outputs: names.
+        before, after: the server's cTasks around it.
+    """
+
+    name: str
+    key: str
+    function: RegisteredFunction = field(repr=False)
+    constants: Held | None
+    given: Mapping[str, Buffer] = field(repr=False)
+    scalars: Mapping[str, str]
+    iterations: str
+    outputs: tuple[str, ...]
+    before: str = ""
+    after: str = ""
+
+    @property
+    def described(self) -> tuple[_Arrays, _Arrays, dict[str, str]]:
+        """Its inputs, its outputs, its scalars, each by name."""
+        inputs = {name: (buffer.dtype, buffer.shape) for name, buffer in self.given.items()}
+        outputs = dict(zip(self.outputs, self.function.outputs, strict=True))
+        return inputs, outputs, dict(self.scalars)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A function that a client has.
+
+    Fields:
+        ready: or why it is not. contents: what must not give way. nbytes: that count.
+    """
+
+    kept: Kept
+    ready: RemoteFunction | KaasError
+    contents: Sequence[Content]
+    nbytes: int
+
+    @property
+    def handle(self) -> str:
+        return self.kept.name or self.kept.key
+
+
+class Maker:
+    """Belongs to one event loop."""
+
+    def __init__(self, uploads: Uploads, values: Values, objects: HeldObjects, registry: Registry) -> None:
+        self._uploads = uploads
+        self._contents = uploads.contents
+        self._values = values
+        self._objects = objects
+        self._registry = registry
+
+    async def made(self, kept: Kept, known: dict[tuple[str, str], Library]) -> Entry:
+        """A function that is known to the pool, and what it needs, which does not give way from now on. known:
+        libraries by client and hash, to which those that it needs are added.
+
+        Raises:
+            KaasError
+        """
+        sent = await _away(len(kept.task), decode_task, kept.task)
+        with ExitStack() as undo:
+            contents = self._needed(kept, sent, undo)
+            for each in sent.libraries:
+                if (kept.client, each) not in known:
+                    known[kept.client, each] = await self._uploads.library(kept.client, each)
+            libraries = {each: known[kept.client, each] for each in sent.libraries}
+            task, data = await _away(len(kept.task) + _code_bytes(libraries), _built, sent, libraries)
+            bindings, constants = await self._bound(kept, task)
+            self._contents.charge(kept.client, LIBRARY, len(data))
+            undo.callback(self._contents.refund, kept.client, LIBRARY, len(data))
+            function = self._registry.lend(wire.FunctionSpec(task.key, bindings, kept.client), task, data)
+            undo.pop_all()
+        kept = kept.keyed(task)
+        bound = {binding.buffer for binding in bindings}
+        ready = RemoteFunction(
+            name=kept.name,
+            key=kept.key,
+            function=function,
+            constants=constants,
+            given={buffer.name: buffer for buffer in task.inputs if buffer.name not in bound},
+            scalars=dict(task.scalars),
+            iterations=task.iterations.name if isinstance(task.iterations, Scalar) else "",
+            outputs=tuple(buffer.name for buffer in task.outputs),
+            before=kept.before,
+            after=kept.after,
+        )
+        return Entry(kept, ready, contents, len(data))
+
+    def _needed(self, kept: Kept, sent: SentTask, undo: ExitStack) -> Sequence[Content]:
+        """What it needs, used once more, unless undone.
+
+        Raises:
+            MissingContent
+        """
+        wanted = [(each, LIBRARY) for each in sent.libraries]
+        wanted += [(each, VALUE) for each in dict.fromkeys(sha256 for sha256, _ in kept.constants.values())]
+        found = [self._contents.complete(kept.client, *each) for each in wanted]
+        contents = [content for content in found if content is not None]
+        if len(contents) < len(wanted):
+            raise missing(*(each for (each, _), content in zip(wanted, found, strict=True) if content is None))
+        for content in contents:
+            content.uses += 1
+            undo.callback(self._contents.release, content)
+        return contents
+
+    async def _bound(self, kept: Kept, task: KTask) -> tuple[tuple[wire.Binding, ...], Held | None]:
+        """
+        Raises:
+            UnexpectedInput, WrongDtype, WrongSize, MissingContent
+        """
+        inputs = {buffer.name: buffer for buffer in task.inputs}
+        entries: dict[str, int] = {}
+        bindings = []
+        parts = []
+        for name, (sha256, dtype) in sorted(kept.constants.items()):
+            if name not in inputs:
+                raise UnexpectedInput(
+                    f"kTask {task.label!r} has no input {shown(name)}",
+                    task=task.label,
+                    buffer=name[:NAME_BYTES],
+                    near=(),
+                )
+            content = self._contents.complete(kept.client, sha256, VALUE)
+            assert content is not None, "it is needed, and does not give way"
+            check_fit(inputs[name], content.nbytes, dtype, None)
+            if sha256 not in entries:
+                entries[sha256] = len(entries)
+                held = await self._values.held(content)
+                if held is None:
+                    raise missing(sha256)
+                parts.append(held)
+            bindings.append(wire.Binding(name, entries[sha256]))
+        return tuple(bindings), self._objects.together(parts) if parts else None
+
+    def let_go(self, entry: Entry) -> None:
+        """It is needed no more but for requests that run."""
+        for content in entry.contents:
+            self._contents.release(content)
+        if isinstance(entry.ready, RemoteFunction):
+            self._registry.give_back(entry.ready.function.key)
+            self._contents.refund(entry.kept.client, LIBRARY, entry.nbytes)
+
+
+def _code_bytes(libraries: Mapping[str, Library]) -> int:
+    return sum(library.nbytes for library in libraries.values())
+
+
+def _built(sent: SentTask, libraries: Mapping[str, Library]) -> tuple[KTask, bytes]:
+    task = sent.built(libraries)
+    return task, task.to_msgpack()
+
+
+async def _away(nbytes: int, work: Any, *args: Any) -> Any:
+    """Done by another thread if it is about many bytes."""
+    return work(*args) if nbytes <= AT_ONCE_BYTES else await asyncio.to_thread(work, *args)

@@ -1,0 +1,223 @@
+"""A server that answers as a test tells it to: a ROUTER on a thread that speaks `kaas.remote.wire`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import zmq
+from msgspec.structs import replace
+
+from kaas.remote import wire
+from kaas.remote.tasks import decode_task
+
+PATIENCE_S = 30.0
+LIMITS = wire.Limits(64, 1 << 20, 4 << 20)
+Socket = zmq.Socket[bytes]
+
+
+class FakeServer:
+    """It doubles what comes as float32, and knows each function whose kTask it was given.
+
+    Fields:
+        heard: messages, as they came. silent: Invokes are heard and not answered. lacking: until so many bytes of an
+            upload have come the connection breaks.
+    """
+
+    def __init__(self, limits: wire.Limits = LIMITS) -> None:
+        self.limits, self.life, self.port = limits, "first", 0
+        self.heard: list[Any] = []
+        self.silent = False
+        self.failing: list[wire.Failure] = []  # one for each of the next Invokes
+        self.breaks_after: int | None = None  # bytes of an upload
+        self.uploads: dict[str, bytearray] = {}
+        self.objects: dict[str, tuple[wire.Put, bytes]] = {}
+        self.registered: dict[str, wire.Registered] = {}
+        self.unanswered: list[tuple[bytes, wire.Invoke, list[bytes]]] = []
+        self._orders: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._bell = os.eventfd(0)
+        self._changed = threading.Condition()
+        self._socket: Socket | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    # --- what tests have it do
+
+    def order(self, do: Callable[[], Any]) -> None:
+        """Done on its thread when this returns."""
+        done = threading.Event()
+
+        def ordered() -> None:
+            do()
+            done.set()
+
+        self._orders.put(ordered)
+        os.eventfd_write(self._bell, 1)
+        assert done.wait(PATIENCE_S)
+
+    def start(self) -> None:
+        self.order(self._bind)
+
+    def stop(self) -> None:
+        """All connections break, and there are no more."""
+        self.order(self._unbind)
+
+    def again(self, life: str) -> None:
+        """As if it had ended and started, or the connections had broken if life is the same."""
+        self.life = life
+        self.order(self._unbind)
+        self.unanswered.clear()
+        self.order(self._bind)
+
+    def say(self, message: Any) -> None:
+        """To all who have said Hello last."""
+        self.order(lambda: self._send(self._last, message))
+
+    def answer_all(self) -> None:
+        """What it was silent about."""
+
+        def answer() -> None:
+            asked, self.unanswered = self.unanswered, []
+            for identity, message, frames in asked:
+                self._invoked(identity, message, frames)
+
+        self.silent = False
+        self.order(answer)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE_S), self.heard
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.heard if type(message) is kind]
+
+    def close(self) -> None:
+        self._orders.put(None)
+        os.eventfd_write(self._bell, 1)
+        self._thread.join(PATIENCE_S)
+        os.close(self._bell)
+
+    # --- its thread
+
+    def _bind(self) -> None:
+        self._socket = socket = zmq.Context().socket(zmq.ROUTER)
+        socket.linger = 0
+        if self.port:
+            socket.bind(self.address)
+        else:
+            self.port = socket.bind_to_random_port("tcp://127.0.0.1")
+
+    def _unbind(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket.context.term()  # and the port is free again
+            self._socket = None
+
+    def _run(self) -> None:
+        while True:
+            waited: list[tuple[Any, int]] = [(self._bell, zmq.POLLIN)]
+            if self._socket is not None:
+                waited.append((self._socket, zmq.POLLIN))
+            for ready, _ in zmq.zmq_poll(waited, -1):
+                if ready != self._bell:
+                    identity, header, *frames = ready.recv_multipart()
+                    self._heard(identity, wire.decode_from_client(header), frames)
+                    continue
+                os.eventfd_read(self._bell)
+                while not self._orders.empty():
+                    order = self._orders.get()
+                    if order is None:
+                        self._unbind()
+                        return
+                    order()
+                break  # the socket may be another now
+
+    def _send(self, identity: bytes, message: Any, frames: Sequence[bytes] = ()) -> None:
+        if self._socket is not None:
+            self._socket.send_multipart([identity, wire.encode(message), *frames])
+
+    def _heard(self, identity: bytes, message: Any, frames: list[bytes]) -> None:
+        with self._changed:
+            self.heard.append(message)
+            self._changed.notify_all()
+        match message:
+            case wire.Hello():
+                self._last = identity
+                self._send(identity, wire.Welcome(wire.VERSION, self.life, "tester", self.limits))
+            case wire.Invoke():
+                if self.failing:
+                    self._send(identity, replace(self.failing.pop(0), number=message.number))
+                elif self.silent:
+                    self.unanswered.append((identity, message, frames))
+                else:
+                    self._invoked(identity, message, frames)
+            case wire.Cancel(number):
+                self._send(identity, wire.Failure(number, "Cancelled", "it was cancelled"))
+            case wire.Received():
+                pass
+            case _:
+                self._asked(identity, message, frames)
+
+    def _invoked(self, identity: bytes, message: wire.Invoke, frames: Sequence[bytes]) -> None:
+        outputs = self.registered[message.function].outputs
+        values = [self._value(each, frames) for each in message.inputs.values()]
+        came = {name: (np.frombuffer(values[0], np.float32) * 2).tobytes() for name in outputs}
+        for name, stored in message.store.items():
+            dtype, shape = outputs[name]
+            self.objects[stored] = (wire.Put(0, stored, dtype, shape), came.pop(name))
+        self._send(identity, wire.Result(message.number, tuple(came)), list(came.values()))
+
+    def _value(self, given: wire.Input, frames: Sequence[bytes]) -> bytes:
+        return self.objects[given.object][1][given.offset :] if given.object else frames[given.frame - 1]
+
+    def _asked(self, identity: bytes, message: Any, frames: Sequence[bytes]) -> None:
+        number = message.number
+        match message:
+            case wire.Upload(hash=digest):
+                self._send(identity, wire.Uploaded(number, len(self.uploads.setdefault(digest, bytearray()))))
+            case wire.Chunk(hash=digest, offset=offset):
+                there = self.uploads[digest]
+                if offset == len(there):
+                    there += frames[0]
+                if self.breaks_after is not None and len(there) >= self.breaks_after:
+                    self.breaks_after = None
+                    self._unbind()
+                    self._bind()
+                else:
+                    self._send(identity, wire.Uploaded(number, len(there)))
+            case wire.Register():
+                self._send(identity, self._register(message, frames[0]))
+            case wire.Put():
+                data = frames[0] if frames else bytes(self.uploads[message.hash])
+                self.objects[message.name] = (message, data)
+                self._send(identity, wire.Done(number))
+            case wire.Get(name=name, offset=offset, bytes=nbytes):
+                put, data = self.objects[name]
+                value = wire.Value(number, put.dtype, put.shape, len(data))
+                self._send(identity, value, [data[offset : offset + nbytes]])
+            case wire.Objects():
+                entries = [{"name": name, "bytes": len(data)} for name, (_, data) in self.objects.items()]
+                self._send(identity, wire.Listed(number, entries))
+            case wire.Ask(what=what):
+                self._send(identity, wire.Told(number, {"asked": what}))
+            case _:
+                self._send(identity, wire.Failure(number, "InvalidRequest", "not of this server"))
+
+    def _register(self, message: wire.Register, data: bytes) -> wire.Registered:
+        content = decode_task(data).content
+        buffers = {buffer["name"]: (buffer["dtype"], tuple(buffer["shape"])) for buffer in content["buffers"]}
+        outputs = {name: buffers[name] for name in content["outputs"]}
+        inputs = {name: of for name, of in buffers.items() if name not in (*outputs, *message.constants)}
+        key = hashlib.sha256(data + repr(message.constants).encode()).hexdigest()
+        made = self.registered[key] = wire.Registered(message.number, key, inputs, outputs)
+        return made

@@ -1,0 +1,26 @@
+"""cTasks of a server, for tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def from_text(values: Mapping[str, bytes]) -> dict[str, Any]:
+    """Numbers as text, to what the kTask reads."""
+    return {"x": np.array(values["text"].decode().split(), np.float32)}
+
+
+def total(values: Mapping[str, bytes]) -> dict[str, Any]:
+    return {"total": np.frombuffer(values["y"], np.float32).sum(keepdims=True)}
+
+
+def fail(values: Mapping[str, bytes]) -> dict[str, Any]:
+    raise LookupError(f"no {len(values)}")
+
+
+def end(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
+    os._exit(1)

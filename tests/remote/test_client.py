@@ -1,0 +1,438 @@
+"""kaas.Client and kaas.AsyncClient: what they ask runs once to their users' eyes, whatever becomes of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.errors import (
+    DeadlineExceeded,
+    InvalidConfig,
+    InvalidRequest,
+    MissingProvider,
+    NotInitialized,
+    QueueFull,
+    RequestTooLarge,
+    Unreachable,
+    WrongSize,
+)
+from kaas.remote import remote_calls, wire
+from kaas.remote.credit import PART
+from tests.remote.fake_server import LIMITS, PATIENCE_S, FakeServer
+
+WIDTH = 8
+LIBRARY = kaas.Library.from_ptx(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f() { ret; }\n")
+X, W, Y = (kaas.Buffer(name, WIDTH, "float32") for name in "xwy")
+TASK = kaas.KTask([kaas.Kernel(LIBRARY, "f", 1, 1, [kaas.In(X), kaas.Out(Y)])], [Y])
+WEIGHED = kaas.KTask([kaas.Kernel(LIBRARY, "f", 1, 1, [kaas.In(X), kaas.In(W), kaas.Out(Y)])], [Y])
+ONES = np.ones(WIDTH, np.float32)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    server = FakeServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(server: FakeServer) -> Iterator[kaas.Client]:
+    with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
+        yield client
+
+
+def asked(server: FakeServer, number: int) -> None:
+    """So many Invokes have come."""
+    server.until(lambda: len(server.of(wire.Invoke)) >= number)
+
+
+# --- calls
+
+
+def test_a_call_gives_what_comes_back(client: kaas.Client) -> None:
+    x = ONES.copy()
+    function = client.register(TASK)
+    future = client.call(function, {"x": x})
+    x[:] = 7
+    assert (future.result(PATIENCE_S) == 2).all()
+    assert not future.result().flags.writeable
+    assert (function.call(ONES).result(PATIENCE_S) == 2).all()
+    assert (function.call(x=x).result(PATIENCE_S) == 14).all()
+    assert (client.call(TASK, {"x": ONES}).result(PATIENCE_S) == 2).all()
+
+
+def test_inputs_are_checked_here(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK, name="f")
+    for wrong in ({"x": ONES[:3]}, {"y": ONES}, {}):
+        with pytest.raises(InvalidRequest):
+            client.call(function, wrong)
+    for options in ({"deadline_s": -1}, {"key": "k" * 65}, {"store": {"z": "there"}}):
+        with pytest.raises(InvalidRequest):
+            client.call("f", {"x": ONES}, **options)
+    with pytest.raises(InvalidRequest):
+        client.call(7, {})  # type: ignore[arg-type]
+    assert not server.of(wire.Invoke)
+
+
+def test_objects_are_inputs_and_outputs(server: FakeServer, client: kaas.Client) -> None:
+    values = np.arange(2 * WIDTH, dtype=np.float32)
+    there = client.put("values", values)
+    assert client.call(TASK, {"x": kaas.View(there, 4 * WIDTH)}).result(PATIENCE_S)[0] == 2 * WIDTH
+    with pytest.raises(WrongSize):
+        client.call(TASK, {"x": there})
+    stored = client.call(TASK, {"x": ONES}, store={"y": "twice"}).result(PATIENCE_S)
+    assert (stored.name, stored.shape, stored.dtype) == ("twice", (WIDTH,), "float32")
+    assert (client.get(stored) == 2).all()
+    assert {entry["name"] for entry in client.objects()} == {"values", "twice"}
+    assert server.of(wire.Invoke)[0].inputs["x"] == wire.Input(object="values", offset=4 * WIDTH)
+
+
+def test_an_error_is_of_its_class_with_its_fields(server: FakeServer, client: kaas.Client) -> None:
+    server.failing = [
+        wire.Failure(0, "MissingProvider", "nobody", {"installed": ["a", "b"], "later": 1}),
+        wire.Failure(0, "OfTheFuture", "who knows"),
+    ]
+    with pytest.raises(MissingProvider) as raised:
+        client.call(TASK, {"x": ONES}).result(PATIENCE_S)
+    assert raised.value.fields == {"installed": ("a", "b")}
+    with pytest.raises(kaas.KaasError, match="OfTheFuture: who knows"):
+        client.call(TASK, {"x": ONES}).result(PATIENCE_S)
+
+
+def test_what_is_put_off_is_asked_again_as_the_same_request(server: FakeServer, client: kaas.Client) -> None:
+    server.failing = [wire.Failure(0, "QueueFull", "full", {"limit": 1}, 0.01) for _ in range(3)]
+    assert (client.call(TASK, {"x": ONES}, key="mine").result(PATIENCE_S) == 2).all()
+    invokes = server.of(wire.Invoke)
+    assert {invoke.key for invoke in invokes} == {"mine"}
+    assert len({invoke.number for invoke in invokes}) == 4
+
+
+def test_it_is_put_off_no_longer_than_its_deadline(server: FakeServer, client: kaas.Client) -> None:
+    server.failing = [wire.Failure(0, "QueueFull", "full", {"limit": 1}, 60.0)]
+    with pytest.raises(QueueFull) as raised:
+        client.call(TASK, {"x": ONES}, deadline_s=5).result(PATIENCE_S)
+    assert raised.value.limit == 1
+
+
+def test_a_server_that_says_nothing_does_not_outlast_the_deadline(
+    server: FakeServer, client: kaas.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_calls, "GRACE_S", 0.0)
+    server.silent = True
+    with pytest.raises(DeadlineExceeded) as raised:
+        client.call(TASK, {"x": ONES}, deadline_s=0.05).result(PATIENCE_S)
+    assert raised.value.deadline_s == 0.05
+    server.until(lambda: bool(server.of(wire.Cancel)))
+
+
+def test_a_cancelled_call_is_cancelled_there(server: FakeServer, client: kaas.Client) -> None:
+    server.silent = True
+    future = client.call(TASK, {"x": ONES})
+    assert future.cancel()
+    server.until(lambda: bool(server.of(wire.Cancel)))
+    assert server.of(wire.Cancel)[0].number == server.of(wire.Invoke)[0].number
+    with pytest.raises(CancelledError):
+        future.result(PATIENCE_S)
+
+
+def test_threads_share_a_client(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+
+    def ask(number: int) -> bool:
+        return bool((client.call(function, {"x": ONES * number}).result(PATIENCE_S) == 2 * number).all())
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(ask, range(400)))
+    assert len(server.of(wire.Hello)) == 1
+
+
+# --- credit
+
+
+def small(requests: int) -> wire.Limits:
+    return wire.Limits(requests, LIMITS.credit_bytes, LIMITS.frame_bytes)
+
+
+def test_no_more_is_open_than_may_be(server: FakeServer, client: kaas.Client) -> None:
+    server.limits, server.silent = small(2), True
+    futures = [client.call(TASK, {"x": ONES}) for _ in range(2)]
+    third = ThreadPoolExecutor(1).submit(client.call, TASK, {"x": ONES})
+    asked(server, 2)
+    with pytest.raises(DeadlineExceeded):
+        client.call(TASK, {"x": ONES}, deadline_s=0.05)
+    assert len(server.of(wire.Invoke)) == 2
+    server.answer_all()
+    assert (third.result(PATIENCE_S).result(PATIENCE_S) == 2).all()
+    assert all((future.result(PATIENCE_S) == 2).all() for future in futures)
+
+
+def test_what_could_never_be_open_is_refused(server: FakeServer, client: kaas.Client) -> None:
+    server.limits = wire.Limits(4, 8 * WIDTH - 1, LIMITS.frame_bytes)
+    with pytest.raises(RequestTooLarge) as raised:
+        client.call(TASK, {"x": ONES})
+    assert (raised.value.needed_bytes, raised.value.capacity_bytes) == (8 * WIDTH, 8 * WIDTH - 1)
+
+
+def test_an_input_that_no_message_carries_is_refused(server: FakeServer, client: kaas.Client) -> None:
+    server.limits = wire.Limits(1, LIMITS.credit_bytes, 4 * WIDTH - 1)
+    for _ in range(2):  # and takes no credit
+        with pytest.raises(RequestTooLarge, match="put it there first"):
+            client.call(TASK, {"x": ONES})
+
+
+def test_answers_are_acknowledged_in_batches(server: FakeServer, client: kaas.Client) -> None:
+    calls = 4 * LIMITS.requests
+    for _ in range(calls):
+        client.call(TASK, {"x": ONES}).result(PATIENCE_S)
+    numbers = {invoke.number for invoke in server.of(wire.Invoke)}
+    server.until(lambda: {n for message in server.of(wire.Received) for n in message.numbers} == numbers)
+    assert len(server.of(wire.Received)) <= 2 * calls * PART // LIMITS.requests
+
+
+def test_an_answer_that_nobody_waits_for_is_acknowledged(server: FakeServer, client: kaas.Client) -> None:
+    client.call(TASK, {"x": ONES}).result(PATIENCE_S)
+    server.say(wire.Result(12345, ("y",)))
+    future = client.call(TASK, {"x": ONES})
+    assert (future.result(PATIENCE_S) == 2).all()
+    server.until(lambda: any(12345 in message.numbers for message in server.of(wire.Received)))
+
+
+# --- connections and lives
+
+
+@pytest.mark.parametrize("life", ["first", "second"])
+def test_what_has_no_answer_is_asked_again(server: FakeServer, client: kaas.Client, life: str) -> None:
+    function = client.register(TASK)
+    server.silent = True
+    futures = [client.call(function, {"x": ONES * n}, deadline_s=60.0) for n in range(3)]
+    asked(server, 3)
+    server.silent = False
+    server.again(life)
+    assert [future.result(PATIENCE_S)[0] for future in futures] == [0, 2, 4]
+    first, second = server.of(wire.Invoke)[:3], server.of(wire.Invoke)[3:]
+    assert [(invoke.number, invoke.key) for invoke in first] == [(invoke.number, invoke.key) for invoke in second]
+    assert all(0 < invoke.deadline_s < 60.0 for invoke in second)
+    assert len({hello.session for hello in server.of(wire.Hello)}) == 1
+
+
+def test_calls_wait_for_a_server_that_is_coming(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.stop()
+    futures = [client.call(function, {"x": ONES}) for _ in range(3)]
+    server.start()
+    assert all((future.result(PATIENCE_S) == 2).all() for future in futures)
+
+
+def test_a_cancelled_call_is_not_asked_again(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.silent = True
+    future = client.call(function, {"x": ONES})
+    asked(server, 1)
+    server.stop()
+    assert future.cancel()
+    server.start()
+    server.silent = False
+    client.call(function, {"x": ONES}).result(PATIENCE_S)
+    assert len(server.of(wire.Invoke)) == 2
+
+
+def test_nothing_new_goes_to_a_server_that_ends(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.silent = True
+    before = client.call(function, {"x": ONES})
+    asked(server, 1)
+    server.say(wire.Goodbye("it ends"))
+    assert client.status() == {"asked": "status"}  # Goodbye came before its answer
+    after = client.call(function, {"x": 2 * ONES})
+    server.answer_all()
+    assert (before.result(PATIENCE_S) == 2).all()
+    assert len(server.of(wire.Invoke)) == 1
+    server.again("second")
+    assert (after.result(PATIENCE_S) == 4).all()
+
+
+def test_a_server_that_has_forgotten_the_session_is_greeted_again(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.failing = [wire.Failure(0, "UnknownSession", "who is there?")]
+    assert (client.call(function, {"x": ONES}).result(PATIENCE_S) == 2).all()
+    assert len(server.of(wire.Hello)) == 2
+
+
+def test_where_nobody_is_a_call_says_so(server: FakeServer) -> None:
+    server.stop()
+    with kaas.Client(server.address, patience_s=0.1) as client:
+        with pytest.raises(Unreachable) as raised:
+            client.register(TASK)
+        assert raised.value.address == server.address
+        server.start()
+        function = client.register(TASK)
+        server.stop()
+        server.silent = True
+        future = client.call(function, {"x": ONES})
+        with pytest.raises(Unreachable):
+            future.result(PATIENCE_S)
+
+
+def test_a_deadline_ends_while_nobody_is_there(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.stop()
+    ended = threading.Event()
+    future = client.call(function, {"x": ONES}, deadline_s=0.05)
+    future.add_done_callback(lambda _: ended.set())  # nobody waits for it
+    assert ended.wait(PATIENCE_S)
+    assert isinstance(future.exception(), DeadlineExceeded)
+
+
+def test_a_closed_client_ends_what_is_open(server: FakeServer) -> None:
+    server.silent = True
+    client = kaas.Client(server.address)
+    future = client.call(TASK, {"x": ONES})
+    asked(server, 1)
+    client.close()
+    client.close()
+    with pytest.raises(NotInitialized):
+        future.result(PATIENCE_S)
+    with pytest.raises(NotInitialized):
+        client.call(TASK, {"x": ONES})
+    server.until(lambda: bool(server.of(wire.Cancel)))
+
+
+def test_a_forked_process_needs_a_client_of_its_own(client: kaas.Client) -> None:
+    function = client.register(TASK)
+    child = os.fork()
+    if child == 0:
+        try:
+            client.call(function, {"x": ONES})
+        except NotInitialized:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# --- registering and values
+
+
+def test_only_what_the_server_lacks_is_sent(server: FakeServer, client: kaas.Client) -> None:
+    told: list[tuple[int, int]] = []
+    weights = np.arange(WIDTH, dtype=np.float32)
+    client.register(WEIGHED, {"w": weights}, progress=lambda *there: told.append(there))
+    assert told[-1] == (told[-1][1],) * 2
+    chunks, puts = len(server.of(wire.Chunk)), len(server.of(wire.Put))
+    assert (chunks, puts) == (1, 1)
+    function = client.register(WEIGHED, {"w": weights})
+    assert (len(server.of(wire.Chunk)), len(server.of(wire.Put))) == (chunks, puts)
+    assert (function.call(ONES).result(PATIENCE_S) == 2).all()
+    other = client.put("other", weights)
+    client.register(WEIGHED, {"w": other})
+    assert server.of(wire.Register)[-1].constants == {"w": "other"}
+    with pytest.raises(InvalidRequest):
+        client.register(WEIGHED, {"w": ONES[:3]})
+
+
+def test_signed_code_goes_with_its_signature(server: FakeServer) -> None:
+    with kaas.Client(server.address, signatures={LIBRARY.hash: b"signed"}) as client:
+        client.register(TASK)
+    assert [upload.signature for upload in server.of(wire.Upload)] == [b"signed"]
+
+
+def test_an_upload_goes_on_where_it_broke_off(server: FakeServer, client: kaas.Client) -> None:
+    values = np.random.default_rng(0).random(6 * wire.CHUNK_BYTES // 8)
+    server.breaks_after = 3 * wire.CHUNK_BYTES
+    told: list[int] = []
+    client.put("values", values, progress=lambda there, _: told.append(there))
+    assert len(server.of(wire.Upload)) == 2
+    assert told[-1] == values.nbytes
+    assert (client.get("values") == values).all()
+    offsets = [chunk.offset for chunk in server.of(wire.Chunk)]
+    assert offsets.count(0) == offsets.count(wire.CHUNK_BYTES) == 1
+
+
+def test_a_model_is_called_by_the_shapes_of_its_inputs(server: FakeServer, client: kaas.Client) -> None:
+    def variant(rows: int) -> kaas.Variant:
+        x, y = kaas.Buffer("x", (rows, WIDTH), "float32"), kaas.Buffer("y", (rows, WIDTH), "float32")
+        task = kaas.KTask([kaas.Kernel(LIBRARY, "f", 1, 1, [kaas.In(x), kaas.In(W), kaas.Out(y)])], [y])
+        return kaas.Variant(task, (x, kaas.Buffer("unread", rows, "float32")))
+
+    model = kaas.CompiledModel("m", [variant(1), variant(2)], {"w": ONES})
+    function = client.register(model)
+    assert len(server.of(wire.Put)) == 1
+    for rows in (1, 2):
+        inputs = {"x": np.ones((rows, WIDTH), np.float32), "unread": np.ones(rows, np.float32)}
+        assert client.call(function, inputs).result(PATIENCE_S).shape == (rows, WIDTH)
+    assert {invoke.function for invoke in server.of(wire.Invoke)} == set(function.keys)
+    there = client.put("there", np.ones((2, WIDTH), np.float32))
+    assert function.variant(x=(2, WIDTH)).call(there, np.ones(2, np.float32)).result(PATIENCE_S).shape == (2, WIDTH)
+
+
+# --- asyncio
+
+
+def test_calls_are_awaited(server: FakeServer) -> None:
+    server.limits = small(4)
+
+    async def main() -> None:
+        async with kaas.AsyncClient(server.address, patience_s=PATIENCE_S) as client:
+            function = await client.register(TASK)
+            values = await asyncio.gather(*(client.call(function, {"x": ONES * n}) for n in range(64)))
+            assert [value[0] for value in values] == [2 * n for n in range(64)]
+            assert (await function.call(ONES) == 2).all()
+            there = await client.put("there", ONES)
+            assert (await client.call(TASK, {"x": there}) == 2).all()
+            assert (await client.get("there") == 1).all()
+            assert await client.health() == {"asked": "health"}
+
+    asyncio.run(main())
+
+
+def test_who_is_cancelled_takes_no_credit(server: FakeServer) -> None:
+    server.limits, server.silent = small(1), True
+
+    async def main() -> None:
+        async with kaas.AsyncClient(server.address, patience_s=PATIENCE_S) as client:
+            function = await client.register(TASK)
+            first = asyncio.create_task(client.call(function, {"x": ONES}))
+            await asyncio.to_thread(asked, server, 1)
+            waits = asyncio.create_task(client.call(function, {"x": ONES}))
+            with pytest.raises(DeadlineExceeded):
+                await client.call(function, {"x": ONES}, deadline_s=0.05)
+            for task in (waits, first):
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            server.silent = False
+            assert (await client.call(function, {"x": ONES}) == 2).all()
+
+    asyncio.run(main())
+
+
+# --- what it needs
+
+
+def test_a_client_is_light() -> None:
+    program = (
+        "import sys, kaas; kaas.Client; kaas.AsyncClient; print(*{n.partition('.')[0] for n in sys.modules});"
+        "print('kaas.pool.service' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    names, service = ended.stdout.splitlines()
+    assert not set(names.split()) & {"cuda", "llvmlite", "ray", "rich", "typer"}
+    assert service == "False"
+
+
+@pytest.mark.parametrize(
+    ("address", "field"), [("ipc:///somewhere", "address"), ("tcp://192.0.2.1:1", "keys"), (7, "address")]
+)
+def test_addresses_and_keys_that_make_no_sense(address: Any, field: str) -> None:
+    with pytest.raises(InvalidConfig) as raised:
+        kaas.Client(address)
+    assert raised.value.field == field
