@@ -39,6 +39,8 @@ KERNEL_S = 0.02
 LOAD = 0.7
 MINUTES = 2.0
 EXECUTOR_EVERY_S, CLIENT_EVERY_S = 30.0, 10.0
+RESTART_AFTER_S = 60.0
+"""At the latest: a server keeps finished answers for ten minutes, so that its memory grows for as long."""
 PEAK_REQUESTS, IN_FLIGHT = 400, 4 * DEVICES
 PATIENCE_S = 120.0
 
@@ -124,7 +126,7 @@ class Havoc:
             yield (turn - 0.5) * EXECUTOR_EVERY_S, self._kill_executor
         for turn in range(1, int(seconds / CLIENT_EVERY_S)):
             yield turn * CLIENT_EVERY_S, self._kill_client
-        yield seconds / 4, self._restart
+        yield min(seconds / 4, RESTART_AFTER_S), self._restart
 
     def __enter__(self) -> Havoc:
         self._thread.start()
