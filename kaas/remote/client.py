@@ -23,8 +23,9 @@ from kaas.pool.outputs import array_of
 from kaas.remote import wire
 from kaas.remote.connecting import Way, retried
 from kaas.remote.keys import OwnKeys, own_keys
+from kaas.remote.open_calls import TryAgain
 from kaas.remote.registering import Registering
-from kaas.remote.remote_calls import RemoteCalls, TryAgain
+from kaas.remote.remote_calls import RemoteCalls
 from kaas.remote.remote_function import Make, Packed, RemoteFunction, RemoteObject, RemoteTask, packed
 from kaas.remote.remote_line import CurveKeys
 from kaas.remote.transfers import Content, Progress, Transfers
