@@ -33,7 +33,8 @@ class Server:
     """One after the other, at the same address and with the same state.
 
     Fields:
-        address, pid: of the newest. public_key: of them all. ended: exit statuses of those that `stop` has ended.
+        address, pid: of the newest. public_key: of them all; insecure: they take no keys. ended: exit statuses of those
+            that `stop` has ended.
     """
 
     def __init__(
@@ -45,16 +46,18 @@ class Server:
         devices: int = 1,
         kernels_s: Mapping[str, float] | None = None,
         limits: Mapping[str, int] | None = None,
+        insecure: bool = False,
     ) -> None:
         """clients: names of keys. kernels_s: seconds that kernels are modelled to take, by symbol."""
         self._folder, self._host, self._port = folder, host, 0
         self._keys = {name: folder / f"{name}.toml" for name in (*clients, ADMINISTRATOR)}
         for name, path in self._keys.items():
             self.public_key = new_client(folder / "keys", name, path).server_key
+        self.insecure = insecure
         self._settings = {
             "name": f"served-{token_hex(4)}",
             "state": str(folder / "state"),
-            "keys": str(folder / "keys"),
+            **({} if insecure else {"keys": str(folder / "keys")}),
             "pool": {"devices": [{"kind": "software", "memory_bytes": DEVICE_BYTES}] * devices},
             "code": {"any": True},
             "limits": dict(limits or {}),
@@ -108,6 +111,7 @@ class Server:
         path = self._folder / "kaas.yaml"
         path.write_bytes(msgspec.yaml.encode(self._settings | {"listen": {"host": self._host, "port": self._port}}))
         command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(path)]
+        command += ["--insecure"] if self.insecure else []
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
@@ -189,8 +193,9 @@ def _argument(pid: int, wanted: str) -> bool:
 
 
 def memory_bytes(pids: Sequence[int]) -> int:
-    """Of these processes together, what they share counted once (PSS)."""
-    return sum(_kb(pid, "Pss") for pid in pids) << 10
+    """Of these processes together, what they share counted once; without files, whose pages they share with whatever
+    else runs here."""
+    return sum(_kb(pid, "Pss_Anon") + _kb(pid, "Pss_Shmem") for pid in pids) << 10
 
 
 def resident_bytes(pid: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 import zmq
@@ -13,6 +14,9 @@ from kaas.pool.node_line import Socket, receive_frames
 
 TURN = 64
 """Messages that are taken before others of the loop have their turn."""
+
+END_S = 1.0
+"""How long the end of a context may take when nothing is left to send."""
 
 _AT_ONCE = int(zmq.DONTWAIT)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -71,3 +75,14 @@ class Drain:
 
     def _readable(self) -> bool:
         return bool(int(_get(self._socket, _EVENTS)) & _READABLE)
+
+
+def end(context: zmq.Context[Socket], wait_s: float) -> None:
+    """After its sockets were closed, with this time to send what is left.
+
+    ZeroMQ (4.3.5) loses count of a connection that breaks while its socket is closed with messages to send, and then
+    waits for it for ever: so it is left alone after a while.
+    """
+    ending = threading.Thread(target=context.term, name="kaas-ends", daemon=True)
+    ending.start()
+    ending.join(wait_s + END_S)

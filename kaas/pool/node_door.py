@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import zmq
 from zmq.utils import z85
 
-from kaas.pool.drain import Drain
+from kaas.pool.drain import Drain, end
 from kaas.pool.lines import Frames
 from kaas.pool.messages import ToPeer
 from kaas.pool.node_line import INWARD, Socket, beat, send_message
@@ -57,7 +57,7 @@ class NodeDoor:
         """What was sent goes out yet, to who takes it within this time."""
         for drain in self._drains:
             drain.close(wait_s)
-        self._context.term()
+        end(self._context, wait_s)
 
     def send(self, identity: bytes, header: ToPeer, frames: Sequence[Any]) -> bool:
         """Whether its peer is there."""

@@ -16,7 +16,7 @@ import zmq.backend
 from zmq.utils import z85
 
 from kaas.errors import InvalidConfig
-from kaas.pool.drain import Drain
+from kaas.pool.drain import Drain, end
 from kaas.pool.lines import LARGE_BYTES, Frames
 from kaas.pool.node_line import Socket, beat
 from kaas.remote import wire
@@ -123,7 +123,7 @@ class RemoteDoor:
         self._connections.close()
         for drain in self._drains:
             drain.close(wait_s)
-        self._context.term()
+        end(self._context, wait_s)
 
     def _bind(self, host: str, port: int) -> None:
         self._socket.ipv6 = ":" in host

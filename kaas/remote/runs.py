@@ -53,7 +53,7 @@ class Runs:
         """
         known = session.waits.get(message.number)
         if known is not None:
-            if known.run.done and known.sent != session.channel:
+            if known.run.done and known.sent is not session.channel:
                 self._send(known)
         elif message.number in session.tasks:
             raise InvalidRequest(f"question {message.number} is not answered yet")
@@ -256,7 +256,7 @@ class Runs:
         """On a new connection: all that has not been received."""
         session.unsent.clear()
         for wait in session.waits.values():
-            if wait.run.done:
+            if wait.run.done and wait.sent is not session.channel:
                 self._send(wait)
 
     # --- what is not open any more

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,6 +110,11 @@ class Client:
 
     def send(self, *frames: bytes) -> None:
         self.socket.send_multipart(frames)
+
+    def try_to_send(self, *frames: bytes) -> None:
+        """As `send`, if the connection has not ended meanwhile."""
+        with suppress(zmq.Again):
+            self.socket.send_multipart(frames, zmq.DONTWAIT)
 
     def receive(self) -> list[bytes]:
         return self.socket.recv_multipart()

@@ -162,7 +162,7 @@ def stranger_keys(server: OwnKeys) -> OwnKeys:
 
 def test_a_key_that_is_not_known_gets_nothing(opened: Open, come: Come, alice: OwnKeys) -> None:
     stranger = come(stranger_keys(alice))
-    stranger.send(b"let me in")
+    stranger.try_to_send(b"let me in")
     assert stranger.refused()
     echoes(come(alice))
     assert opened.received.qsize() == 1
@@ -170,7 +170,7 @@ def test_a_key_that_is_not_known_gets_nothing(opened: Open, come: Come, alice: O
 
 def test_nor_does_who_has_none(opened: Open, come: Come, alice: OwnKeys) -> None:
     stranger = come(None)
-    stranger.send(b"let me in")
+    stranger.try_to_send(b"let me in")
     assert stranger.refused()
     echoes(come(alice))
     assert opened.received.qsize() == 1
@@ -178,7 +178,7 @@ def test_nor_does_who_has_none(opened: Open, come: Come, alice: OwnKeys) -> None
 
 def test_nor_who_says_plain_names(opened: Open, come: Come, alice: OwnKeys) -> None:
     stranger = come(None, plain_username=b"alice", plain_password=b"secret")
-    stranger.send(b"let me in")
+    stranger.try_to_send(b"let me in")
     assert stranger.refused()
     echoes(come(alice))
     assert opened.received.qsize() == 1
@@ -187,7 +187,7 @@ def test_nor_who_says_plain_names(opened: Open, come: Come, alice: OwnKeys) -> N
 def test_nor_who_has_only_somebodys_public_key(opened: Open, come: Come, alice: OwnKeys) -> None:
     other = stranger_keys(alice)
     stranger = come(msgspec.structs.replace(other, public_key=alice.public_key))
-    stranger.send(b"let me in")
+    stranger.try_to_send(b"let me in")
     assert stranger.put_out()
     echoes(come(alice))
     assert opened.received.qsize() == 1
@@ -195,7 +195,7 @@ def test_nor_who_has_only_somebodys_public_key(opened: Open, come: Come, alice: 
 
 def test_nor_who_takes_another_for_the_server(opened: Open, come: Come, alice: OwnKeys) -> None:
     client = come(alice, server_key=stranger_keys(alice).public_key)
-    client.send(b"let me in")
+    client.try_to_send(b"let me in")
     assert client.put_out()
     assert opened.received.empty()
 
@@ -249,7 +249,7 @@ def test_nothing_of_a_dropped_channel_counts(opened: Open, come: Come, alice: Ow
     client = come(alice)
     opened.on_receive = lambda channel, _frames: channel.drop()
     for number in range(10):
-        client.send(b"%d" % number)
+        client.try_to_send(b"%d" % number)
     channel, frames = opened.arrived()
     assert frames == [b"0"]
     assert client.put_out()
@@ -279,7 +279,7 @@ def test_a_client_has_so_many_connections(opened: Open, come: Come, alice: OwnKe
     for client in clients:
         echoes(client)
     late = come(alice)
-    late.send(b"one more")
+    late.try_to_send(b"one more")
     assert late.put_out()
     echoes(come(bob))
     clients[0].close()
@@ -448,7 +448,7 @@ def test_half_of_the_descriptors_is_for_those_inside(
     with closing(opened), closing(Client(opened, alice)) as client:
         echoes(client)
         with closing(Client(opened, bob)) as late:
-            late.send(b"hello")
+            late.try_to_send(b"hello")
             assert late.put_out()
         echoes(client)
 

@@ -144,6 +144,13 @@ def test_an_answer_comes_again_on_a_new_connection(alice: Speaker, server: Serve
     alice.greet()
 
 
+def test_a_second_hello_on_a_connection_brings_nothing_again(alice: Speaker) -> None:
+    alice.invoke("double", ONES)
+    assert isinstance(alice.receive()[0], wire.Result)
+    alice.greet(alice.session)
+    assert alice.quiet()
+
+
 def test_another_client_does_not_get_at_a_session(alice: Speaker, server: Server) -> None:
     alice.invoke("double", ONES)
     alice.receive()

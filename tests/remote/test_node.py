@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import kaas
+from benchmarks.path import ELEMENTS, build
+from benchmarks.served import Server
 from tests.remote import vectors
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "node"
@@ -49,3 +54,49 @@ def test_the_client_is_short() -> None:
 def test_it_reads_and_writes_the_vectors(node: Node) -> None:
     count = sum(len(found) for name, found in vectors.written().items() if name != "refused") + 3
     assert node("vectors.mjs", str(vectors.FOLDER)) == f"{count} vectors\n"
+
+
+@pytest.fixture(scope="module", params=["curve", "insecure"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One where a client in Python has registered what the one in Node.js is to invoke."""
+    with Server(tmp_path_factory.mktemp("served"), ["ada"], insecure=request.param == "insecure") as started:
+        with kaas.Client(started.address, keys=None if started.insecure else started.keys("ada")) as client:
+            client.register(build(), name="difference")
+        yield started
+
+
+def last(server: Server) -> list[str]:
+    """The argument that comes last: the file of keys, if there is one."""
+    return [] if server.insecure else [str(server.keys("ada"))]
+
+
+def test_it_asks_a_server(node: Node, server: Server) -> None:
+    assert json.loads(node("call.mjs", server.address, "health", *last(server)))["live"] is True
+
+
+def test_it_invokes_a_function(node: Node, server: Server) -> None:
+    inputs = json.dumps({"x": list(range(ELEMENTS))})
+    assert json.loads(node("call.mjs", server.address, "difference", inputs, *last(server))) == {"out": [0] * ELEMENTS}
+
+
+def test_it_keeps_within_its_credit(node: Node, server: Server) -> None:
+    assert node("flood.mjs", server.address, "difference", "2000", *last(server)) == "2000\n"
+
+
+def test_failures_are_errors(node: Node, server: Server) -> None:
+    with pytest.raises(AssertionError, match="WrongSize"):
+        node("call.mjs", server.address, "difference", json.dumps({"x": [1, 2]}), *last(server))
+
+
+def test_it_asks_again_when_the_server_was_killed(node: Node, tmp_path: Path) -> None:
+    with Server(tmp_path, ["ada"], kernels_s={"vsub": 0.005}) as server, ThreadPoolExecutor(1) as beside:
+        with kaas.Client(server.address, keys=server.keys("ada")) as client:
+            client.register(build(), name="difference")
+        count = 1000
+        flood = beside.submit(node, "flood.mjs", server.address, "difference", str(count), *last(server))
+        while server.charged()["ada"] < 100:
+            assert not flood.done()
+        server.kill()
+        server.start()
+        assert flood.result() == f"{count}\n"
+        assert server.charged()["ada"] == count, "each once"

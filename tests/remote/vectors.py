@@ -4,7 +4,7 @@
 
 A vector has a name, a header (JSON; bytes stand there as {"hex": ...}), the hex of the first frame, and the hex of each
 frame behind it. `from_client` and `from_server` hold each message as KaaS itself writes it. `same` holds other ways to
-write some of them, which a reader has to take for the same; `refused` first frames that a server answers with Failure.
+write some of them, which a reader has to take for the same; `refused` what is no message of a client.
 """
 
 from __future__ import annotations

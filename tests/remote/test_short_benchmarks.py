@@ -1,0 +1,49 @@
+"""Half a minute of each benchmark of remote clients: what does not depend on how fast the machine is has to hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+PATIENCE_S = 300
+
+
+def reported(name: str, *arguments: str) -> dict[str, Any]:
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", "--json", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def broken(report: dict[str, Any], *bars: str) -> dict[str, Any]:
+    """The bars of these that do not hold."""
+    return {bar: report["bars"][bar] for bar in bars if report["bars"][bar][0] > report["bars"][bar][2]}
+
+
+def test_a_soak() -> None:
+    report = reported("soak", "--minutes", "0.5")
+    assert broken(report, "unanswered", "wrong", "twice") == {}, report
+    assert report["detail"]["charged"] == report["detail"]["requests"] > 0
+    assert report["detail"]["servers killed"] == report["detail"]["executors killed"] == 1
+    assert report["detail"]["clients killed"] == 2
+
+
+def test_hostile_clients() -> None:
+    report = reported("hostile", "--mutated", "20000", "--replayed", "2000", "--quiet-seconds", "5")
+    assert broken(report, "crashes") == {}, report
+    assert report["detail"]["attack, sent"] > 15_000
+    assert report["detail"]["requests"] > 100
