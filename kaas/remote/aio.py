@@ -14,6 +14,7 @@ from kaas.graph import KTask
 from kaas.model import CompiledModel
 from kaas.remote.client import PATIENCE_S, Client, Invocable
 from kaas.remote.keys import OwnKeys
+from kaas.remote.prepared import prepare
 from kaas.remote.remote_function import RemoteFunction, RemoteObject
 from kaas.remote.transfers import Progress
 
@@ -80,7 +81,7 @@ class AsyncClient:
         known = client.known(function)
         if known is None:
             known = await self._aside(client.resolved, function)
-        prepared = client.prepared(known, inputs, scalars, deadline_s, key, store, trace)
+        prepared = prepare(known, inputs, scalars, deadline_s, key, store, trace)
         await self._room(prepared.nbytes, deadline_s)
         return await client.sent(prepared)
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from kaas.arguments import Buffer
-from kaas.errors import InvalidConfig, InvalidRequest, KaasError, MissingContent, RequestTooLarge
+from kaas.errors import InvalidConfig, InvalidRequest, KaasError, MissingContent
 from kaas.executor.tensors import on_host
-from kaas.function import Options
 from kaas.futures import Future
 from kaas.graph import KTask
 from kaas.model import CompiledModel
@@ -23,66 +20,20 @@ from kaas.pool.outputs import array_of
 from kaas.remote import wire
 from kaas.remote.connecting import Way, retried
 from kaas.remote.keys import OwnKeys, own_keys
+from kaas.remote.open_calls import TryAgain
+from kaas.remote.prepared import Prepared, prepare
 from kaas.remote.registering import Registering
-from kaas.remote.remote_calls import RemoteCalls, TryAgain
-from kaas.remote.remote_function import Make, Packed, RemoteFunction, RemoteObject, RemoteTask, packed
+from kaas.remote.remote_calls import RemoteCalls
+from kaas.remote.remote_function import RemoteFunction, RemoteObject
 from kaas.remote.remote_line import CurveKeys
 from kaas.remote.transfers import Content, Progress, Transfers
 from kaas.request import raw_bytes
 
 PATIENCE_S = 60.0
-KEY_BYTES = 64
 LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
 
 T = TypeVar("T")
 Invocable = RemoteFunction | KTask | str
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A call, checked. nbytes: what it takes of the client's credit."""
-
-    task: RemoteTask
-    packed: Packed
-    deadline_s: float | None
-    key: str
-    store: dict[str, str]
-    trace: str
-    make: Make
-    nbytes: int
-    begun_s: float
-
-    def invoke(self, session: str) -> Callable[[int], wire.Invoke]:
-        """Of the number that it gets. Its deadline counts from when it was prepared."""
-        left_s = self.deadline_s
-        if left_s is not None:
-            left_s = max(1e-3, left_s - (monotonic() - self.begun_s))
-        return lambda number: wire.Invoke(
-            number,
-            self.task.key,
-            self.packed.inputs,
-            self.packed.scalars,
-            self.key or f"{session}-{number}",
-            left_s,
-            self.store,
-            self.trace,
-        )
-
-    def check(self, limits: wire.Limits | None) -> None:
-        """
-        Raises:
-            RequestTooLarge: an input is more than one message may carry
-        """
-        most = max(map(len, self.packed.frames), default=0)
-        if limits is not None and most > limits.frame_bytes:
-            raise RequestTooLarge(
-                f"an input of {most} bytes is more than one message to the server may carry, {limits.frame_bytes}: "
-                "put it there first",
-                needed_bytes=most,
-                capacity_bytes=limits.frame_bytes,
-                excess_bytes=most - limits.frame_bytes,
-                task=self.task.label,
-            )
 
 
 class Client:
@@ -220,7 +171,7 @@ class Client:
             Unreachable, NotInitialized, InvalidRequest, RequestTooLarge, DeadlineExceeded: here, whatever is wrong and
                 can be seen here. All else through the future, as the KaasError that it is.
         """
-        prepared = self.prepared(self.resolved(function), inputs, scalars, deadline_s, key, store, trace)
+        prepared = prepare(self.resolved(function), inputs, scalars, deadline_s, key, store, trace)
         calls = self._calls
         calls.await_room(prepared.nbytes, deadline_s)
         return self.sent(prepared)
@@ -242,33 +193,6 @@ class Client:
             else:
                 raise InvalidRequest(f"call takes a RemoteFunction, a KTask or a name, not {function!r}")
         return known
-
-    @staticmethod
-    def prepared(
-        function: RemoteFunction,
-        inputs: Mapping[str, Any] | None,
-        scalars: Mapping[str, Any] | None,
-        deadline_s: float | None,
-        key: str,
-        store: Mapping[str, str] | None,
-        trace: str,
-    ) -> Prepared:
-        """
-        Raises:
-            InvalidRequest
-        """
-        begun_s = 0.0
-        if deadline_s is not None:
-            Options(deadline_s=deadline_s)
-            begun_s = monotonic()
-        if key and not (isinstance(key, str) and len(key.encode()) <= KEY_BYTES):
-            raise InvalidRequest(f"a key is text of up to {KEY_BYTES} bytes, not {key!r}")
-        task, given = function.chosen({} if inputs is None else inputs)
-        sent = packed(task, given, scalars)
-        kept = dict(store or {})
-        make = task.making(kept)
-        nbytes = sent.nbytes + sum([size for name, size in task.output_bytes.items() if name not in kept])
-        return Prepared(task, sent, deadline_s, key, kept, trace, make, nbytes, begun_s)
 
     def sent(self, prepared: Prepared) -> Future:
         """Room for it has been taken."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
@@ -11,10 +10,8 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any
 
-from msgspec.structs import replace
-
-from kaas.errors import DeadlineExceeded, KaasError, NotInitialized, RequestTooLarge, Unreachable
-from kaas.futures import Pending, Source
+from kaas.errors import DeadlineExceeded, KaasError, NotInitialized, Unreachable
+from kaas.futures import Pending
 from kaas.pool.lines import AnyLine, LineLost
 from kaas.receiving import Receiver
 from kaas.remote import wire
@@ -22,6 +19,7 @@ from kaas.remote.connecting import Way
 from kaas.remote.credit import Credit
 from kaas.remote.failures import error_of
 from kaas.remote.later import Later
+from kaas.remote.open_calls import Call, Question, TryAgain, again_s, too_large
 from kaas.remote.remote_line import RemoteLine
 
 GRACE_S = 1.0
@@ -30,55 +28,6 @@ ACKNOWLEDGED_S = 0.2
 """The server hears within this that an answer has come, if no request goes there before."""
 TAKEN_EVERY = 64
 """After so many calls that nobody has waited for, what has come meanwhile is taken."""
-JITTER = 0.25
-"""Of the time that a server wants a client to wait, by which it may be more: not all come back at once."""
-
-
-class TryAgain(Exception):
-    """What came of a question that may be asked again."""
-
-    def __init__(self, error: KaasError, retry_s: float = 0.0) -> None:
-        super().__init__(error.message)
-        self.error, self.retry_s = error, retry_s
-
-
-class Call(Pending):
-    """An Invoke. invoke, frames: as it was sent, and is sent again. nbytes: its part of the credit. expires_s: when its
-    deadline is over. tried_until_s: until when it is asked again."""
-
-    __slots__ = ("deadline_s", "expires_s", "frames_out", "invoke", "nbytes", "tried_until_s")
-
-    def __init__(
-        self, source: Source, invoke: wire.Invoke, frames: Sequence[Any], nbytes: int, patience_s: float
-    ) -> None:
-        super().__init__(source, invoke.number)
-        self.invoke, self.frames_out, self.nbytes = invoke, frames, nbytes
-        now_s = monotonic()
-        self.deadline_s = deadline_s = invoke.deadline_s
-        self.expires_s = None if deadline_s is None else now_s + deadline_s
-        self.tried_until_s = now_s + (patience_s if deadline_s is None else deadline_s)
-
-    def again(self, number: int) -> None:
-        """It is sent once more, with the time that is left."""
-        left_s = None if self.expires_s is None else max(1e-3, self.expires_s - monotonic())
-        self.invoke = replace(self.invoke, number=number, deadline_s=left_s)
-
-    def expired(self) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"no answer from the server within {self.deadline_s} s",
-            deadline_s=self.deadline_s,
-            task=self.invoke.function,
-        )
-
-
-class Question(Pending):
-    """Anything else."""
-
-    __slots__ = ("frames_out", "header")
-
-    def __init__(self, source: Source, header: Any, frames: Sequence[Any]) -> None:
-        super().__init__(source, header.number)
-        self.header, self.frames_out = header, frames
 
 
 class RemoteCalls:
@@ -276,15 +225,15 @@ class RemoteCalls:
             question.end(error=TryAgain(error_of(header), header.retry_s))
 
     def _answered(self, number: int, frames: Sequence[Any], failure: wire.Failure | None) -> None:
-        again_s = None
+        pause_s = None
         with self.lock:
             call = self._open.pop(number, None)
             if call is None:
                 if number in self._cancelled:
                     self._credit.give(self._cancelled.pop(number))
             else:
-                again_s = None if failure is None else _again_s(failure, call)
-                if again_s is None:
+                pause_s = None if failure is None else again_s(failure, call)
+                if pause_s is None:
                     self._credit.give(call.nbytes)
                     self._receiver.unwatch(call.number)
                 else:
@@ -292,8 +241,8 @@ class RemoteCalls:
             first = self._credit.answered(number, 0 if call is None else call.nbytes)
         if first:
             self._later.after(ACKNOWLEDGED_S, self._acknowledge)
-        if call is not None and again_s is not None:
-            self._later.after(again_s, lambda: self._again(call))
+        if call is not None and pause_s is not None:
+            self._later.after(pause_s, lambda: self._again(call))
         elif call is not None:
             call.end(frames, None if failure is None else error_of(failure))
         self._grant()
@@ -320,7 +269,7 @@ class RemoteCalls:
                 for room, _ in (*hopeless, *granted):
                     self._receiver.unwatch(room.number)
             for room, nbytes in hopeless:
-                room.end(error=_too_large(nbytes, self._credit.limits))
+                room.end(error=too_large(nbytes, self._credit.limits))
             declined = [nbytes for room, nbytes in granted if not room.end()]
             if not declined:
                 return
@@ -444,22 +393,3 @@ class RemoteCalls:
             return  # then the server knows by itself
         finally:
             line.close()
-
-
-def _again_s(failure: wire.Failure, call: Call) -> float | None:
-    """After which time a call is asked again."""
-    if failure.retry_s is None:
-        return None
-    again_s = failure.retry_s * random.uniform(1, 1 + JITTER)
-    return again_s if monotonic() + again_s < call.tried_until_s else None
-
-
-def _too_large(nbytes: int, limits: wire.Limits | None) -> RequestTooLarge:
-    most = 0 if limits is None or not limits.requests else limits.credit_bytes
-    return RequestTooLarge(
-        f"a request with {nbytes} bytes of inputs and outputs is more than this client may have open at the server, "
-        f"{most}: put its inputs there first, and store its outputs there",
-        needed_bytes=nbytes,
-        capacity_bytes=most,
-        excess_bytes=nbytes - most,
-    )

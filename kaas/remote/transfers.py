@@ -11,7 +11,8 @@ from typing import Any
 from kaas.errors import KaasError
 from kaas.futures import Pending
 from kaas.remote import wire
-from kaas.remote.remote_calls import RemoteCalls, TryAgain
+from kaas.remote.open_calls import TryAgain
+from kaas.remote.remote_calls import RemoteCalls
 
 WINDOW = 4
 """Chunks on their way at once."""
