@@ -141,7 +141,7 @@ def adopted(
     for slot, call in survivor.running.items():
         answer: Answer[Any] = Answer()
         answer.cancel()
-        request = Request(next(ids), call, now_s, answer, worker=worker, dispatched_s=now_s)
+        request = Request(next(ids), call, now_s, answer, worker=worker, slot=slot, dispatched_s=now_s)
         worker.running[request.id] = request
         running.append(Running(request.id, slot, call.client, call.function))
     size, whom = (info.slots, info.memory_bytes), (start.client, start.function)
