@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from kaas.errors import InvalidConfig
+from kaas.pool import drain
 from kaas.pool.drain import TURN
 from kaas.pool.lines import LARGE_BYTES
 from kaas.remote import connections, door, wire
@@ -131,7 +132,11 @@ def test_each_connection_is_a_channel_of_its_client(opened: Open, come: Come, al
     assert [client.receive() for client in clients] == [[wire.encode(wire.Done(2))]] * 3
 
 
-def test_more_messages_than_fit_in_a_turn(opened: Open, come: Come, alice: OwnKeys) -> None:
+@pytest.mark.parametrize("turn_s", [0.0, drain.TURN_S, 1000.0])
+def test_more_messages_than_fit_in_a_turn(
+    opened: Open, come: Come, alice: OwnKeys, turn_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "TURN_S", turn_s)
     client = come(alice)
     for number in range(3 * TURN):
         client.send(b"%d" % number)
