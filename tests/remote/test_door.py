@@ -157,6 +157,22 @@ def test_an_error_of_who_receives_keeps_nobody_waiting(opened: Open, come: Come,
     assert "of mine" in str(opened.faults.get(timeout=PATIENCE_S)["exception"])
 
 
+def test_what_a_client_has_not_taken_yet_is_known(opened: Open, come: Come, alice: OwnKeys) -> None:
+    client = come(alice, rcvhwm=1)
+    echoes(client)
+    channel, _ = opened.arrived()
+    answer = wire.Listed(1, [{"name": "x" * 1000}] * 250)
+
+    def send() -> int:
+        assert all(channel.send(answer) for _ in range(64))
+        return channel.leaving_bytes
+
+    assert opened.do(send) > 1 << 20
+    for _ in range(64):
+        assert client.receive() == [wire.encode(answer)]
+    until(lambda: opened.do(lambda: channel.leaving_bytes) == 0)
+
+
 # --- who comes in
 
 
