@@ -24,8 +24,8 @@ from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
 from kaas.remote.steps import Steps
 
-ENTRY_BYTES, FAILURE_BYTES = 512, 32 << 10
-"""What an answer that is kept takes beside its bytes, and one that is a failure, at most."""
+ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
+"""What an answer that is kept takes beside its bytes, and each of its outputs does; one that is a failure in all."""
 
 
 class Runs:
@@ -224,7 +224,8 @@ class Runs:
         if key:
             del client.runs[key]
             if run.waits and (run.failure is None or run.failure.retry_s is None):
-                nbytes = ENTRY_BYTES + run.nbytes if run.failure is None else FAILURE_BYTES
+                nbytes = ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
+                nbytes = FAILURE_BYTES if run.failure is not None else nbytes
                 client.finished.add(key, run, nbytes, self._loop.time())
         waits, run.waits = run.waits, []
         for wait in waits:
