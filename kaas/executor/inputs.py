@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kaas.arguments import Buffer
 from kaas.dlpack import device_of, is_exporter, tensor_of
 from kaas.dtypes import KIND_BYTES
 from kaas.errors import InputFailed, MissingScalar, WrongScalar
-from kaas.executor.device import HostMemory
-from kaas.executor.plan import Plan
 from kaas.executor.ranges import Part, Ranges
 from kaas.executor.tensors import on_host
 from kaas.graph import KTask
 from kaas.request import View, check_fit, input_bytes, raw_bytes
+
+if TYPE_CHECKING:
+    from kaas.executor.device import HostMemory
+    from kaas.executor.plan import Plan
 
 
 class Source(NamedTuple):
