@@ -132,6 +132,7 @@ class Gateway:
             case wire.Hello():
                 self._greet(session.channel, message)
             case wire.Ask():
+                session.client.check_taken(session.channel.leaving_bytes)
                 if self.desk is None:
                     raise InvalidRequest("this server answers no questions")
                 told = self.desk.told(session, message.what, frames[1:])
@@ -140,6 +141,7 @@ class Gateway:
                 else:
                     session.channel.send(wire.Told(message.number, told))
             case _:
+                session.client.check_taken(session.channel.leaving_bytes)
                 said = self._holdings.answer(session.client.name, message, frames[1:])
                 if isinstance(said, Coroutine):
                     self._later(session, message.number, said, sum(map(len, frames[1:])))
@@ -157,8 +159,8 @@ class Gateway:
         if hello.version != wire.VERSION:
             channel.send(_other_version(hello.version))
             return
-        if not 0 < len(hello.session) <= LONGEST_NAME:
-            raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} characters")
+        if not 0 < len(hello.session.encode()) <= LONGEST_NAME:
+            raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} bytes of UTF-8")
         client = self._client(channel.user)
         session = client.sessions.get(hello.session)
         if session is None:
