@@ -158,8 +158,8 @@ class Gateway:
         if hello.version != wire.VERSION:
             channel.send(_other_version(hello.version))
             return
-        if not 0 < len(hello.session) <= LONGEST_NAME:
-            raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} characters")
+        if not 0 < len(hello.session.encode()) <= LONGEST_NAME:
+            raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} bytes of UTF-8")
         client = self._client(channel.user)
         session = client.sessions.get(hello.session)
         if session is None:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from kaas.errors import Cancelled, InvalidRequest, PoolStopped, UsageUnavailable
+from kaas.errors import Cancelled, DeadlineExceeded, InvalidRequest, PoolStopped, UsageUnavailable
 from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
@@ -18,7 +18,7 @@ from kaas.pool.trace_context import continued
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
 from kaas.remote.holdings import Holdings
-from kaas.remote.invocations import given_values, invocation_of
+from kaas.remote.invocations import check_deadline, given_values, invocation_of
 from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
@@ -26,6 +26,9 @@ from kaas.remote.steps import Steps
 
 ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
 """What an answer that is kept takes beside its bytes, and each of its outputs does; one that is a failure in all."""
+SUCCEEDED = "succeeded"
+
+T = TypeVar("T")
 
 
 class Runs:
@@ -43,7 +46,7 @@ class Runs:
         self._service, self._pool, self._holdings = service, service.pool, holdings
         self._closed, self._meter, self._steps = closed, meter, steps
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def ask(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         """frames: with the header. What was asked before, by this number or by its key, is the same request.
@@ -67,8 +70,8 @@ class Runs:
             InvalidRequest, QueueFull
         """
         client, key = session.client, message.key
-        if len(key) > LONGEST_NAME:
-            raise InvalidRequest(f"a key has at most {LONGEST_NAME} characters, not {len(key)}")
+        if len(key.encode()) > LONGEST_NAME:
+            raise InvalidRequest(f"a key has at most {LONGEST_NAME} bytes of UTF-8, not {len(key.encode())}")
         run = client.runs.get(key) or client.finished.get(key, self._loop.time())
         if run is None:
             return False
@@ -93,52 +96,97 @@ class Runs:
         run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
         if message.store or remote.after:
             run.store, run.remote = message.store, remote
-        request = None if remote.before else self._request(run, message, frames, remote)
+        if remote.before or remote.after:
+            run.ends_s = self._ends_s(message)
+        request = None
+        self._meter.admit(client.name)
+        try:
+            if remote.before:
+                self._prepare(run, message, frames, remote)
+            else:
+                request = self._request(run, message, frames, remote)
+        except BaseException as error:
+            self._meter.refused(client.name, run.label, type(error).__name__, admitted=True)
+            raise
         _wait(session, message.number, run, input_bytes + nbytes)
         if message.key:
             client.runs[message.key] = run
         if request is not None:
+            run.moved_bytes = input_bytes
             request.answer.add_done_callback(partial(self._answered, run, request))
-        else:
-            run.task = self._task(self._before(run, message, frames, remote))
 
     def _request(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> Request:
-        """What the pool is asked for.
+        """What the pool is asked for, of one that was admitted.
 
         Raises:
             KaasError
         """
-        client = run.client.name
-        invocation, payload = invocation_of(client, message, frames, remote, self._holdings.values)
-        self._meter.admit(client)
-        try:
-            request = self._service.begin(remote.function, invocation, payload, None, "")
-        except BaseException as error:
-            self._meter.refused(client, run.label, type(error).__name__, admitted=True)
-            raise
+        invocation, payload = invocation_of(run.client.name, message, frames, remote, self._holdings.values)
+        request = self._service.begin(remote.function, invocation, payload, None, "")
         if message.trace:
             request.trace = continued(message.trace)
             run.trace = request.trace.traceparent
         run.request = request
         return request
 
-    async def _before(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
-        """Have a step make the inputs out of what came."""
+    # --- steps
+
+    def _ends_s(self, message: wire.Invoke) -> float | None:
+        """When its deadline is over.
+
+        Raises:
+            InvalidRequest
+        """
+        check_deadline(message.deadline_s)
+        return None if message.deadline_s is None else self._loop.time() + message.deadline_s
+
+    def _prepare(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
+        """Have a step make the inputs out of what came.
+
+        Raises:
+            InvalidRequest
+        """
+        run.task = self._task(self._step(run, remote.before, given_values(message, frames)))
+        run.task.add_done_callback(partial(self._prepared, run, message, remote))
+
+    def _prepared(
+        self, run: Run, message: wire.Invoke, remote: RemoteFunction, task: asyncio.Future[dict[str, bytes]]
+    ) -> None:
+        run.task = None
         try:
-            made = await self._steps.run(remote.before, given_values(message, frames))
+            made = task.result()
+            if not run.waits:
+                raise asyncio.CancelledError  # too late for the step
             inputs = {name: wire.Input(frame=frame) for frame, name in enumerate(made, 1)}
-            message = msgspec.structs.replace(message, inputs=inputs)
+            left_s = None if run.ends_s is None else max(1e-3, run.ends_s - self._loop.time())
+            message = msgspec.structs.replace(message, inputs=inputs, deadline_s=left_s)
             request = self._request(run, message, [b"", *made.values()], remote)
+        except asyncio.CancelledError:  # and all who waited know
+            self._meter.refused(run.client.name, run.label, "cancelled", admitted=True)
+            self._end(run)
         except Exception as error:  # noqa: BLE001 - who waits is told
+            self._meter.refused(run.client.name, run.label, type(error).__name__, admitted=True)
             _fail(run, error)
             self._end(run)
-        except asyncio.CancelledError:
-            self._end(run)
-            raise
         else:
+            run.moved_bytes = sum(map(len, made.values()))
             request.answer.add_done_callback(partial(self._answered, run, request))
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    async def _step(self, run: Run, name: str, values: Mapping[str, Any]) -> dict[str, bytes]:
+        """
+        Raises:
+            StepFailed, DeadlineExceeded
+        """
+        begun_s = self._loop.time()
+        try:
+            async with asyncio.timeout_at(run.ends_s):
+                return await self._steps.run(name, values)
+        except TimeoutError as error:
+            left_s = (run.ends_s or begun_s) - begun_s
+            message = f"step {name!r} did not end within the {left_s:.3f} s that were left of the request's deadline"
+            raise DeadlineExceeded(message, task=run.label, deadline_s=left_s) from error
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -171,39 +219,46 @@ class Runs:
             outcome = run.failure.error
         else:
             run.frames = answer.result()
-            outcome = "succeeded"
+            outcome = SUCCEEDED
         run.nbytes = sum([len(frame) for frame in run.frames])
+        run.moved_bytes += run.nbytes
         if self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
             request.left = partial(self._left, run, request, outcome)
+        elif run.remote is not None and outcome == SUCCEEDED:
+            self._task(self._after(run, request, run.remote))
+            return
         else:
-            try:
-                self._charge(run, request, outcome)
-            except UsageUnavailable as error:  # nothing is given that is not charged
-                _fail(run, error)
-        if run.remote is None or run.failure is not None or not run.waits:
-            self._end(run)
-        else:
-            self._task(self._after(run, run.remote))
+            self._settle(run, request, outcome)
+        self._end(run)
 
-    async def _after(self, run: Run, remote: RemoteFunction) -> None:
+    async def _after(self, run: Run, request: Request, remote: RemoteFunction) -> None:
         """Store outputs, or have a step make others out of them."""
-        come = []
+        outputs, outcome = list(zip(remote.outputs, remote.function.outputs, run.frames, strict=True)), SUCCEEDED
         try:
             if remote.after:
-                made = await self._steps.run(remote.after, dict(zip(remote.outputs, run.frames, strict=True)))
+                made = await self._step(run, remote.after, {name: frame for name, _, frame in outputs})
                 run.outputs, run.frames = tuple(made), list(made.values())
-                run.nbytes = sum(map(len, run.frames))
-                return
-            for name, (dtype, shape), frame in zip(remote.outputs, remote.function.outputs, run.frames, strict=True):
-                if name in run.store:
-                    await self._holdings.values.store(run.client.name, run.store[name], dtype, shape, frame)
-                else:
-                    come.append(frame)
-            run.frames, run.nbytes = come, sum(map(len, come))
+            else:
+                run.frames = [frame for name, _, frame in outputs if name not in run.store]
+            run.nbytes = sum(map(len, run.frames))
         except Exception as error:  # noqa: BLE001 - who waits is told
+            outcome = type(error).__name__
             _fail(run, error)
-        finally:
-            self._end(run)
+        self._settle(run, request, outcome)
+        if run.failure is None and run.store:
+            try:
+                for name, (dtype, shape), frame in outputs:
+                    if name in run.store:
+                        await self._holdings.values.store(run.client.name, run.store[name], dtype, shape, frame)
+            except Exception as error:  # noqa: BLE001 - who waits is told
+                _fail(run, error)
+        self._end(run)
+
+    def _settle(self, run: Run, request: Request, outcome: str) -> None:
+        try:
+            self._charge(run, request, outcome)
+        except UsageUnavailable as error:  # nothing is given that is not charged
+            _fail(run, error)
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:
         with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
@@ -214,14 +269,14 @@ class Runs:
         Raises:
             UsageUnavailable
         """
-        sizes = run.input_bytes, run.nbytes
+        sizes = run.input_bytes, run.nbytes, run.moved_bytes
         self._meter.ended(run.client.name, run.label, run.key, outcome, *sizes, request.record)
 
     def _end(self, run: Run) -> None:
         """Tell all who wait."""
         run.done, run.request, run.remote, run.task = True, None, None, None
         client, key = run.client, run.key
-        if key:
+        if key and client.runs.get(key) is run:
             del client.runs[key]
             if run.waits and (run.failure is None or run.failure.retry_s is None):
                 nbytes = ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
@@ -325,4 +380,5 @@ def _leave_alone(run: Run) -> None:
     if run.request is not None:
         run.request.answer.cancel()
     elif run.task is not None:
-        run.task.cancel()
+        run.task.cancel()  # which takes a while: who asks for it again asks for another one
+        run.client.runs.pop(run.key, None)

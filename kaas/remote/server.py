@@ -77,7 +77,7 @@ class _Server:
         self._settings, self._keys, self._service = settings, keys, service
         self._leave = asyncio.Event()
         self._meter = Meter(folder)
-        self._steps = Steps(settings.steps, settings.step_processes)
+        self._steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
         self._holdings = Holdings(
             folder,
             service.registry,

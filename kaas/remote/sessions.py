@@ -17,7 +17,7 @@ from kaas.remote.finished import Finished
 from kaas.remote.making import RemoteFunction
 
 LONGEST_NAME = 64
-"""Characters of a session's id, and of a key of idempotency."""
+"""Bytes of a session's id, and of a key of idempotency."""
 
 
 class Channel(Protocol):
@@ -50,7 +50,8 @@ class Run(msgspec.Struct, eq=False):
         request: the pool's, until there is an answer. waits: who has none yet. done: there is one: frames, or failure
             instead. trace: the traceparent of it, if who asked first had one.
         store: names under which outputs are put instead of coming. remote: the function, if something is to be done
-            after it. task: what is done before it.
+            after it. task: what is done before it. ends_s: its deadline, for what is done before and after.
+        moved_bytes: of the kTask's inputs that came, or that a step made of what came, and of its outputs.
     """
 
     client: Client
@@ -68,7 +69,9 @@ class Run(msgspec.Struct, eq=False):
     trace: str = ""
     store: dict[str, str] = {}
     remote: RemoteFunction | None = None
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[dict[str, bytes]] | None = None
+    ends_s: float | None = None
+    moved_bytes: int = 0
 
 
 class Wait(msgspec.Struct, eq=False):
