@@ -254,7 +254,7 @@ class Meter:
         now_s = self._clock()
         for held in self._held.values():
             held.count(now_s)
-        return Usage(self._totals.usage(), self._holdings()).of(client)
+        return Usage(self._totals.usage(client), self._holdings()).of(client)
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """Requests so far by client and outcome."""
