@@ -15,7 +15,7 @@ from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
 from kaas.pool.trace_context import continued
-from kaas.remote import wire
+from kaas.remote import lasting, wire
 from kaas.remote.answers import failure_of
 from kaas.remote.holdings import Holdings
 from kaas.remote.invocations import check_deadline, given_values, invocation_of
@@ -23,6 +23,7 @@ from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
 from kaas.remote.steps import Steps
+from kaas.remote.values import Given
 
 ENTRY_BYTES, FAILURE_BYTES = 512, 32 << 10
 """What an answer that is kept takes beside its bytes, and one that is a failure, at most."""
@@ -246,13 +247,33 @@ class Runs:
             _fail(run, error)
         self._settle(run, request, outcome)
         if run.failure is None and run.store:
+            named = [Given(run.store[name], *array, frame) for name, array, frame in outputs if name in run.store]
             try:
-                for name, (dtype, shape), frame in outputs:
-                    if name in run.store:
-                        await self._holdings.values.store(run.client.name, run.store[name], dtype, shape, frame)
+                await self._holdings.values.store(run.client.name, named, self._lasting(run))
             except Exception as error:  # noqa: BLE001 - who waits is told
+                run.lasting = False
                 _fail(run, error)
         self._end(run)
+
+    def _lasting(self, run: Run) -> dict[str, dict[str, bytes]]:
+        """What is to be written down of its answer, for it is not to be run again."""
+        run.lasting = bool(run.key) and run.client.finished.takes(ENTRY_BYTES + run.nbytes)
+        if not run.lasting:
+            return {}
+        said = lasting.entry(run.client.name, run.key, run.asked, run.label, run.outputs, run.frames)
+        return {lasting.ANSWERS: {run.key: said}}
+
+    def remember(self, client: Client, answer: lasting.Lasting) -> None:
+        """An answer of an earlier life."""
+        nbytes = sum(map(len, answer.frames))
+        run = Run(client, answer.key, answer.asked, answer.label, answer.outputs, 0, nbytes, done=True, lasting=True)
+        run.frames = answer.frames
+        client.finished.add(answer.key, run, ENTRY_BYTES + nbytes, self._loop.time())
+
+    def forgotten(self, key: str, run: Run) -> None:
+        """Its answer is not kept any more."""
+        if run.lasting:
+            self._holdings.answers.remove(run.client.name, key)
 
     def _settle(self, run: Run, request: Request, outcome: str) -> None:
         try:
@@ -278,7 +299,7 @@ class Runs:
         client, key = run.client, run.key
         if key and client.runs.get(key) is run:
             del client.runs[key]
-            if run.waits and (run.failure is None or run.failure.retry_s is None):
+            if (run.waits or run.lasting) and (run.failure is None or run.failure.retry_s is None):
                 nbytes = ENTRY_BYTES + run.nbytes if run.failure is None else FAILURE_BYTES
                 client.finished.add(key, run, nbytes, self._loop.time())
         waits, run.waits = run.waits, []

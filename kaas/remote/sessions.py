@@ -46,6 +46,7 @@ class Run(msgspec.Struct, eq=False):
             instead. trace: the traceparent of it, if who asked first had one.
         store: names under which outputs are put instead of coming. remote: the function, if something is to be done
             after it. task: what is done before it. ends_s: its deadline, for what is done before and after.
+        lasting: its answer is there in the next life of the server too.
         moved_bytes: of the kTask's inputs that came, or that a step made of what came, and of its outputs.
     """
 
@@ -66,6 +67,7 @@ class Run(msgspec.Struct, eq=False):
     remote: RemoteFunction | None = None
     task: asyncio.Task[dict[str, bytes]] | None = None
     ends_s: float | None = None
+    lasting: bool = False
     moved_bytes: int = 0
 
 
