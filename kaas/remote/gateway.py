@@ -136,6 +136,7 @@ class Gateway:
             case wire.Hello():
                 self._greet(session.channel, message)
             case wire.Ask():
+                session.client.check_taken(session.channel.leaving_bytes)
                 if self.desk is None:
                     raise InvalidRequest("this server answers no questions")
                 told = self.desk.told(session, message.what, frames[1:])
@@ -144,6 +145,7 @@ class Gateway:
                 else:
                     session.channel.send(wire.Told(message.number, told))
             case _:
+                session.client.check_taken(session.channel.leaving_bytes)
                 said = self._holdings.answer(session.client.name, message, frames[1:])
                 if isinstance(said, Coroutine):
                     self._later(session, message.number, said, sum(map(len, frames[1:])))

@@ -25,8 +25,8 @@ from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
 from kaas.remote.steps import Steps
 from kaas.remote.values import Given
 
-ENTRY_BYTES, FAILURE_BYTES = 512, 32 << 10
-"""What an answer that is kept takes beside its bytes, and one that is a failure, at most."""
+ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
+"""What an answer that is kept takes beside its bytes, and each of its outputs does; one that is a failure in all."""
 SUCCEEDED = "succeeded"
 
 T = TypeVar("T")
@@ -257,7 +257,7 @@ class Runs:
 
     def _lasting(self, run: Run) -> dict[str, dict[str, bytes]]:
         """What is to be written down of its answer, for it is not to be run again."""
-        run.lasting = bool(run.key) and run.client.finished.takes(ENTRY_BYTES + run.nbytes)
+        run.lasting = bool(run.key) and run.client.finished.takes(_kept_bytes(run))
         if not run.lasting:
             return {}
         said = lasting.entry(run.client.name, run.key, run.asked, run.label, run.outputs, run.frames)
@@ -268,7 +268,7 @@ class Runs:
         nbytes = sum(map(len, answer.frames))
         run = Run(client, answer.key, answer.asked, answer.label, answer.outputs, 0, nbytes, done=True, lasting=True)
         run.frames = answer.frames
-        client.finished.add(answer.key, run, ENTRY_BYTES + nbytes, self._loop.time())
+        client.finished.add(answer.key, run, _kept_bytes(run), self._loop.time())
 
     def forgotten(self, key: str, run: Run) -> None:
         """Its answer is not kept any more."""
@@ -300,7 +300,7 @@ class Runs:
         if key and client.runs.get(key) is run:
             del client.runs[key]
             if (run.waits or run.lasting) and (run.failure is None or run.failure.retry_s is None):
-                nbytes = ENTRY_BYTES + run.nbytes if run.failure is None else FAILURE_BYTES
+                nbytes = FAILURE_BYTES if run.failure is not None else _kept_bytes(run)
                 client.finished.add(key, run, nbytes, self._loop.time())
         waits, run.waits = run.waits, []
         for wait in waits:
@@ -383,6 +383,11 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
         run.waits.append(wait)
     session.client.take(nbytes)
     return wait
+
+
+def _kept_bytes(run: Run) -> int:
+    """What it takes while its answer, a result, is kept."""
+    return ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
 
 
 def _numbered(failure: wire.Failure, number: int, trace: str) -> wire.Failure:

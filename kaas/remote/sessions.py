@@ -26,6 +26,11 @@ class Channel(Protocol):
     @property
     def user(self) -> str: ...
 
+    @property
+    def leaving_bytes(self) -> int:
+        """Of what its user, on all channels, was answered and has not taken yet; little answers do not count."""
+        ...
+
     def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
         """Waits for nobody. False: the program is not there, or does not read."""
         ...
@@ -140,6 +145,19 @@ class Client:
             message = (
                 f"client {self.name!r} may have {limits.credit_bytes} bytes of inputs and outputs open: it has "
                 f"{self.held_bytes}, and this request takes {nbytes}"
+            )
+            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
+
+    def check_taken(self, leaving_bytes: int) -> None:
+        """Whether it may have answers that are large: who asks and does not read gets no more.
+
+        Raises:
+            QueueFull
+        """
+        limits = self.limits
+        if leaving_bytes > limits.credit_bytes:
+            message = (
+                f"{leaving_bytes} bytes that client {self.name!r} has asked for are not sent yet: it does not take them"
             )
             raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
 

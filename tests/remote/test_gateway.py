@@ -242,6 +242,19 @@ def test_credit_is_taken_until_answers_are_received(alice: Speaker, server: Serv
     other.close()
 
 
+def test_who_asks_and_does_not_read_is_given_no_more(server: Server) -> None:
+    speaker = server.speaker("boss")
+    data = bytes(15 * len(ONES))
+    speaker.told(wire.Done, wire.Put(speaker.number(), "large", shape=(len(data),)), data)
+    for _ in range(2000):
+        speaker.send(wire.Get(speaker.number(), "large"))
+    while not isinstance(answer := speaker.receive()[0], wire.Failure):
+        assert isinstance(answer, wire.Value)
+    assert answer.error == "QueueFull"
+    assert answer.retry_s
+    speaker.close()
+
+
 def test_who_has_gone_holds_no_credit_for_what_it_finds_again(alice: Speaker, server: Server) -> None:
     gone = server.speaker("alice")
     keys = [token_hex(8) for _ in range(4)]
