@@ -322,15 +322,10 @@ class Runs:
             sent = session.channel.send(wire.Result(wait.number, run.outputs, run.trace), run.frames)
         else:
             sent = session.channel.send(_numbered(run.failure, wait.number, run.trace))
-        if sent:
-            wait.sent = session.channel
-        else:
-            wait.sent = None
-            session.unsent.add(wait.number)
+        wait.sent = session.channel if sent else None
 
     def send_again(self, session: Session) -> None:
         """On a new connection: all that has not been received."""
-        session.unsent.clear()
         for wait in session.waits.values():
             if wait.run.done and wait.sent is not session.channel:
                 self._send(wait)
@@ -343,10 +338,6 @@ class Runs:
             wait = session.waits.get(number)
             if wait is not None and wait.run.done:
                 self._leave(wait)
-        if session.unsent:  # it reads again
-            unsent, session.unsent = session.unsent, set()
-            for number in unsent & session.waits.keys():
-                self._send(session.waits[number])
 
     def cancel(self, session: Session, number: int) -> None:
         """What others wait for too goes on."""

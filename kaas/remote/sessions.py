@@ -32,7 +32,7 @@ class Channel(Protocol):
         ...
 
     def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
-        """Waits for nobody. False: the program is not there, or does not read."""
+        """Waits for nobody. False: the connection has ended, or does now, since nobody reads."""
         ...
 
     def drop(self) -> None:
@@ -92,7 +92,7 @@ class Session:
     """A program. channel: its newest one. tasks: questions of other kinds that take a while.
 
     Fields:
-        lost_s: since when it cannot be reached, None if it can. unsent: numbers of answers that could not be sent.
+        lost_s: since when it cannot be reached, None if it can.
     """
 
     id: str
@@ -100,7 +100,6 @@ class Session:
     channel: Channel
     waits: dict[int, Wait] = field(default_factory=dict)
     tasks: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
-    unsent: set[int] = field(default_factory=set)
     lost_s: float | None = None
 
     @property
