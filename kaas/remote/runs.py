@@ -337,6 +337,8 @@ class Runs:
         for number in numbers:
             wait = session.waits.get(number)
             if wait is not None and wait.run.done:
+                if wait.run.key:
+                    self._meter.received(session.client.name, wait.run.key)
                 self._leave(wait)
 
     def cancel(self, session: Session, number: int) -> None:

@@ -183,6 +183,11 @@ class Totals:
         if len(known) > KEYS_PER_CLIENT:
             known.popitem(last=False)
 
+    def forget(self, client: str, key: str) -> None:
+        keys = self.keys.get(client)
+        if keys is not None:
+            keys.pop(key, None)
+
     def usage(self) -> tuple[FlowUsage, ...]:
         return tuple(self.flows[name].usage(*name) for name in sorted(self.flows))
 

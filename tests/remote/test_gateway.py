@@ -474,3 +474,15 @@ def test_who_does_not_read_has_its_answers_on_another_connection(serve: Serve) -
     idle.socket.disable_monitor()
     ended.close()
     idle.close()
+
+
+def test_a_key_is_no_way_to_run_for_nothing(serve: Serve) -> None:
+    alice = serve({"limits": {"answers_bytes": 1}}).speaker()
+    alice.register(scaled(), "f")
+    for _ in range(3):
+        number = alice.invoke("f", ONES, key="the same")
+        assert isinstance(alice.receive()[0], wire.Result)
+        alice.received([number])
+    (flow,) = alice.ask("usage")["flows"]
+    assert (flow["requests"], flow["repeats"]) == (3, 0)
+    alice.close()
