@@ -122,6 +122,7 @@ class _Server:
         listen, limits = settings.listen, settings.limits
         self._meter.open()
         await self._holdings.open()
+        self._gateway.open()
         receive, server_keys = self._gateway.receive, None if keys is None else keys.server
         # all that a client may have open, and as much again of small answers
         queued = 2 * limits.requests

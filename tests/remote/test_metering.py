@@ -113,6 +113,19 @@ async def test_a_key_is_charged_once_in_this_life_and_the_next(folder: Path) -> 
 
 
 @in_loop
+async def test_a_key_whose_answer_has_come_is_of_another_request(folder: Path) -> None:
+    meter = opened(folder)
+    for _ in range(2):
+        for charged in (True, False):
+            meter.admit("a")
+            assert meter.ended("a", "f", "k", "succeeded", 1, 1, 2, ran(1.0)) is charged
+        meter.received("a", "k")
+    await meter.close()
+    (flow,) = read_usage(folder).flows
+    assert (flow.requests, flow.device_s, flow.repeats) == (2, 2.0, 2)
+
+
+@in_loop
 async def test_what_may_be_asked_again_is_charged_when_it_was_run(folder: Path) -> None:
     meter = opened(folder)
     for outcome in ("QueueFull", "PoolStopped", "succeeded"):
