@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parent.parent
-LIMIT_S = 240
 COMPILERS = {"cc", "gcc", "clang", "c99", "tcc"}
 
 
@@ -26,7 +27,7 @@ def run(folder: Path, *command: str | Path, **environment: str) -> str:
         env=base | environment,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -19,11 +19,11 @@ from kaas.pool.ray_hosts import NAMESPACE
 from kaas.session import current_session
 from kaas.store import FUNCTIONS, TASKS, SqliteStore
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.ray
 
 DEVICES = (kaas.Device("software", DEVICE_BYTES),) * 2
-PATIENCE_S = 60
 LARGE = 1 << 16
 
 

@@ -28,7 +28,8 @@ from kaas.errors import (
 )
 from kaas.remote import remote_calls, wire
 from kaas.remote.credit import PART
-from tests.remote.fake_server import LIMITS, PATIENCE_S, FakeServer
+from tests.patience import PATIENCE_S
+from tests.remote.fake_server import LIMITS, FakeServer
 
 WIDTH = 8
 LIBRARY = kaas.Library.from_ptx(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f() { ret; }\n")
