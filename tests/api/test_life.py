@@ -321,9 +321,9 @@ import ray, kaas
 from tests.api.conftest import numbers, scale_task
 kaas.init(devices=[kaas.Device("software", 16 << 20)])
 n = 1 << 16
-resident = ray.get(kaas.invoke(scale_task(n), {"x": numbers(n)}, scalars={"factor": 2}, keep=True))
+resident = ray.get(kaas.invoke(scale_task(n), {{"x": numbers(n)}}, scalars={{"factor": 2}}, keep=True))
 kaas.shutdown()
-for begin in (lambda: None, lambda: ray.init(num_cpus=1, include_dashboard=False)):
+for begin in (lambda: None, lambda: ray.init({address!r})):
     begin()
     started = ray.is_initialized()
     try:
@@ -334,5 +334,7 @@ for begin in (lambda: None, lambda: ray.init(num_cpus=1, include_dashboard=False
 
 
 @pytest.mark.ray
-def test_a_kept_output_whose_ray_has_ended_is_lost_and_starts_none() -> None:
-    assert run_program(LOST_WITH_ITS_RAY).splitlines()[-2:] == ["ResultLost False False", "ResultLost True True"]
+def test_a_kept_output_whose_ray_has_ended_is_lost_and_starts_none(cluster: str) -> None:
+    """Nor is it taken for one of another Ray's."""
+    printed = run_program(LOST_WITH_ITS_RAY.format(address=cluster))
+    assert printed.splitlines()[-2:] == ["ResultLost False False", "ResultLost True True"]

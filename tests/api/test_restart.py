@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,9 @@ DEVICES = (kaas.Device("software", DEVICE_BYTES),) * 2
 LARGE = 1 << 16
 
 
-@pytest.fixture(scope="module")
-def cluster(own_ray: None) -> None:  # noqa: ARG001 - none runs
-    ray.init(num_cpus=2, include_dashboard=False)
-
-
 @pytest.fixture
-def pool(cluster: None) -> None:  # noqa: ARG001 - Ray runs
-    kaas.init(devices=DEVICES)
+def pool(start: Callable[..., bool]) -> None:
+    start(devices=DEVICES)
     while not all(device.info for device in kaas.status().devices):
         pass
 
@@ -270,7 +266,7 @@ def test_executors_end_with_a_pool_that_is_killed_for_good() -> None:
     kaas.shutdown()
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("start")
 def test_a_store_that_was_given_keeps_functions_from_pool_to_pool(tmp_path: Path) -> None:
     kaas.shutdown()
     config = kaas.Config(devices=DEVICES[:1], store=str(tmp_path / "deep" / "functions"))
@@ -284,7 +280,7 @@ def test_a_store_that_was_given_keeps_functions_from_pool_to_pool(tmp_path: Path
     kaas.shutdown()
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("start")
 def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
     kaas.shutdown()
     with pytest.raises(errors.InvalidConfig, match="store"):
