@@ -32,7 +32,8 @@ from kaas.errors import (
 from kaas.remote import later, remote_calls, wire
 from kaas.remote.credit import PART
 from kaas.remote.remote_calls import RemoteCalls
-from tests.remote.fake_server import LIMITS, PATIENCE_S, FakeServer
+from tests.patience import PATIENCE_S
+from tests.remote.fake_server import LIMITS, FakeServer
 
 WIDTH = 8
 LIBRARY = kaas.Library.from_ptx(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f() { ret; }\n")
