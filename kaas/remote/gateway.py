@@ -15,12 +15,12 @@ from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, QueueFull, Un
 from kaas.pool.service import Service
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
+from kaas.remote.around import Around
 from kaas.remote.finished import Finished
 from kaas.remote.holdings import Holdings, Said
 from kaas.remote.metering import Meter
 from kaas.remote.runs import Runs
 from kaas.remote.sessions import LONGEST_NAME, Channel, Client, Run, Session
-from kaas.remote.steps import Steps
 
 SWEEP_S = 5.0
 """How often what has changed without a message is looked after."""
@@ -65,7 +65,7 @@ class Gateway:
         service: Service,
         holdings: Holdings,
         meter: Meter,
-        steps: Steps,
+        around: Around,
         limits: Callable[[str], wire.Limits],
         keeping: Keeping = Keeping(),
     ) -> None:
@@ -76,7 +76,7 @@ class Gateway:
         self.desk: Desk | None = None
         self._holdings, self._limits, self._keeping = holdings, limits, keeping
         self._loop = asyncio.get_running_loop()
-        self._runs = Runs(service, holdings, meter, steps, self._closed)
+        self._runs = Runs(service, holdings, meter, around, self._closed)
         self._by_channel: dict[Channel, Session] = {}
         self._silence: asyncio.Event | None = None  # somebody waits for it
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
@@ -287,7 +287,9 @@ class Gateway:
             self._silence.set()
 
     def close(self) -> None:
+        """Whoever still waits is told that this server ends."""
         self._sweep.cancel()
+        self._runs.close(self._by_channel.values())
         for session in list(self._by_channel.values()):
             self._forget(session)
 

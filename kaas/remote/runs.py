@@ -8,21 +8,20 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from kaas.errors import Cancelled, InvalidRequest, PoolStopped, UsageUnavailable
 from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
 from kaas.pool.trace_context import continued
+from kaas.pool.transport import Call
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
+from kaas.remote.around import Around
 from kaas.remote.holdings import Holdings
-from kaas.remote.invocations import given_values, invocation_of
+from kaas.remote.invocations import check_deadline, invocation_of
 from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
-from kaas.remote.steps import Steps
 
 ENTRY_BYTES, FAILURE_BYTES = 512, 32 << 10
 """What an answer that is kept takes beside its bytes, and one that is a failure, at most."""
@@ -36,14 +35,15 @@ class Runs:
     """
 
     def __init__(
-        self, service: Service, holdings: Holdings, meter: Meter, steps: Steps, closed: Callable[[], None]
+        self, service: Service, holdings: Holdings, meter: Meter, around: Around, closed: Callable[[], None]
     ) -> None:
         """closed: is called when something is open no more."""
         self.draining = ""
         self._service, self._pool, self._holdings = service, service.pool, holdings
-        self._closed, self._meter, self._steps = closed, meter, steps
+        self._closed, self._meter, self._around = closed, meter, around
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed_for_good = False
 
     def ask(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         """frames: with the header. What was asked before, by this number or by its key, is the same request.
@@ -93,7 +93,13 @@ class Runs:
         run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
         if message.store or remote.after:
             run.store, run.remote = message.store, remote
-        request = None if remote.before else self._request(run, message, frames, remote)
+        if message.deadline_s is not None:
+            run.ends_s = self._loop.time() + message.deadline_s
+        request = None
+        if remote.before or remote.etask is not None:
+            check_deadline(message.deadline_s)
+        else:
+            request = self._request(run, message, frames, remote)
         _wait(session, message.number, run, input_bytes + nbytes)
         if message.key:
             client.runs[message.key] = run
@@ -108,27 +114,33 @@ class Runs:
         Raises:
             KaasError
         """
+        invocation, payload = invocation_of(run.client.name, message, frames, remote, self._holdings.values)
+        call = self._service.call(remote.function, invocation, payload, "")
+        return self._admitted(run, call, message.trace)
+
+    def _admitted(self, run: Run, call: Call, trace: str) -> Request:
         client = run.client.name
-        invocation, payload = invocation_of(client, message, frames, remote, self._holdings.values)
         self._meter.admit(client)
         try:
-            request = self._service.begin(remote.function, invocation, payload, None, "")
+            request = self._pool.begin(call)
         except BaseException as error:
             self._meter.refused(client, run.label, type(error).__name__, admitted=True)
             raise
-        if message.trace:
-            request.trace = continued(message.trace)
+        if trace:
+            request.trace = continued(trace)
             run.trace = request.trace.traceparent
         run.request = request
         return request
 
     async def _before(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
-        """Have a step make the inputs out of what came."""
+        """Ask the pool once a step has made the inputs out of what came; for an eTask, once they are where it is."""
         try:
-            made = await self._steps.run(remote.before, given_values(message, frames))
-            inputs = {name: wire.Input(frame=frame) for frame, name in enumerate(made, 1)}
-            message = msgspec.structs.replace(message, inputs=inputs)
-            request = self._request(run, message, [b"", *made.values()], remote)
+            message, frames = await self._around.inputs(run, remote, message, frames)
+            if remote.etask is None:
+                request = self._request(run, message, frames, remote)
+            else:
+                call = await remote.etask.call(run.client.name, message, frames, remote, self._holdings.values)
+                request = self._admitted(run, call, message.trace)
         except Exception as error:  # noqa: BLE001 - who waits is told
             _fail(run, error)
             self._end(run)
@@ -150,13 +162,13 @@ class Runs:
         Raises:
             InvalidRequest, QuotaExceeded
         """
+        if len({*store.values()}) != len(store):
+            raise InvalidRequest("two outputs cannot be stored under one name")
+        if remote.after:  # what that makes is known once it is made
+            return remote.outputs
         sizes = dict(zip(remote.outputs, remote.function.output_bytes, strict=True))
         for name in store.keys() - sizes.keys():
             raise InvalidRequest(f"function {remote.function.label!r} has no output {name!r} to store", buffer=name)
-        if remote.after:
-            raise InvalidRequest(f"step {remote.after!r} makes what comes out of the outputs: none can be stored")
-        if len({*store.values()}) != len(store):
-            raise InvalidRequest("two outputs cannot be stored under one name")
         self._holdings.values.check_room(client.name, {store[name]: sizes[name] for name in store})
         return tuple(name for name in remote.outputs if name not in store)
 
@@ -187,25 +199,16 @@ class Runs:
 
     async def _after(self, run: Run, remote: RemoteFunction) -> None:
         """Store outputs, or have a step make others out of them."""
-        come = []
         try:
-            if remote.after:
-                made = await self._steps.run(remote.after, dict(zip(remote.outputs, run.frames, strict=True)))
-                run.outputs, run.frames = tuple(made), list(made.values())
-                run.nbytes = sum(map(len, run.frames))
-                return
-            for name, (dtype, shape), frame in zip(remote.outputs, remote.function.outputs, run.frames, strict=True):
-                if name in run.store:
-                    await self._holdings.values.store(run.client.name, run.store[name], dtype, shape, frame)
-                else:
-                    come.append(frame)
-            run.frames, run.nbytes = come, sum(map(len, come))
+            await self._around.outputs(run, remote)
         except Exception as error:  # noqa: BLE001 - who waits is told
             _fail(run, error)
         finally:
             self._end(run)
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:
+        if self._closed_for_good:  # so is the usage
+            return
         with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
             self._charge(run, request, outcome)
 
@@ -290,6 +293,15 @@ class Runs:
         """A program has ended."""
         for wait in list(session.waits.values()):
             self._leave(wait)
+
+    def close(self, sessions: Iterable[Session]) -> None:
+        """These programs are told that what they wait for does not come. What runs on is nobody's."""
+        self._closed_for_good = True
+        stopped = PoolStopped("the server has ended")
+        for session in sessions:
+            for wait in session.waits.values():
+                if not wait.run.done:
+                    session.channel.send(failure_of(wait.number, stopped))
 
     def _leave(self, wait: Wait) -> None:
         session, run = wait.session, wait.run

@@ -45,7 +45,7 @@ class Run(msgspec.Struct, eq=False):
         request: the pool's, until there is an answer. waits: who has none yet. done: there is one: frames, or failure
             instead. trace: the traceparent of it, if who asked first had one.
         store: names under which outputs are put instead of coming. remote: the function, if something is to be done
-            after it. task: what is done before it.
+            after it. task: what is done before it. ends_s: when its deadline is, on the loop's clock.
     """
 
     client: Client
@@ -64,6 +64,7 @@ class Run(msgspec.Struct, eq=False):
     store: dict[str, str] = {}
     remote: RemoteFunction | None = None
     task: asyncio.Task[None] | None = None
+    ends_s: float | None = None
 
 
 class Wait(msgspec.Struct, eq=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,3 +25,14 @@ def fail(values: Mapping[str, bytes]) -> dict[str, Any]:
 
 def end(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
     os._exit(1)
+
+
+def stall(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
+    """Does not end by itself."""
+    threading.Event().wait()
+    return {}
+
+
+def halves(values: Mapping[str, bytes]) -> dict[str, Any]:
+    y = np.frombuffer(values["y"], np.float32)
+    return {"first": y[: y.size // 2].reshape(2, -1), "rest": bytes(values["y"][len(values["y"]) // 2 :])}
