@@ -1,10 +1,11 @@
-"""`kaas serve` of a pool on Ray: remote clients and Ray programs have it together, with eTasks, through a kill of it."""
+"""`kaas serve` of a pool on Ray, which remote clients and Ray programs have together: eTasks, and kills of processes."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import kaas
 from kaas import errors
 from kaas.api import attach
 from kaas.pool.ray_hosts import SOFTWARE_RESOURCE
+from kaas.remote import wire
 from tests.remote.servers import DEVICE, WIDTH, Server, scaled
 
 pytestmark = pytest.mark.ray
@@ -38,17 +40,21 @@ ETASKS["from_text"] = {**ETASKS["double"], "before": "from_text", "after": "halv
 STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "halves")}
 
 
-@pytest.fixture(scope="module")
-def server(own_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:  # noqa: ARG001 - none runs
-    ray.init("local", resources={SOFTWARE_RESOURCE: 4}, include_dashboard=False)
+def started(folder: Path) -> Server:
     settings = {
         "name": NAME,
         "ray": ray.get_runtime_context().gcs_address,
         "etasks": ETASKS,
         "steps": STEPS,
-        "pool": {"devices": [DEVICE, DEVICE], "run_limit_s": 20.0, "etask_workers": 2},
+        "pool": {"devices": [DEVICE, DEVICE], "run_limit_s": 10.0, "etask_workers": 2},
     }
-    server = Server(tmp_path_factory.mktemp("server"), settings)
+    return Server(folder, settings)
+
+
+@pytest.fixture(scope="module")
+def server(own_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:  # noqa: ARG001 - none runs
+    ray.init("local", resources={SOFTWARE_RESOURCE: 4}, include_dashboard=False)
+    server = started(tmp_path_factory.mktemp("server"))
     attach(NAME)
     yield server
     server.close()
@@ -92,7 +98,6 @@ def test_an_etask_is_called_as_a_function_is(alice: kaas.Client) -> None:
 def test_large_values_and_what_it_remembers(alice: kaas.Client) -> None:
     x = np.arange(LARGE, dtype=np.float32)
     first = alice.call("sums", {"x": x, "y": x}).result(PATIENCE_S)
-    alice.put("x", x)
     put = alice.put("x", x)
     second = alice.call("sums", {"x": put, "y": x}, store={"sum": "total"}).result(PATIENCE_S)
     assert (first.sum == 2 * x).all()
@@ -137,8 +142,6 @@ def test_steps_stand_around_an_etask(server: Server) -> None:
     speaker = server.speaker("alice")
     text = b"1 " * WIDTH
     number = speaker.number()
-    from kaas.remote import wire
-
     speaker.send(wire.Invoke(number, "from_text", {"text": wire.Input(frame=1)}, store={"first": "kept"}), text)
     answer, frames = speaker.receive()
     assert isinstance(answer, wire.Result), answer
@@ -170,3 +173,20 @@ def test_it_ends_and_leaves_no_pool_of_its_own(server: Server, alice: kaas.Clien
     assert server.wait() == 0
     with pytest.raises(ValueError, match=NAME):
         ray.get_actor(NAME, namespace="kaas")
+
+
+def test_one_that_is_killed_takes_its_door_along_and_leaves_the_pool(server: Server) -> None:
+    """Which the next one finds."""
+    first = started(server.folder)
+    with kaas.Client(first.endpoint, keys=first.key_of("alice"), patience_s=PATIENCE_S) as alice:
+        assert (alice.call("five", {"x": ONES}).result(PATIENCE_S) == 5).all()
+    pool = ray.get_actor(NAME, namespace="kaas")
+    first.process.kill()
+    second = started(server.folder)
+    with kaas.Client(second.endpoint, keys=second.key_of("alice"), patience_s=PATIENCE_S) as alice:
+        assert (alice.call("five", {"x": ONES}).result(PATIENCE_S) == 5).all()
+    second.terminate()
+    assert second.wait() == 0
+    assert ray.get_actor(NAME, namespace="kaas") == pool
+    first.close()
+    second.close()

@@ -12,7 +12,7 @@ from kaas.remote import tasks, wire
 from kaas.remote.steps import Steps
 from tests.remote.servers import WIDTH, Server, Speaker, scaled
 
-STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "total", "fail", "end")}
+STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "total", "fail", "end", "stall", "halves")}
 TEXT = b"1 " * WIDTH
 
 
@@ -83,6 +83,54 @@ def test_a_step_that_ends_its_process_ends_no_other(alice: Speaker) -> None:
     chain(alice, "from_text")
     answer, _ = ask(alice)
     assert isinstance(answer, wire.Result)
+
+
+def test_the_requests_deadline_is_that_of_its_steps(alice: Speaker) -> None:
+    for around in (("stall", ""), ("", "stall")):
+        chain(alice, *around)
+        number = alice.number()
+        inputs = {"x": wire.Input(frame=1)}
+        alice.send(wire.Invoke(number, "chain", inputs, deadline_s=2.0), np.ones(WIDTH, np.float32).tobytes())
+        answer, _ = alice.receive()
+        assert isinstance(answer, wire.Failure)
+        assert answer.error == "DeadlineExceeded"
+        alice.received([number])
+    chain(alice, "from_text")
+    answer, _ = ask(alice)  # the only process for steps is free
+    assert isinstance(answer, wire.Result)
+
+
+def test_a_step_that_nobody_waits_for_ends(alice: Speaker) -> None:
+    chain(alice, "stall")
+    number = alice.number()
+    alice.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}), TEXT)
+    alice.send(wire.Cancel(number))
+    answer, _ = alice.receive()
+    assert isinstance(answer, wire.Failure)
+    assert answer.error == "Cancelled"
+    alice.received([number])
+    chain(alice, "from_text")
+    answer, _ = ask(alice)
+    assert isinstance(answer, wire.Result)
+
+
+def test_what_the_step_after_makes_can_stay(alice: Speaker) -> None:
+    chain(alice, "from_text", "halves")
+    number = alice.number()
+    alice.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, store={"first": "kept"}), TEXT)
+    answer, frames = alice.receive()
+    alice.received([number])
+    assert isinstance(answer, wire.Result)
+    assert answer.outputs == ("rest",)
+    assert (np.frombuffer(frames[0], np.float32) == 2).all()
+    value, frames = alice.told(wire.Value, wire.Get(alice.number(), "kept"))
+    assert (value.dtype, tuple(value.shape)) == ("float32", (2, WIDTH // 4))
+    number = alice.number()
+    alice.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, store={"second": "kept"}), TEXT)
+    answer, _ = alice.receive()
+    alice.received([number])
+    assert isinstance(answer, wire.Failure)
+    assert (answer.error, answer.fields) == ("InvalidRequest", {"buffer": "second"})
 
 
 def test_what_a_step_makes_is_checked(alice: Speaker) -> None:
