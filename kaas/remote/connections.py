@@ -38,6 +38,12 @@ _BYTES_RECEIVED = slice(128, 136)
 T = TypeVar("T")
 
 
+class Leaving(bytearray):
+    """Bytes on their way: they live until ZeroMQ has sent them."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # what it holds is of no interest
+
+
 class Connection(Generic[T]):
     """One, by its descriptor.
 

@@ -10,6 +10,7 @@ import resource
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import zmq
 import zmq.backend
@@ -20,7 +21,7 @@ from kaas.pool.drain import Drain, end
 from kaas.pool.lines import LARGE_BYTES, Frames
 from kaas.pool.node_line import Socket, beat
 from kaas.remote import wire
-from kaas.remote.connections import Connection, Connections
+from kaas.remote.connections import Connection, Connections, Leaving
 from kaas.remote.keys import Keys, ServerKeys
 
 FRAME_BYTES = 16 << 20
@@ -30,6 +31,8 @@ FRAMES = 1024
 OUT_S = 60.0
 QUEUED = 1024
 """Messages to a client that wait on one connection, unless told otherwise."""
+LEAVING_BYTES = 4 << 10
+"""From there on an answer that takes no credit counts as long as it waits."""
 ARRIVED = 128
 """Messages from it that do."""
 CONNECTIONS = 64
@@ -92,6 +95,7 @@ class RemoteDoor:
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the rest is for those inside
         self._closed = False
         self._channels: dict[tuple[bytes, str], RemoteChannel] = {}
+        self._leaving: dict[str, WeakSet[Leaving]] = {}  # of each user
         self._of_key: Counter[str] = Counter()
         self._out: set[str] = set()
         self._drains: list[Drain] = []
@@ -102,6 +106,7 @@ class RemoteDoor:
         socket.router_mandatory = True  # or what goes to nobody would not be noticed
         socket.sndhwm, socket.rcvhwm = queued, ARRIVED
         socket.maxmsgsize = frame_bytes
+        socket.copy_threshold = LEAVING_BYTES
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         beat(socket)
         if keys is not None and server_keys is not None:
@@ -210,7 +215,8 @@ class RemoteDoor:
         if (self._keys is not None and client is None) or self._shut_for(public_key) or not _OWN.fullmatch(identity):
             self._connections.shut(fd)
             return None
-        channel = RemoteChannel(self, key, self._nobody if client is None else client.name)
+        user = self._nobody if client is None else client.name
+        channel = RemoteChannel(self, key, user, self._leaving.setdefault(user, WeakSet()))
         connection = self._connections.owned(fd, channel)
         if connection is None:
             return None
@@ -233,20 +239,24 @@ class RemoteDoor:
         if not self._closed:
             self._gone(channel)
 
-    def send(self, identity: bytes, header: wire.FromServer, frames: Sequence[Any]) -> bool:
+    def send(self, channel: RemoteChannel, header: wire.FromServer, frames: Sequence[Any]) -> bool:
         """Waits for nobody. Whether its client is there and has room for it."""
         socket = self._socket
         try:
-            _send(socket, identity, _AT_ONCE | _MORE)
+            _send(socket, channel.key[0], _AT_ONCE | _MORE)
         except zmq.ZMQError as error:
             if error.errno not in _UNSENT:
                 raise
             return False
-        _send(socket, wire.encode(header), _MORE if frames else _LAST)
-        left = len(frames)
-        for frame in frames:
+        first: Any = wire.encode(header)
+        if len(first) >= LEAVING_BYTES:
+            first = Leaving(first)
+        left = 1 + len(frames)
+        for frame in (first, *frames):
             left -= 1
-            _send(socket, frame, _MORE if left else _LAST, len(frame) < LARGE_BYTES)
+            if leaving := type(frame) is Leaving:
+                channel.leaves(frame)
+            _send(socket, frame, _MORE if left else _LAST, not leaving and len(frame) < LARGE_BYTES)
         self._drains[-1].look()
         return True
 
@@ -262,12 +272,13 @@ class RemoteChannel:
         user: the name of its client. key: what it is known by. dropped: nothing that comes from it counts any more.
     """
 
-    __slots__ = ("_door", "connection", "dropped", "key", "user")
+    __slots__ = ("_door", "_leaving", "connection", "dropped", "key", "user")
 
     connection: Connection[RemoteChannel]
 
-    def __init__(self, door: RemoteDoor, key: tuple[bytes, str], user: str) -> None:
-        self._door, self.key, self.user = door, key, user
+    def __init__(self, door: RemoteDoor, key: tuple[bytes, str], user: str, leaving: WeakSet[Leaving]) -> None:
+        """leaving: what that user was sent."""
+        self._door, self.key, self.user, self._leaving = door, key, user, leaving
         self.dropped = False
 
     def __repr__(self) -> str:
@@ -275,7 +286,15 @@ class RemoteChannel:
 
     def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
         """Waits for nobody. False: its client is gone, or takes nothing."""
-        return not self.dropped and self._door.send(self.key[0], header, frames)
+        return not self.dropped and self._door.send(self, header, frames)
+
+    def leaves(self, part: Leaving) -> None:
+        """It is sent now."""
+        self._leaving.add(part)
+
+    @property
+    def leaving_bytes(self) -> int:
+        return sum(map(len, self._leaving))
 
     def drop(self) -> None:
         """Have no more to do with it: its connection ends."""

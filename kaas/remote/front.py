@@ -12,7 +12,6 @@ from kaas.pool.metrics import Measured
 from kaas.pool.objects import HeldObjects
 from kaas.pool.service import Service
 from kaas.remote import wire
-from kaas.remote.around import Around
 from kaas.remote.desk import Desk
 from kaas.remote.door import RemoteDoor
 from kaas.remote.gateway import Gateway, Keeping
@@ -56,7 +55,7 @@ class Front:
         self._leave = asyncio.Event()
         self._closing = AsyncExitStack()
         self._meter = Meter(folder)
-        steps = Steps(settings.steps, settings.step_processes)
+        steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
         self._closing.callback(steps.close)
         self._holdings = Holdings(
             folder,
@@ -68,10 +67,9 @@ class Front:
             self._meter.holds,
             Served(settings.etasks, etasks),
         )
-        around = Around(steps, self._holdings.values, settings.pool.run_limit_s)
         limits = settings.limits
         keeping = Keeping(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
-        self._gateway = Gateway(service, self._holdings, self._meter, around, self._limits, keeping)
+        self._gateway = Gateway(service, self._holdings, self._meter, steps, self._limits, keeping)
         self._desk = self._gateway.desk = Desk(service, self._administrator, self.drain, self._meter)
 
     def _limits(self, client: str) -> wire.Limits:

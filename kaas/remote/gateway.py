@@ -15,12 +15,12 @@ from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, QueueFull, Un
 from kaas.pool.service import Service
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
-from kaas.remote.around import Around
 from kaas.remote.finished import Finished
 from kaas.remote.holdings import Holdings, Said
 from kaas.remote.metering import Meter
 from kaas.remote.runs import Runs
 from kaas.remote.sessions import LONGEST_NAME, Channel, Client, Run, Session
+from kaas.remote.steps import Steps
 
 SWEEP_S = 5.0
 """How often what has changed without a message is looked after."""
@@ -65,7 +65,7 @@ class Gateway:
         service: Service,
         holdings: Holdings,
         meter: Meter,
-        around: Around,
+        steps: Steps,
         limits: Callable[[str], wire.Limits],
         keeping: Keeping = Keeping(),
     ) -> None:
@@ -76,7 +76,7 @@ class Gateway:
         self.desk: Desk | None = None
         self._holdings, self._limits, self._keeping = holdings, limits, keeping
         self._loop = asyncio.get_running_loop()
-        self._runs = Runs(service, holdings, meter, around, self._closed)
+        self._runs = Runs(service, holdings, meter, steps, self._closed)
         self._by_channel: dict[Channel, Session] = {}
         self._silence: asyncio.Event | None = None  # somebody waits for it
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
@@ -131,6 +131,7 @@ class Gateway:
             case wire.Hello():
                 self._greet(session.channel, message)
             case wire.Ask():
+                session.client.check_taken(session.channel.leaving_bytes)
                 if self.desk is None:
                     raise InvalidRequest("this server answers no questions")
                 told = self.desk.told(session, message.what, frames[1:])
@@ -139,6 +140,7 @@ class Gateway:
                 else:
                     session.channel.send(wire.Told(message.number, told))
             case _:
+                session.client.check_taken(session.channel.leaving_bytes)
                 said = self._holdings.answer(session.client.name, message, frames[1:])
                 if isinstance(said, Coroutine):
                     self._later(session, message.number, said, sum(map(len, frames[1:])))
@@ -156,8 +158,8 @@ class Gateway:
         if hello.version != wire.VERSION:
             channel.send(_other_version(hello.version))
             return
-        if not 0 < len(hello.session) <= LONGEST_NAME:
-            raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} characters")
+        if not 0 < len(hello.session.encode()) <= LONGEST_NAME:
+            raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} bytes of UTF-8")
         client = self._client(channel.user)
         session = client.sessions.get(hello.session)
         if session is None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
-from kaas.errors import InvalidRequest, QueueFull
+from kaas.errors import InvalidRequest
 from kaas.pool.objects import HeldObjects
 from kaas.pool.registry import Registry
 from kaas.remote import wire
@@ -34,12 +33,6 @@ Said = tuple[wire.FromServer, Sequence[Any]]
 """An answer, and the frames behind it."""
 
 
-class Part(bytearray):
-    """Of a value, on its way: it lives until ZeroMQ has sent it."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]  # what it holds is of no interest
-
-
 class Holdings:
     """Belongs to the pool's event loop. client: the name of a key.
 
@@ -60,12 +53,10 @@ class Holdings:
     ) -> None:
         """folder: of what outlives the server. changed: is told what a client holds from now on: its name, "libraries"
         or "objects", bytes."""
-        self._limits = limits
         self._state = State(folder)
         self._uploads = Uploads(self._state, limits, allowed, changed)
         self.values = Values(self._state, self._uploads, objects)
         self.functions = Functions(self._state, self._uploads, self.values, objects, registry, steps, served)
-        self._leaving: dict[str, WeakSet[Part]] = {}
 
     async def open(self) -> None:
         """What an earlier life of the server has left is there again.
@@ -89,7 +80,8 @@ class Holdings:
         """
         match message:
             case wire.Get():
-                return self._value(client, message)
+                value, part = self.values.get(client, message)
+                return value, (part,)
             case wire.Objects():
                 return self.values.list(client, message), ()
             case wire.Functions():
@@ -106,18 +98,6 @@ class Holdings:
                 return _said(self.values.put(client, message, frames[0] if frames else None))
             case wire.Delete():
                 return _said(self.values.delete(client, message))
-
-    def _value(self, client: str, message: wire.Get) -> Said:
-        """Of a client that asks and does not read, only so much waits to be sent."""
-        leaving = self._leaving.setdefault(client, WeakSet())
-        limits, waits = self._limits(client), sum(map(len, leaving))
-        if leaving and waits + min(message.bytes, wire.CHUNK_BYTES) > limits.credit_bytes:
-            text = f"{waits} bytes that client {client!r} has asked for are not sent yet, since it does not take them"
-            raise QueueFull(text, client=client, limit=limits.requests, queued=len(leaving))
-        value, data = self.values.get(client, message)
-        part = Part(data)
-        leaving.add(part)
-        return value, (part,)
 
 
 async def _said(answer: Awaitable[wire.FromServer]) -> Said:

@@ -20,7 +20,7 @@ from kaas.pool.functions import RegisteredFunction
 from kaas.pool.objects import Held, HeldObjects
 from kaas.pool.registry import Registry
 from kaas.remote.contents import LIBRARY, VALUE, Content
-from kaas.remote.tasks import SentTask, decode_task
+from kaas.remote.tasks import SentTask, decode_task, encode_task
 from kaas.remote.uploads import AT_ONCE_BYTES, Uploads, missing
 from kaas.remote.values import NAME_BYTES, Values, shown
 from kaas.request import check_fit
@@ -44,11 +44,13 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     key: str = ""
 
     def keyed(self, task: KTask) -> Kept:
-        """With its key: that of its kTask, or of all that makes it."""
+        """With its key: that of its kTask, or of all that makes it; and without what its client has sent beside it,
+        which would count for nothing."""
+        key = task.key
         if self.constants or self.before or self.after:
-            parts = [task.key, sorted(self.constants.items()), self.before, self.after]
-            return msgspec.structs.replace(self, key=hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest())
-        return msgspec.structs.replace(self, key=task.key)
+            parts = [key, sorted(self.constants.items()), self.before, self.after]
+            key = hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest()
+        return msgspec.structs.replace(self, task=encode_task(task), key=key)
 
 
 @dataclass(frozen=True, slots=True)

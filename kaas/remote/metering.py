@@ -156,6 +156,7 @@ class Meter:
         outcome: str,
         input_bytes: int,
         output_bytes: int,
+        moved_bytes: int,
         record: RunRecord | None,
     ) -> bool:
         """A request that was admitted has ended, and its answer may be sent once this has returned; of one that runs on
@@ -164,6 +165,7 @@ class Meter:
 
         Args:
             key: of idempotency; "" if it has none. outcome: "succeeded", "cancelled", or the error's class.
+            input_bytes, output_bytes: that came and that go. moved_bytes: of the kTask's, but for those of objects.
             record: what was measured, if it was run.
 
         Raises:
@@ -172,7 +174,7 @@ class Meter:
         allowance = self._allowances[client]
         allowance.leave()
         now_s = self._clock()
-        device_ns, copied_bytes = _measured(record, input_bytes + output_bytes)
+        device_ns, copied_bytes = _measured(record, moved_bytes)
         if key and self._totals.charged(client, key):
             name, flow = self._totals.flow(client, function)
             flow.repeats += 1

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from kaas.errors import Cancelled, InvalidRequest, PoolStopped, UsageUnavailable
+import msgspec
+
+from kaas.errors import Cancelled, DeadlineExceeded, InvalidRequest, PoolStopped, UsageUnavailable
 from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
@@ -16,15 +18,18 @@ from kaas.pool.trace_context import continued
 from kaas.pool.transport import Call
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
-from kaas.remote.around import Around
 from kaas.remote.holdings import Holdings
-from kaas.remote.invocations import check_deadline, invocation_of
+from kaas.remote.invocations import check_deadline, given_values, invocation_of
 from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
+from kaas.remote.steps import Made, Steps
 
-ENTRY_BYTES, FAILURE_BYTES = 512, 32 << 10
-"""What an answer that is kept takes beside its bytes, and one that is a failure, at most."""
+ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
+"""What an answer that is kept takes beside its bytes, and each of its outputs does; one that is a failure in all."""
+SUCCEEDED = "succeeded"
+
+T = TypeVar("T")
 
 
 class Runs:
@@ -35,14 +40,14 @@ class Runs:
     """
 
     def __init__(
-        self, service: Service, holdings: Holdings, meter: Meter, around: Around, closed: Callable[[], None]
+        self, service: Service, holdings: Holdings, meter: Meter, steps: Steps, closed: Callable[[], None]
     ) -> None:
         """closed: is called when something is open no more."""
         self.draining = ""
         self._service, self._pool, self._holdings = service, service.pool, holdings
-        self._closed, self._meter, self._around = closed, meter, around
+        self._closed, self._meter, self._steps = closed, meter, steps
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._closed_for_good = False
 
     def ask(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
@@ -67,8 +72,8 @@ class Runs:
             InvalidRequest, QueueFull
         """
         client, key = session.client, message.key
-        if len(key) > LONGEST_NAME:
-            raise InvalidRequest(f"a key has at most {LONGEST_NAME} characters, not {len(key)}")
+        if len(key.encode()) > LONGEST_NAME:
+            raise InvalidRequest(f"a key has at most {LONGEST_NAME} bytes of UTF-8, not {len(key.encode())}")
         run = client.runs.get(key) or client.finished.get(key, self._loop.time())
         if run is None:
             return False
@@ -93,64 +98,121 @@ class Runs:
         run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
         if message.store or remote.after:
             run.store, run.remote = message.store, remote
-        if message.deadline_s is not None:
-            run.ends_s = self._loop.time() + message.deadline_s
+        if remote.before or remote.after or remote.etask is not None:
+            run.ends_s = self._ends_s(message)
         request = None
-        if remote.before or remote.etask is not None:
-            check_deadline(message.deadline_s)
-        else:
-            request = self._request(run, message, frames, remote)
+        self._meter.admit(client.name)
+        try:
+            if remote.before or remote.etask is not None:
+                self._prepare(run, message, frames, remote)
+            else:
+                request = self._request(run, message, frames, remote)
+        except BaseException as error:
+            self._meter.refused(client.name, run.label, type(error).__name__, admitted=True)
+            raise
         _wait(session, message.number, run, input_bytes + nbytes)
         if message.key:
             client.runs[message.key] = run
         if request is not None:
+            run.moved_bytes = input_bytes
             request.answer.add_done_callback(partial(self._answered, run, request))
-        else:
-            run.task = self._task(self._before(run, message, frames, remote))
 
     def _request(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> Request:
-        """What the pool is asked for.
+        """What the pool is asked for, of one that was admitted.
 
         Raises:
             KaasError
         """
         invocation, payload = invocation_of(run.client.name, message, frames, remote, self._holdings.values)
-        call = self._service.call(remote.function, invocation, payload, "")
-        return self._admitted(run, call, message.trace)
+        return self._begun(run, self._service.call(remote.function, invocation, payload, ""), message.trace)
 
-    def _admitted(self, run: Run, call: Call, trace: str) -> Request:
-        client = run.client.name
-        self._meter.admit(client)
-        try:
-            request = self._pool.begin(call)
-        except BaseException as error:
-            self._meter.refused(client, run.label, type(error).__name__, admitted=True)
-            raise
+    def _begun(self, run: Run, call: Call, trace: str) -> Request:
+        request = self._pool.begin(call)
         if trace:
             request.trace = continued(trace)
             run.trace = request.trace.traceparent
         run.request = request
         return request
 
-    async def _before(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
-        """Ask the pool once a step has made the inputs out of what came; for an eTask, once they are where it is."""
+    # --- steps
+
+    def _ends_s(self, message: wire.Invoke) -> float | None:
+        """When its deadline is over.
+
+        Raises:
+            InvalidRequest
+        """
+        check_deadline(message.deadline_s)
+        return None if message.deadline_s is None else self._loop.time() + message.deadline_s
+
+    def _prepare(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
+        """Have a step make the inputs out of what came, and of an eTask have them where it finds them.
+
+        Raises:
+            InvalidRequest
+        """
+        given = given_values(message, frames) if remote.before else None
+        run.task = self._task(self._call(run, message, frames, remote, given))
+        run.task.add_done_callback(partial(self._prepared, run, message.trace))
+
+    async def _call(
+        self,
+        run: Run,
+        message: wire.Invoke,
+        frames: Sequence[Any],
+        remote: RemoteFunction,
+        given: Mapping[str, Any] | None,
+    ) -> Call:
+        """
+        Raises:
+            KaasError
+        """
+        if given is not None:
+            made = await self._step(run, remote.before, given)
+            inputs = {name: wire.Input(frame=frame) for frame, name in enumerate(made, 1)}
+            frames = [b"", *(each.data for each in made.values())]
+            message = msgspec.structs.replace(message, inputs=inputs, deadline_s=self._left_s(run))
+        client, values = run.client.name, self._holdings.values
+        run.moved_bytes = sum(map(len, frames)) - len(frames[0])
+        if remote.etask is not None:
+            return await remote.etask.call(client, message, frames, remote, values)
+        return self._service.call(remote.function, *invocation_of(client, message, frames, remote, values), "")
+
+    def _left_s(self, run: Run) -> float | None:
+        return None if run.ends_s is None else max(1e-3, run.ends_s - self._loop.time())
+
+    def _prepared(self, run: Run, trace: str, task: asyncio.Future[Call]) -> None:
+        run.task = None
         try:
-            message, frames = await self._around.inputs(run, remote, message, frames)
-            if remote.etask is None:
-                request = self._request(run, message, frames, remote)
-            else:
-                call = await remote.etask.call(run.client.name, message, frames, remote, self._holdings.values)
-                request = self._admitted(run, call, message.trace)
+            call = task.result()
+            if not run.waits:
+                raise asyncio.CancelledError  # too late for the step
+            request = self._begun(run, call, trace)
+        except asyncio.CancelledError:  # and all who waited know
+            self._meter.refused(run.client.name, run.label, "cancelled", admitted=True)
+            self._end(run)
         except Exception as error:  # noqa: BLE001 - who waits is told
+            self._meter.refused(run.client.name, run.label, type(error).__name__, admitted=True)
             _fail(run, error)
             self._end(run)
-        except asyncio.CancelledError:
-            self._end(run)
-            raise
         else:
             request.answer.add_done_callback(partial(self._answered, run, request))
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    async def _step(self, run: Run, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
+        """
+        Raises:
+            StepFailed, DeadlineExceeded
+        """
+        begun_s = self._loop.time()
+        try:
+            async with asyncio.timeout_at(run.ends_s):
+                return await self._steps.run(name, values)
+        except TimeoutError as error:
+            left_s = (run.ends_s or begun_s) - begun_s
+            message = f"step {name!r} did not end within the {left_s:.3f} s that were left of the request's deadline"
+            raise DeadlineExceeded(message, task=run.label, deadline_s=left_s) from error
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -183,28 +245,49 @@ class Runs:
             outcome = run.failure.error
         else:
             run.frames = answer.result()
-            outcome = "succeeded"
+            outcome = SUCCEEDED
         run.nbytes = sum([len(frame) for frame in run.frames])
+        run.moved_bytes += run.nbytes
         if self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
             request.left = partial(self._left, run, request, outcome)
+        elif run.remote is not None and outcome == SUCCEEDED:
+            self._task(self._after(run, request, run.remote))
+            return
         else:
-            try:
-                self._charge(run, request, outcome)
-            except UsageUnavailable as error:  # nothing is given that is not charged
-                _fail(run, error)
-        if run.remote is None or run.failure is not None or not run.waits:
-            self._end(run)
-        else:
-            self._task(self._after(run, run.remote))
+            self._settle(run, request, outcome)
+        self._end(run)
 
-    async def _after(self, run: Run, remote: RemoteFunction) -> None:
-        """Store outputs, or have a step make others out of them."""
+    async def _after(self, run: Run, request: Request, remote: RemoteFunction) -> None:
+        """Have a step make other outputs out of them, and store those that stay."""
+        outcome = SUCCEEDED
+        found = {
+            name: Made(dtype, shape, frame)
+            for name, (dtype, shape), frame in zip(remote.outputs, remote.function.outputs, run.frames, strict=True)
+        }
         try:
-            await self._around.outputs(run, remote)
+            if remote.after:
+                found = await self._step(run, remote.after, {name: each.data for name, each in found.items()})
+            for name in run.store.keys() - found.keys():
+                raise InvalidRequest(f"step {remote.after!r} has made no output {name!r} to store", buffer=name)
+            come = {name: each.data for name, each in found.items() if name not in run.store}
+            run.outputs, run.frames, run.nbytes = tuple(come), list(come.values()), sum(map(len, come.values()))
         except Exception as error:  # noqa: BLE001 - who waits is told
+            outcome = type(error).__name__
             _fail(run, error)
-        finally:
-            self._end(run)
+        self._settle(run, request, outcome)
+        if run.failure is None and run.store:
+            try:
+                for name, stored in run.store.items():
+                    await self._holdings.values.store(run.client.name, stored, *found[name])
+            except Exception as error:  # noqa: BLE001 - who waits is told
+                _fail(run, error)
+        self._end(run)
+
+    def _settle(self, run: Run, request: Request, outcome: str) -> None:
+        try:
+            self._charge(run, request, outcome)
+        except UsageUnavailable as error:  # nothing is given that is not charged
+            _fail(run, error)
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:
         if self._closed_for_good:  # so is the usage
@@ -217,17 +300,18 @@ class Runs:
         Raises:
             UsageUnavailable
         """
-        sizes = run.input_bytes, run.nbytes
+        sizes = run.input_bytes, run.nbytes, run.moved_bytes
         self._meter.ended(run.client.name, run.label, run.key, outcome, *sizes, request.record)
 
     def _end(self, run: Run) -> None:
         """Tell all who wait."""
         run.done, run.request, run.remote, run.task = True, None, None, None
         client, key = run.client, run.key
-        if key:
+        if key and client.runs.get(key) is run:
             del client.runs[key]
             if run.waits and (run.failure is None or run.failure.retry_s is None):
-                nbytes = ENTRY_BYTES + run.nbytes if run.failure is None else FAILURE_BYTES
+                nbytes = ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
+                nbytes = FAILURE_BYTES if run.failure is not None else nbytes
                 client.finished.add(key, run, nbytes, self._loop.time())
         waits, run.waits = run.waits, []
         for wait in waits:
@@ -336,4 +420,5 @@ def _leave_alone(run: Run) -> None:
     if run.request is not None:
         run.request.answer.cancel()
     elif run.task is not None:
-        run.task.cancel()
+        run.task.cancel()  # which takes a while: who asks for it again asks for another one
+        run.client.runs.pop(run.key, None)

@@ -6,21 +6,23 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from kaas.arguments import Buffer
-from kaas.errors import DeadlineExceeded, InvalidConfig, StepFailed
+from kaas.errors import InvalidConfig, StepFailed
 from kaas.pool.processes import end_with
 from kaas.request import raw_bytes
 
 _ANY = Buffer("value", 1)
+
+T = TypeVar("T")
 
 
 class Made(NamedTuple):
@@ -42,44 +44,40 @@ class Steps:
     """Belongs to one event loop. A step takes bytes by name, and gives arrays or bytes by name: before a kTask what a
     client sends, and the inputs; after it the outputs, and what the client gets."""
 
-    def __init__(self, named: Mapping[str, str], processes: int) -> None:
-        """named: "module:function" by the name that clients use.
+    def __init__(self, named: Mapping[str, str], processes: int, limit_s: float) -> None:
+        """named: "module:function" by the name that clients use. limit_s: how long one may take; then its process ends.
 
         Raises:
             InvalidConfig
         """
         for name, target in named.items():
             check_target(f"steps.{name}", target)
-        self._named = named
+        self._named, self._limit_s = named, limit_s
         self._room = asyncio.Semaphore(processes)
         self._idle: list[_Process] = []
         self._closed = False
 
-    async def run(self, name: str, values: Mapping[str, Any], within_s: float) -> dict[str, Made]:
-        """within_s: it has so long, with the wait for a process. One in which it has not ended by then is ended and
-        replaced, as it is when this is cancelled.
+    async def run(self, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
+        """If the wait for this is cancelled, the step's process is ended, and replaced.
 
         Raises:
-            StepFailed, DeadlineExceeded
+            StepFailed
         """
         plain = {key: bytes(value) for key, value in values.items()}
-        try:
-            async with asyncio.timeout(within_s), self._room:
-                return await self._carried_out(name, plain)
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"step {name!r} did not end in the {within_s:.3f} s that were left", task=name, deadline_s=within_s
-            ) from error
-
-    async def _carried_out(self, name: str, values: dict[str, bytes]) -> dict[str, Made]:
-        process = self._idle.pop() if self._idle else _Process()
-        try:
-            made: dict[str, Made] | Raised = await process.call(carry_out, self._named[name], values)
-        except BrokenProcessPool as error:
-            raise StepFailed(f"step {name!r}: its process has ended", step=name, error_type="") from error
-        except asyncio.CancelledError:
-            process.kill()
-            raise
+        async with self._room:
+            process = self._idle.pop() if self._idle else _Process()
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    made = await process.call(carry_out, self._named[name], plain)
+            except BrokenProcessPool as error:
+                raise StepFailed(f"step {name!r}: its process has ended", step=name, error_type="") from error
+            except TimeoutError as error:
+                process.kill()
+                message = f"step {name!r}: it ran for longer than {self._limit_s:g} s, and its process was ended"
+                raise StepFailed(message, step=name, error_type="") from error
+            except asyncio.CancelledError:
+                process.kill()
+                raise
         if self._closed:
             process.kill()
         else:
@@ -102,7 +100,7 @@ class _Process:
         self._pool = ProcessPoolExecutor(1, spawn, end_with, (os.getpid(), _leave))
         self._pid = 0
 
-    async def call(self, function: Any, *args: Any) -> Any:
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
         """
         Raises:
             BrokenProcessPool: it has ended.

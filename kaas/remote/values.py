@@ -21,6 +21,7 @@ from kaas.dtypes import DTYPE_BYTES
 from kaas.errors import InvalidRequest, KaasError, UnknownObject, WrongSize
 from kaas.pool.objects import Held, HeldObjects
 from kaas.remote import wire
+from kaas.remote.connections import Leaving
 from kaas.remote.contents import GRAIN_BYTES, VALUE, Content, no_paths, too_many
 from kaas.remote.state import State, digest_of
 from kaas.remote.tasks import MOST_DIMENSIONS
@@ -104,7 +105,7 @@ class Values:
         except KeyError:
             raise UnknownObject(f"this client has put no object {shown(name)} here", object=name[:NAME_BYTES]) from None
 
-    def get(self, client: str, message: wire.Get) -> tuple[wire.Value, bytes]:
+    def get(self, client: str, message: wire.Get) -> tuple[wire.Value, Leaving]:
         """At most CHUNK_BYTES of it.
 
         Raises:
@@ -114,7 +115,7 @@ class Values:
         if not (0 <= message.offset <= stored.nbytes and message.bytes >= 0):
             raise InvalidRequest(f"object {message.name!r} has {stored.nbytes} bytes, and none at {message.offset}")
         end = message.offset + min(message.bytes, wire.CHUNK_BYTES)
-        part = bytes(self._objects.view(stored.ref)[message.offset : end])
+        part = Leaving(self._objects.view(stored.ref)[message.offset : end])
         return wire.Value(message.number, stored.dtype, stored.shape, stored.nbytes), part
 
     def list(self, client: str, message: wire.Objects) -> wire.Listed:

@@ -27,12 +27,11 @@ def end(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
     os._exit(1)
 
 
-def stall(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
-    """Does not end by itself."""
+def wait(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
     threading.Event().wait()
     return {}
 
 
 def halves(values: Mapping[str, bytes]) -> dict[str, Any]:
-    y = np.frombuffer(values["y"], np.float32)
-    return {"first": y[: y.size // 2].reshape(2, -1), "rest": bytes(values["y"][len(values["y"]) // 2 :])}
+    y = values["y"]
+    return {"first": np.frombuffer(y, np.float32)[: len(y) // 8].reshape(2, -1), "rest": y[len(y) // 2 :]}

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from kaas.errors import InvalidConfig
+from kaas.pool import drain
 from kaas.pool.drain import TURN
 from kaas.pool.lines import LARGE_BYTES
 from kaas.remote import connections, door, wire
@@ -131,7 +132,11 @@ def test_each_connection_is_a_channel_of_its_client(opened: Open, come: Come, al
     assert [client.receive() for client in clients] == [[wire.encode(wire.Done(2))]] * 3
 
 
-def test_more_messages_than_fit_in_a_turn(opened: Open, come: Come, alice: OwnKeys) -> None:
+@pytest.mark.parametrize("turn_s", [0.0, drain.TURN_S, 1000.0])
+def test_more_messages_than_fit_in_a_turn(
+    opened: Open, come: Come, alice: OwnKeys, turn_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "TURN_S", turn_s)
     client = come(alice)
     for number in range(3 * TURN):
         client.send(b"%d" % number)
@@ -150,6 +155,22 @@ def test_an_error_of_who_receives_keeps_nobody_waiting(opened: Open, come: Come,
     client.send(b"bad")
     echoes(client, b"good")
     assert "of mine" in str(opened.faults.get(timeout=PATIENCE_S)["exception"])
+
+
+def test_what_a_client_has_not_taken_yet_is_known(opened: Open, come: Come, alice: OwnKeys) -> None:
+    client = come(alice, rcvhwm=1)
+    echoes(client)
+    channel, _ = opened.arrived()
+    answer = wire.Listed(1, [{"name": "x" * 1000}] * 250)
+
+    def send() -> int:
+        assert all(channel.send(answer) for _ in range(64))
+        return channel.leaving_bytes
+
+    assert opened.do(send) > 1 << 20
+    for _ in range(64):
+        assert client.receive() == [wire.encode(answer)]
+    until(lambda: opened.do(lambda: channel.leaving_bytes) == 0)
 
 
 # --- who comes in

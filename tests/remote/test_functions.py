@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -314,6 +315,20 @@ def test_who_registers_at_once_gets_one_function(tmp_path: Path) -> None:
             assert names(had, "ada") == ["f"]
             await had.functions.unregister("ada", wire.Unregister(1, "f"))
             assert not had.registry.labels
+
+    asyncio.run(life())
+
+
+def test_what_is_sent_beside_a_task_is_not_kept(tmp_path: Path) -> None:
+    async def life() -> None:
+        async with Had(tmp_path) as had:
+            plain = await had.register("ada", add_task(), "f")
+            sent = msgspec.msgpack.decode(encode_task(add_task()))
+            sent["buffers"] += [{"name": f"unused {number}", "shape": [1], "dtype": "int8"} for number in range(10_000)]
+            more = wire.Register(3, "g")
+            assert (await had.functions.register("ada", more, msgspec.msgpack.encode(sent))).function == plain.function
+            f, g = (functions_module._decode(entry) for entry in had.state.read("remote functions"))
+            assert f.task == g.task
 
     asyncio.run(life())
 

@@ -1,4 +1,4 @@
-"""`kaas serve` of a pool on Ray, which remote clients and Ray programs have together: eTasks, and kills of processes."""
+"""`kaas serve` of a pool on Ray, which remote clients and Ray programs share: eTasks, and kills of processes."""
 
 from __future__ import annotations
 
