@@ -26,7 +26,7 @@ def serve(
     settings = read(config, insecure=insecure)
     if insecure:
         warning = "[bold red]INSECURE[/]: without keys every program on this machine may use it, with any code"
-        Console(stderr=True, soft_wrap=True).print(warning)
+        Console(stderr=True, soft_wrap=True, emoji=False).print(warning)
     asyncio.run(run(settings, lambda endpoint: print(READY, endpoint, flush=True)))
     sys.stdout.flush()
     os._exit(0)  # whatever threads there are
