@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
 from kaas.pool.trace_context import continued
-from kaas.remote import wire
+from kaas.remote import lasting, wire
 from kaas.remote.answers import failure_of
 from kaas.remote.holdings import Holdings
 from kaas.remote.invocations import check_deadline, given_values, invocation_of
@@ -23,6 +24,7 @@ from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
 from kaas.remote.steps import Steps
+from kaas.remote.values import Given
 
 ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
 """What an answer that is kept takes beside its bytes, and each of its outputs does; one that is a failure in all."""
@@ -58,30 +60,30 @@ class Runs:
         if known is not None:
             if known.run.done and known.sent is not session.channel:
                 self._send(known)
-        elif message.number in session.tasks:
+            return
+        if message.number in session.tasks:
             raise InvalidRequest(f"question {message.number} is not answered yet")
-        elif not (message.key and self._joined(session, message)):
+        client, key = session.client, message.key
+        if len(key.encode()) > LONGEST_NAME:
+            raise InvalidRequest(f"a key has at most {LONGEST_NAME} bytes of UTF-8, not {len(key.encode())}")
+        run = client.runs.get(key) or client.finished.get(key) if key else None
+        if run is None:
             self._begin(session, message, frames)
+        else:
+            self._join(session, message, run)
 
-    def _joined(self, session: Session, message: wire.Invoke) -> bool:
-        """Whether a request is known by its key, and is waited for once more.
+    def _join(self, session: Session, message: wire.Invoke, run: Run) -> None:
+        """A request that is known by its key is waited for once more.
 
         Raises:
             InvalidRequest, QueueFull
         """
-        client, key = session.client, message.key
-        if len(key.encode()) > LONGEST_NAME:
-            raise InvalidRequest(f"a key has at most {LONGEST_NAME} bytes of UTF-8, not {len(key.encode())}")
-        run = client.runs.get(key) or client.finished.get(key, self._loop.time())
-        if run is None:
-            return False
         if run.asked != message.function:
-            raise InvalidRequest(f"key {key!r} is of a request to another function, {run.asked!r}")
-        client.check(run.nbytes)
+            raise InvalidRequest(f"key {run.key!r} is of a request to another function, {run.asked!r}")
+        session.client.check(run.nbytes)
         wait = _wait(session, message.number, run, run.nbytes)
         if run.done:
             self._send(wait)
-        return True
 
     def _begin(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         if self.draining:
@@ -89,7 +91,7 @@ class Runs:
         client = session.client
         remote = self._holdings.functions.named(client.name, message.function)
         function = remote.function
-        input_bytes = sum([len(frame) for frame in frames]) - len(frames[0])
+        input_bytes = sum(map(len, frames)) - len(frames[0])
         nbytes = sum(function.output_bytes)
         client.check(input_bytes + nbytes)
         outputs = self._outputs(client, remote, message.store) if message.store else remote.outputs
@@ -220,7 +222,7 @@ class Runs:
         else:
             run.frames = answer.result()
             outcome = SUCCEEDED
-        run.nbytes = sum([len(frame) for frame in run.frames])
+        run.nbytes = sum(map(len, run.frames))
         run.moved_bytes += run.nbytes
         if self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
             request.left = partial(self._left, run, request, outcome)
@@ -246,13 +248,33 @@ class Runs:
             _fail(run, error)
         self._settle(run, request, outcome)
         if run.failure is None and run.store:
+            named = [Given(run.store[name], *array, frame) for name, array, frame in outputs if name in run.store]
             try:
-                for name, (dtype, shape), frame in outputs:
-                    if name in run.store:
-                        await self._holdings.values.store(run.client.name, run.store[name], dtype, shape, frame)
+                await self._holdings.values.store(run.client.name, named, self._lasting(run))
             except Exception as error:  # noqa: BLE001 - who waits is told
+                run.lasting = False
                 _fail(run, error)
         self._end(run)
+
+    def _lasting(self, run: Run) -> dict[str, dict[str, bytes]]:
+        """What is to be written down of its answer, for it is not to be run again."""
+        run.lasting = bool(run.key) and run.client.finished.takes(_kept_bytes(run))
+        if not run.lasting:
+            return {}
+        said = lasting.entry(run.client.name, run.key, run.asked, run.label, run.outputs, run.frames)
+        return {lasting.ANSWERS: {run.key: said}}
+
+    def remember(self, client: Client, answer: lasting.Lasting) -> None:
+        """An answer of an earlier life."""
+        nbytes = sum(map(len, answer.frames))
+        run = Run(client, answer.key, answer.asked, answer.label, answer.outputs, 0, nbytes, done=True, lasting=True)
+        run.frames = answer.frames
+        client.finished.add(answer.key, run, _kept_bytes(run), self._loop.time())
+
+    def forgotten(self, key: str, run: Run) -> None:
+        """Its answer is not kept any more."""
+        if run.lasting:
+            self._holdings.answers.remove(run.client.name, key)
 
     def _settle(self, run: Run, request: Request, outcome: str) -> None:
         try:
@@ -278,10 +300,9 @@ class Runs:
         client, key = run.client, run.key
         if key and client.runs.get(key) is run:
             del client.runs[key]
-            if run.waits and (run.failure is None or run.failure.retry_s is None):
-                nbytes = ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
-                nbytes = FAILURE_BYTES if run.failure is not None else nbytes
-                client.finished.add(key, run, nbytes, self._loop.time())
+            if (run.waits or run.lasting) and (run.failure is None or run.failure.retry_s is None):
+                nbytes = FAILURE_BYTES if run.failure is not None else _kept_bytes(run)
+                client.finished.add(key, run, nbytes, monotonic())
         waits, run.waits = run.waits, []
         for wait in waits:
             client.held_bytes += run.nbytes - wait.nbytes
@@ -302,15 +323,10 @@ class Runs:
             sent = session.channel.send(wire.Result(wait.number, run.outputs, run.trace), run.frames)
         else:
             sent = session.channel.send(_numbered(run.failure, wait.number, run.trace))
-        if sent:
-            wait.sent = session.channel
-        else:
-            wait.sent = None
-            session.unsent.add(wait.number)
+        wait.sent = session.channel if sent else None
 
     def send_again(self, session: Session) -> None:
         """On a new connection: all that has not been received."""
-        session.unsent.clear()
         for wait in session.waits.values():
             if wait.run.done and wait.sent is not session.channel:
                 self._send(wait)
@@ -322,11 +338,9 @@ class Runs:
         for number in numbers:
             wait = session.waits.get(number)
             if wait is not None and wait.run.done:
+                if wait.run.key:
+                    self._meter.received(session.client.name, wait.run.key)
                 self._leave(wait)
-        if session.unsent:  # it reads again
-            unsent, session.unsent = session.unsent, set()
-            for number in unsent & session.waits.keys():
-                self._send(session.waits[number])
 
     def cancel(self, session: Session, number: int) -> None:
         """What others wait for too goes on."""
@@ -363,6 +377,11 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
         run.waits.append(wait)
     session.client.take(nbytes)
     return wait
+
+
+def _kept_bytes(run: Run) -> int:
+    """What it takes while its answer, a result, is kept."""
+    return ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
 
 
 def _numbered(failure: wire.Failure, number: int, trace: str) -> wire.Failure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ from kaas.remote.quotas import Quotas
 from kaas.remote.serve_config import Settings
 from kaas.remote.steps import Steps
 
+SWITCH_S = 0.0005
+"""How long another thread, which looks into a client's code say, may keep this one from its messages."""
 LAST_WORDS_S = 1.0
 """How long answers may still go out when the server ends."""
 
@@ -119,6 +122,7 @@ class _Server:
         listen, limits = settings.listen, settings.limits
         self._meter.open()
         await self._holdings.open()
+        self._gateway.open()
         receive, server_keys = self._gateway.receive, None if keys is None else keys.server
         # all that a client may have open, and as much again of small answers
         queued = 2 * limits.requests
@@ -140,6 +144,7 @@ class _Server:
             if settings.metrics_port is not None:
                 metrics = MetricsServer(loop, self._measured, settings.metrics_port)
                 metrics.open()
+            sys.setswitchinterval(SWITCH_S)
             gc.freeze()  # what is there now stays: who collects garbage need not look at it
             ready(door.endpoint)
             await self._until_left()

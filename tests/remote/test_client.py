@@ -32,7 +32,8 @@ from kaas.errors import (
 from kaas.remote import later, remote_calls, wire
 from kaas.remote.credit import PART
 from kaas.remote.remote_calls import RemoteCalls
-from tests.remote.fake_server import LIMITS, PATIENCE_S, FakeServer
+from tests.patience import PATIENCE_S
+from tests.remote.fake_server import LIMITS, FakeServer
 
 WIDTH = 8
 LIBRARY = kaas.Library.from_ptx(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f() { ret; }\n")
@@ -380,6 +381,13 @@ def test_signed_code_goes_with_its_signature(server: FakeServer) -> None:
     with kaas.Client(server.address, signatures={LIBRARY.hash: b"signed"}) as client:
         client.register(TASK)
     assert [upload.signature for upload in server.of(wire.Upload)] == [b"signed"]
+
+
+def test_a_value_that_is_replaced_while_it_is_read_is_not_mixed(server: FakeServer, client: kaas.Client) -> None:
+    before, after = (np.full(4 * wire.CHUNK_BYTES // 8, number, np.float64) for number in (1, 2))
+    client.put("values", before)
+    server.putting = [after.tobytes()]
+    assert (client.get("values") == after).all()
 
 
 def test_an_upload_goes_on_where_it_broke_off(server: FakeServer, client: kaas.Client) -> None:
