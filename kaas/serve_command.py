@@ -29,7 +29,7 @@ def serve(
         from kaas.remote.server import serve as run
     if insecure:
         warning = "[bold red]INSECURE[/]: without keys every program on this machine may use it, with any code"
-        Console(stderr=True, soft_wrap=True).print(warning)
+        Console(stderr=True, soft_wrap=True, emoji=False).print(warning)
     asyncio.run(run(settings, lambda endpoint: print(READY, endpoint, flush=True)))
     sys.stdout.flush()
     os._exit(0)  # whatever threads there are

@@ -35,6 +35,16 @@ class DeviceSettings(_Settings, frozen=True):
     speed: float = 1.0
 
 
+class ShareSettings(_Settings, frozen=True):
+    """As `kaas.ClientSettings`."""
+
+    weight: float = 1.0
+    priority: int = 0
+    max_running: int | None = None
+    max_share: float | None = None
+    max_queued: int | None = None
+
+
 class PoolSettings(_Settings, frozen=True):
     """As `kaas.Config`."""
 
@@ -46,7 +56,7 @@ class PoolSettings(_Settings, frozen=True):
     cache_bytes: int | None = None
     host_cache_bytes: int | None = None
     whole_object_bytes: int = 64 << 20
-    clients: dict[str, ClientSettings] = {}
+    clients: dict[str, ShareSettings] = {}
     queue_limit: int = QUEUE_LIMIT
     etask_workers: int = 1
     faults_allowed: int = 1
@@ -57,10 +67,13 @@ class PoolSettings(_Settings, frozen=True):
         Raises:
             InvalidConfig
         """
-        options = {name: getattr(self, name) for name in self.__struct_fields__ if name != "devices"}
-        devices = self.devices
-        made = None if devices is None else tuple(Device(**msgspec.structs.asdict(device)) for device in devices)
-        return Config(devices=made, store=store, **options)
+        options = msgspec.structs.asdict(self)
+        if self.devices is not None:
+            options["devices"] = tuple(Device(**msgspec.structs.asdict(device)) for device in self.devices)
+        options["clients"] = {
+            name: ClientSettings(**msgspec.structs.asdict(share)) for name, share in self.clients.items()
+        }
+        return Config(store=store, **options)
 
 
 class ETaskSettings(_Settings, frozen=True):
@@ -232,6 +245,11 @@ def _check(settings: Settings, insecure: bool) -> None:
         value = getattr(limits, name)
         if name != "quotas" and not value > 0:
             raise InvalidConfig(f"limits.{name} is a positive number, not {value!r}", field=f"limits.{name}")
+    metrics_port = settings.metrics_port
+    if metrics_port is not None and not 0 <= metrics_port < 1 << 16:
+        raise InvalidConfig(f"metrics_port is a port's number, not {metrics_port}", field="metrics_port")
+    if not settings.name:
+        raise InvalidConfig("name is that of the pool, and not empty", field="name")
     if not settings.step_processes > 0:
         message = f"step_processes is a positive number, not {settings.step_processes!r}"
         raise InvalidConfig(message, field="step_processes")
