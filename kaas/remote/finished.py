@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Finished(Generic[T]):
-    """Of one client, by key; the oldest go first."""
+    """Of one client, by key; the oldest go first, and those whose time is over when `expire` is called."""
 
     def __init__(
         self, limit_bytes: int, limit_s: float, forgotten: Callable[[str, T], object] = lambda _key, _ended: None
@@ -20,8 +20,7 @@ class Finished(Generic[T]):
         self._ended: OrderedDict[str, tuple[T, int, float]] = OrderedDict()
         self._nbytes = 0
 
-    def get(self, key: str, now_s: float) -> T | None:
-        self.expire(now_s)
+    def get(self, key: str) -> T | None:
         found = self._ended.get(key)
         return None if found is None else found[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ from kaas.remote.quotas import Quotas
 from kaas.remote.serve_config import Settings
 from kaas.remote.steps import Steps
 
+SWITCH_S = 0.0005
+"""How long another thread, which looks into a client's code say, may keep this one from its messages."""
 LAST_WORDS_S = 1.0
 """How long answers may still go out when the server ends."""
 
@@ -141,6 +144,7 @@ class _Server:
             if settings.metrics_port is not None:
                 metrics = MetricsServer(loop, self._measured, settings.metrics_port)
                 metrics.open()
+            sys.setswitchinterval(SWITCH_S)
             gc.freeze()  # what is there now stays: who collects garbage need not look at it
             ready(door.endpoint)
             await self._until_left()

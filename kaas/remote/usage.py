@@ -188,8 +188,10 @@ class Totals:
         if keys is not None:
             keys.pop(key, None)
 
-    def usage(self) -> tuple[FlowUsage, ...]:
-        return tuple(self.flows[name].usage(*name) for name in sorted(self.flows))
+    def usage(self, client: str | None = None) -> tuple[FlowUsage, ...]:
+        """Of one client, or all."""
+        names = sorted(name for name in self.flows if client in (None, name[0]))
+        return tuple(self.flows[name].usage(*name) for name in names)
 
 
 def told(usage: Usage) -> Any:

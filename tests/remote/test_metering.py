@@ -28,8 +28,7 @@ from kaas.remote.metering import Meter
 from kaas.remote.quotas import Quotas
 from kaas.remote.usage import KEYS_PER_CLIENT, FlowUsage, Holding, Usage
 from kaas.remote.usage_file import SEGMENT, Journal, charges, read_usage
-
-PATIENCE_S = 30.0
+from tests.patience import PATIENCE_S
 
 
 def ran(device_s: float, **tiers: int) -> RunRecord:
