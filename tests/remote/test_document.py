@@ -63,7 +63,7 @@ def _one(data: bytes) -> tuple[Any, bytes]:
     return (dict(zip(items[::2], items[1::2], strict=True)) if kind == "map" else items), rest
 
 
-_FIXED: dict[int, bool | None] = {0xC0: None, 0xC2: False, 0xC3: True}
+_FIXED = {0xC0: None, 0xC2: False, 0xC3: True}
 _NUMBERS = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q"}
 _NUMBERS |= {0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
 _LONG = {0xC4: ("bytes", 1), 0xC5: ("bytes", 2), 0xC6: ("bytes", 4), 0xD9: ("text", 1), 0xDA: ("text", 2)}
@@ -73,13 +73,11 @@ _LONG |= {0xDB: ("text", 4), 0xDC: ("list", 2), 0xDD: ("list", 4), 0xDE: ("map",
 class Connection:
     def __init__(self, endpoint: str, keys: dict[str, str]) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.linger, self.socket.rcvtimeo, self.number = 0, PATIENCE_MS, 0
+        self.socket, self.number = context.socket(zmq.DEALER), 0
+        self.socket.linger, self.socket.rcvtimeo = 0, PATIENCE_MS
         self.socket.curve_serverkey = keys["server_key"].encode()
-        self.socket.curve_publickey, self.socket.curve_secretkey = (
-            keys["public_key"].encode(),
-            keys["secret_key"].encode(),
-        )
+        self.socket.curve_publickey = keys["public_key"].encode()
+        self.socket.curve_secretkey = keys["secret_key"].encode()
         self.socket.connect(endpoint)
         self.welcome = self.said("hello", version=1, session="0123456789abcdef" * 2)[0]
 
