@@ -28,7 +28,9 @@ FRAME_BYTES = 16 << 20
 """Of the largest frame that is taken, unless told otherwise."""
 FRAMES = 1024
 """Of a message; with more of them its client is put out, and not let in for OUT_S: each takes the loop's time."""
-OUT_S = 60.0
+OUT_S, OUTS = 60.0, 6
+"""The next time it is OUT_LONGER times as long, and so on for so many times."""
+OUT_LONGER = 4
 QUEUED = 1024
 """Messages to a client that wait on one connection, unless told otherwise."""
 LEAVING_BYTES = 4 << 10
@@ -98,6 +100,7 @@ class RemoteDoor:
         self._leaving: dict[str, WeakSet[Leaving]] = {}  # of each user
         self._of_key: Counter[str] = Counter()
         self._out: set[str] = set()
+        self._times_out: Counter[str] = Counter()
         self._drains: list[Drain] = []
         if keys is None:
             host = _loopback(host)
@@ -113,7 +116,7 @@ class RemoteDoor:
             self._lock(socket, keys, server_keys)
         most_bytes = 4 * frame_bytes if message_bytes is None else message_bytes
         self._connections = Connections[RemoteChannel](loop, self._context, socket, most_bytes, self._left)
-        self._drains.append(Drain(loop, socket, self._arrived, _receive_known))
+        self._drains.append(Drain(loop, socket, self._arrived, _Known()))
         self._bind(host, port)
         if keys is None:
             _log.warning("INSECURE: whoever is on this machine may use the server at %s", self.endpoint)
@@ -184,6 +187,8 @@ class RemoteDoor:
     # --- what comes and goes
 
     def _arrived(self, frames: Frames) -> None:
+        if not frames:
+            return
         known = frames.pop(0)
         key = (known.bytes, known.get("User-Id") if self._keys is not None else "")
         channel = self._channels.get(key) or self._came(key, int(known.get("__fd")))
@@ -202,7 +207,9 @@ class RemoteDoor:
         if not public_key:  # it is everybody's
             return
         self._out.add(public_key)
-        self._loop.call_later(OUT_S, self._out.discard, public_key)
+        seconds = OUT_S * OUT_LONGER ** min(self._times_out[public_key], OUTS)
+        self._times_out[public_key] += 1
+        self._loop.call_later(seconds, self._out.discard, public_key)
         for (_, each), channel in self._channels.items():
             if each == public_key:
                 channel.drop()
@@ -303,15 +310,24 @@ class RemoteChannel:
             self._door.shut(self)
 
 
-def _receive_known(socket: Socket, flags: int) -> Frames:
-    """The next message's frames, or a few too many; the first as ZeroMQ has it, which knows who sent it."""
-    frames: Frames = [_receive_frame(socket, flags, False)]
-    frame = frames[0]
-    while frame.more:
+class _Known:
+    """The next message's frames, or a few too many; the first as ZeroMQ has it, which knows who sent it. What is behind
+    those is left out little by little, as there may be millions: that gives no frames."""
+
+    def __init__(self) -> None:
+        self._behind = False
+
+    def __call__(self, socket: Socket, flags: int) -> Frames:
         frame = _receive_frame(socket, flags, False)
-        if len(frames) <= FRAMES + 1:
-            frames.append(frame.bytes if len(frame) < LARGE_BYTES else frame.buffer.toreadonly())
-    return frames
+        frames: Frames = [] if self._behind else [frame]
+        for _ in range(FRAMES + 1):
+            if not frame.more:
+                break
+            frame = _receive_frame(socket, flags, False)
+            if not self._behind:
+                frames.append(frame.bytes if len(frame) < LARGE_BYTES else frame.buffer.toreadonly())
+        self._behind = frame.more
+        return frames
 
 
 def _loopback(host: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from kaas.remote.serve_config import Settings
 from kaas.remote.served import ETaskPool, Served
 from kaas.remote.steps import Steps
 
+SWITCH_S = 0.0005
+"""How long another thread, which looks into a client's code say, may keep this one from its messages."""
 LAST_WORDS_S = 1.0
 """How long answers may still go out when the server ends."""
 
@@ -120,6 +123,7 @@ class Front:
             metrics.open()
             # a scrape in progress needs this loop
             closing.push_async_callback(loop.run_in_executor, None, metrics.close)
+        sys.setswitchinterval(SWITCH_S)
         gc.freeze()  # what is there now stays: who collects garbage need not look at it
 
     def drain(self, reason: str) -> None:

@@ -89,8 +89,9 @@ class Functions:
 
     def list(self, client: str, message: wire.Functions) -> wire.Listed:
         own = self._clients.get(client, {})
-        served = [each for each in self._served.all(client) if each.name not in own]
-        return wire.Listed(message.number, [*map(_described, own.values()), *map(described, served)])
+        entries: list[Any] = [entry.listed for entry in own.values()]
+        entries += [described(each) for each in self._served.all(client) if each.name not in own]
+        return wire.Listed(message.number, entries)
 
     # --- registering
 
@@ -172,25 +173,6 @@ class Functions:
                 del mine[entry.handle]
                 self._look_up(client)
                 self._maker.let_go(entry)
-
-
-def _described(entry: Entry) -> dict[str, Any]:
-    kept, ready = entry.kept, entry.ready
-    known: dict[str, Any] = {
-        "name": kept.name,
-        "function": kept.key,
-        "constants": {buffer: sha256 for buffer, (sha256, _) in kept.constants.items()},
-        "before": kept.before,
-        "after": kept.after,
-    }
-    if isinstance(ready, KaasError):
-        return known | {"error": ready.message}
-    return known | {
-        "task": ready.function.spec.task_key,
-        "label": ready.function.label,
-        **dict(zip(("inputs", "outputs", "scalars"), ready.described, strict=True)),
-        "bytes": entry.nbytes,
-    }
 
 
 _decode = msgspec.msgpack.Decoder(Kept).decode

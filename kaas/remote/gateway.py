@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
+from time import monotonic
 from typing import Any, Protocol
 
 import msgspec
@@ -221,7 +222,7 @@ class Gateway:
             self._lost(session)
 
     def _lost(self, session: Session) -> None:
-        session.lost_s = self._loop.time()
+        session.lost_s = monotonic()
         self._runs.lost(session)
         if session.idle:
             self._forget(session)
@@ -230,7 +231,7 @@ class Gateway:
     def _look_after(self) -> None:
         """Programs that do not come again are forgotten; keys may grant something else by now."""
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
-        now_s = self._loop.time()
+        now_s = monotonic()
         for client in list(self.clients.values()):
             client.limits = self._limits(client.name)
             client.finished.expire(now_s)

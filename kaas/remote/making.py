@@ -89,13 +89,36 @@ class Entry:
     """A function that a client has.
 
     Fields:
-        ready: or why it is not. contents: what must not give way. nbytes: that count.
+        ready: or why it is not. contents: what must not give way. nbytes: that count. listed: what its client is told
+            of it, as it goes there: one that has a thousand may ask a thousand times.
     """
 
     kept: Kept
     ready: RemoteFunction | KaasError
     contents: Sequence[Content]
     nbytes: int
+    listed: msgspec.Raw = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.listed = msgspec.Raw(msgspec.msgpack.encode(self._described()))
+
+    def _described(self) -> dict[str, Any]:
+        kept, ready = self.kept, self.ready
+        known: dict[str, Any] = {
+            "name": kept.name,
+            "function": kept.key,
+            "constants": {buffer: sha256 for buffer, (sha256, _) in kept.constants.items()},
+            "before": kept.before,
+            "after": kept.after,
+        }
+        if isinstance(ready, KaasError):
+            return known | {"error": ready.message}
+        return known | {
+            "task": ready.function.spec.task_key,
+            "label": ready.function.label,
+            **dict(zip(("inputs", "outputs", "scalars"), ready.described, strict=True)),
+            "bytes": self.nbytes,
+        }
 
     @property
     def handle(self) -> str:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any, TypeVar
 
 import msgspec
@@ -60,30 +61,30 @@ class Runs:
         if known is not None:
             if known.run.done and known.sent is not session.channel:
                 self._send(known)
-        elif message.number in session.tasks:
+            return
+        if message.number in session.tasks:
             raise InvalidRequest(f"question {message.number} is not answered yet")
-        elif not (message.key and self._joined(session, message)):
+        client, key = session.client, message.key
+        if len(key.encode()) > LONGEST_NAME:
+            raise InvalidRequest(f"a key has at most {LONGEST_NAME} bytes of UTF-8, not {len(key.encode())}")
+        run = client.runs.get(key) or client.finished.get(key) if key else None
+        if run is None:
             self._begin(session, message, frames)
+        else:
+            self._join(session, message, run)
 
-    def _joined(self, session: Session, message: wire.Invoke) -> bool:
-        """Whether a request is known by its key, and is waited for once more.
+    def _join(self, session: Session, message: wire.Invoke, run: Run) -> None:
+        """A request that is known by its key is waited for once more.
 
         Raises:
             InvalidRequest, QueueFull
         """
-        client, key = session.client, message.key
-        if len(key.encode()) > LONGEST_NAME:
-            raise InvalidRequest(f"a key has at most {LONGEST_NAME} bytes of UTF-8, not {len(key.encode())}")
-        run = client.runs.get(key) or client.finished.get(key, self._loop.time())
-        if run is None:
-            return False
         if run.asked != message.function:
-            raise InvalidRequest(f"key {key!r} is of a request to another function, {run.asked!r}")
-        client.check(run.nbytes)
+            raise InvalidRequest(f"key {run.key!r} is of a request to another function, {run.asked!r}")
+        session.client.check(run.nbytes)
         wait = _wait(session, message.number, run, run.nbytes)
         if run.done:
             self._send(wait)
-        return True
 
     def _begin(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         if self.draining:
@@ -91,7 +92,7 @@ class Runs:
         client = session.client
         remote = self._holdings.functions.named(client.name, message.function)
         function = remote.function
-        input_bytes = sum([len(frame) for frame in frames]) - len(frames[0])
+        input_bytes = sum(map(len, frames)) - len(frames[0])
         nbytes = sum(function.output_bytes)
         client.check(input_bytes + nbytes)
         outputs = self._outputs(client, remote, message.store) if message.store else remote.outputs
@@ -246,7 +247,7 @@ class Runs:
         else:
             run.frames = answer.result()
             outcome = SUCCEEDED
-        run.nbytes = sum([len(frame) for frame in run.frames])
+        run.nbytes = sum(map(len, run.frames))
         run.moved_bytes += run.nbytes
         if self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
             request.left = partial(self._left, run, request, outcome)
@@ -312,7 +313,7 @@ class Runs:
             if run.waits and (run.failure is None or run.failure.retry_s is None):
                 nbytes = ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
                 nbytes = FAILURE_BYTES if run.failure is not None else nbytes
-                client.finished.add(key, run, nbytes, self._loop.time())
+                client.finished.add(key, run, nbytes, monotonic())
         waits, run.waits = run.waits, []
         for wait in waits:
             client.held_bytes += run.nbytes - wait.nbytes

@@ -116,7 +116,7 @@ class Values:
             raise InvalidRequest(f"object {message.name!r} has {stored.nbytes} bytes, and none at {message.offset}")
         end = message.offset + min(message.bytes, wire.CHUNK_BYTES)
         part = Leaving(self._objects.view(stored.ref)[message.offset : end])
-        return wire.Value(message.number, stored.dtype, stored.shape, stored.nbytes), part
+        return wire.Value(message.number, stored.dtype, stored.shape, stored.nbytes, stored.content.hash), part
 
     def list(self, client: str, message: wire.Objects) -> wire.Listed:
         entries: list[dict[str, Any]] = [

@@ -345,6 +345,13 @@ def test_signed_code_goes_with_its_signature(server: FakeServer) -> None:
     assert [upload.signature for upload in server.of(wire.Upload)] == [b"signed"]
 
 
+def test_a_value_that_is_replaced_while_it_is_read_is_not_mixed(server: FakeServer, client: kaas.Client) -> None:
+    before, after = (np.full(4 * wire.CHUNK_BYTES // 8, number, np.float64) for number in (1, 2))
+    client.put("values", before)
+    server.putting = [after.tobytes()]
+    assert (client.get("values") == after).all()
+
+
 def test_an_upload_goes_on_where_it_broke_off(server: FakeServer, client: kaas.Client) -> None:
     values = np.random.default_rng(0).random(6 * wire.CHUNK_BYTES // 8)
     server.breaks_after = 3 * wire.CHUNK_BYTES

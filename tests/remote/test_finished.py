@@ -13,16 +13,17 @@ def test_the_oldest_go_first() -> None:
     finished.add("a", "A", 4, 0.0)
     finished.add("b", "B", 4, 1.0)
     finished.add("c", "C", 4, 2.0)
-    assert [finished.get(key, 3.0) for key in "abc"] == [None, "B", "C"]
+    assert [finished.get(key) for key in "abc"] == [None, "B", "C"]
 
 
 def test_they_are_kept_for_a_time() -> None:
     finished: Finished[str] = Finished(10, 100.0)
     finished.add("a", "A", 4, 0.0)
     finished.add("b", "B", 4, 50.0)
-    assert finished.get("a", 99.0) == "A"
-    assert finished.get("a", 100.0) is None
+    finished.expire(99.0)
+    assert finished.get("a") == "A"
     finished.expire(100.0)
+    assert finished.get("a") is None
     assert len(finished) == 1
 
 
@@ -30,8 +31,8 @@ def test_one_that_is_too_large_is_not_kept() -> None:
     finished: Finished[str] = Finished(10, 100.0)
     finished.add("a", "A", 4, 0.0)
     finished.add("b", "B", 11, 0.0)
-    assert finished.get("a", 1.0) == "A"
-    assert finished.get("b", 1.0) is None
+    assert finished.get("a") == "A"
+    assert finished.get("b") is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 12), st.integers(0, 30))))
@@ -44,7 +45,7 @@ def test_it_never_keeps_more(entries: list[tuple[str, int, int]]) -> None:
         finished.expire(now_s)
         finished.add(key, nbytes, nbytes, now_s)
         sizes[key] = nbytes
-        kept = {key: found for key in "abcd" if (found := finished.get(key, now_s)) is not None}
+        kept = {key: found for key in "abcd" if (found := finished.get(key)) is not None}
         assert sum(kept.values()) <= 20
         assert kept.items() <= sizes.items()
         assert kept.get(key) == nbytes

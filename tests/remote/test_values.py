@@ -50,8 +50,8 @@ def test_what_is_put_can_be_had_in_parts_and_is_there_in_the_next_life(tmp_path:
             assert had.held == before
             assert had.values.stored_bytes("ada") == GRAIN_BYTES + LARGE.nbytes
             value, part = had.values.get("ada", wire.Get(5, "large", 8, 16))
-            assert value == wire.Value(5, "float64", (400_000,), LARGE.nbytes)
-            assert part == LARGE[1:3].tobytes()
+            assert value == wire.Value(5, "float64", (400_000,), LARGE.nbytes, hash_of(LARGE.tobytes()))
+            assert bytes(part) == LARGE[1:3].tobytes()
             assert len(had.values.get("ada", wire.Get(5, "large", 0, 1 << 60))[1]) == wire.CHUNK_BYTES
 
     asyncio.run(lives())
