@@ -247,13 +247,15 @@ class RemoteDoor:
             self._gone(channel)
 
     def send(self, channel: RemoteChannel, header: wire.FromServer, frames: Sequence[Any]) -> bool:
-        """Waits for nobody. Whether its client is there and has room for it."""
+        """Waits for nobody. Whether its client is there and has room for it; who has none loses the connection."""
         socket = self._socket
         try:
             _send(socket, channel.key[0], _AT_ONCE | _MORE)
         except zmq.ZMQError as error:
             if error.errno not in _UNSENT:
                 raise
+            if error.errno == zmq.EAGAIN:  # on the next one it gets what it has missed
+                channel.drop()
             return False
         first: Any = wire.encode(header)
         if len(first) >= LEAVING_BYTES:
@@ -292,7 +294,7 @@ class RemoteChannel:
         return f"<connection of {self.user}>"
 
     def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
-        """Waits for nobody. False: its client is gone, or takes nothing."""
+        """Waits for nobody. False: its connection has ended, or does now since it takes nothing."""
         return not self.dropped and self._door.send(self, header, frames)
 
     def leaves(self, part: Leaving) -> None:

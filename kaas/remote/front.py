@@ -104,6 +104,7 @@ class Front:
         closing.push_async_callback(self._meter.close)
         closing.callback(self._holdings.close)
         await self._holdings.open()
+        self._gateway.open()
         door = RemoteDoor(
             loop,
             settings.listen.host,

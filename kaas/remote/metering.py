@@ -195,6 +195,11 @@ class Meter:
         self._count(charge, allowance, now_s)
         return True
 
+    def received(self, client: str, key: str) -> None:
+        """The answer to what was charged under this key has come: if it is run again, once that answer is forgotten, it
+        is another request."""
+        self._totals.forget(client, key)
+
     def refused(self, client: str, function: str, outcome: str, admitted: bool = False) -> None:
         """A request was answered without having been begun. admitted: but `admit` had been asked."""
         if admitted:

@@ -17,7 +17,7 @@ from kaas.pool.records import Request
 from kaas.pool.service import Service
 from kaas.pool.trace_context import continued
 from kaas.pool.transport import Call
-from kaas.remote import wire
+from kaas.remote import lasting, wire
 from kaas.remote.answers import failure_of
 from kaas.remote.holdings import Holdings
 from kaas.remote.invocations import check_deadline, given_values, invocation_of
@@ -25,6 +25,7 @@ from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
 from kaas.remote.steps import Made, Steps
+from kaas.remote.values import Given
 
 ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
 """What an answer that is kept takes beside its bytes, and each of its outputs does; one that is a failure in all."""
@@ -277,12 +278,33 @@ class Runs:
             _fail(run, error)
         self._settle(run, request, outcome)
         if run.failure is None and run.store:
+            named = [Given(stored, *found[name]) for name, stored in run.store.items()]
             try:
-                for name, stored in run.store.items():
-                    await self._holdings.values.store(run.client.name, stored, *found[name])
+                await self._holdings.values.store(run.client.name, named, self._lasting(run))
             except Exception as error:  # noqa: BLE001 - who waits is told
+                run.lasting = False
                 _fail(run, error)
         self._end(run)
+
+    def _lasting(self, run: Run) -> dict[str, dict[str, bytes]]:
+        """What is to be written down of its answer, for it is not to be run again."""
+        run.lasting = bool(run.key) and run.client.finished.takes(_kept_bytes(run))
+        if not run.lasting:
+            return {}
+        said = lasting.entry(run.client.name, run.key, run.asked, run.label, run.outputs, run.frames)
+        return {lasting.ANSWERS: {run.key: said}}
+
+    def remember(self, client: Client, answer: lasting.Lasting) -> None:
+        """An answer of an earlier life."""
+        nbytes = sum(map(len, answer.frames))
+        run = Run(client, answer.key, answer.asked, answer.label, answer.outputs, 0, nbytes, done=True, lasting=True)
+        run.frames = answer.frames
+        client.finished.add(answer.key, run, _kept_bytes(run), self._loop.time())
+
+    def forgotten(self, key: str, run: Run) -> None:
+        """Its answer is not kept any more."""
+        if run.lasting:
+            self._holdings.answers.remove(run.client.name, key)
 
     def _settle(self, run: Run, request: Request, outcome: str) -> None:
         try:
@@ -310,9 +332,8 @@ class Runs:
         client, key = run.client, run.key
         if key and client.runs.get(key) is run:
             del client.runs[key]
-            if run.waits and (run.failure is None or run.failure.retry_s is None):
-                nbytes = ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
-                nbytes = FAILURE_BYTES if run.failure is not None else nbytes
+            if (run.waits or run.lasting) and (run.failure is None or run.failure.retry_s is None):
+                nbytes = FAILURE_BYTES if run.failure is not None else _kept_bytes(run)
                 client.finished.add(key, run, nbytes, monotonic())
         waits, run.waits = run.waits, []
         for wait in waits:
@@ -334,15 +355,10 @@ class Runs:
             sent = session.channel.send(wire.Result(wait.number, run.outputs, run.trace), run.frames)
         else:
             sent = session.channel.send(_numbered(run.failure, wait.number, run.trace))
-        if sent:
-            wait.sent = session.channel
-        else:
-            wait.sent = None
-            session.unsent.add(wait.number)
+        wait.sent = session.channel if sent else None
 
     def send_again(self, session: Session) -> None:
         """On a new connection: all that has not been received."""
-        session.unsent.clear()
         for wait in session.waits.values():
             if wait.run.done and wait.sent is not session.channel:
                 self._send(wait)
@@ -354,11 +370,9 @@ class Runs:
         for number in numbers:
             wait = session.waits.get(number)
             if wait is not None and wait.run.done:
+                if wait.run.key:
+                    self._meter.received(session.client.name, wait.run.key)
                 self._leave(wait)
-        if session.unsent:  # it reads again
-            unsent, session.unsent = session.unsent, set()
-            for number in unsent & session.waits.keys():
-                self._send(session.waits[number])
 
     def cancel(self, session: Session, number: int) -> None:
         """What others wait for too goes on."""
@@ -404,6 +418,11 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
         run.waits.append(wait)
     session.client.take(nbytes)
     return wait
+
+
+def _kept_bytes(run: Run) -> int:
+    """What it takes while its answer, a result, is kept."""
+    return ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
 
 
 def _numbered(failure: wire.Failure, number: int, trace: str) -> wire.Failure:

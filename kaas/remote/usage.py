@@ -183,6 +183,11 @@ class Totals:
         if len(known) > KEYS_PER_CLIENT:
             known.popitem(last=False)
 
+    def forget(self, client: str, key: str) -> None:
+        keys = self.keys.get(client)
+        if keys is not None:
+            keys.pop(key, None)
+
     def usage(self, client: str | None = None) -> tuple[FlowUsage, ...]:
         """Of one client, or all."""
         names = sorted(name for name in self.flows if client in (None, name[0]))

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from kaas.remote import wire
 from kaas.remote.tasks import decode_task
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 LIMITS = wire.Limits(64, 1 << 20, 4 << 20)
 Socket = zmq.Socket[bytes]
 

@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from kaas.cli import app
 from kaas.remote import wire
 from kaas.remote.usage_file import read_usage
+from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
-from tests.remote.servers import PATIENCE_S, ROOT, WIDTH, Speaker, scaled
+from tests.remote.servers import ROOT, WIDTH, Speaker, scaled
 
 ONES = np.ones(WIDTH, np.float32).tobytes()
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

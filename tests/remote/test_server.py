@@ -21,8 +21,9 @@ from kaas.remote import wire
 from kaas.remote.keys import OwnKeys
 from kaas.remote.quotas import Quotas
 from kaas.remote.serve_config import Limits, parse, read
+from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
-from tests.remote.servers import PATIENCE_S, ROOT, WIDTH, Server, Speaker, scaled
+from tests.remote.servers import ROOT, WIDTH, Server, Speaker, scaled
 
 ONES = np.ones(WIDTH, np.float32).tobytes()
 
