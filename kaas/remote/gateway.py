@@ -82,6 +82,11 @@ class Gateway:
         self._silence: asyncio.Event | None = None  # somebody waits for it
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
 
+    def open(self) -> None:
+        """Answers of an earlier life are there again."""
+        for answer in self._holdings.answers.read():
+            self._runs.remember(self._client(answer.client), answer)
+
     # --- messages
 
     def receive(self, channel: Channel, frames: Sequence[Any]) -> None:
@@ -186,7 +191,7 @@ class Gateway:
         client = self.clients.get(name)
         if client is None:
             keeping = self._keeping
-            finished: Finished[Run] = Finished(keeping.answers_bytes, keeping.answers_s)
+            finished = Finished[Run](keeping.answers_bytes, keeping.answers_s, self._runs.forgotten)
             client = self.clients[name] = Client(name, limits, finished)
         client.limits = limits
         return client
@@ -290,7 +295,9 @@ class Gateway:
             self._silence.set()
 
     def close(self) -> None:
+        """Whoever still waits is told that this server ends."""
         self._sweep.cancel()
+        self._runs.close(self._by_channel.values())
         for session in list(self._by_channel.values()):
             self._forget(session)
 

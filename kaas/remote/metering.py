@@ -195,6 +195,11 @@ class Meter:
         self._count(charge, allowance, now_s)
         return True
 
+    def received(self, client: str, key: str) -> None:
+        """The answer to what was charged under this key has come: if it is run again, once that answer is forgotten, it
+        is another request."""
+        self._totals.forget(client, key)
+
     def refused(self, client: str, function: str, outcome: str, admitted: bool = False) -> None:
         """A request was answered without having been begun. admitted: but `admit` had been asked."""
         if admitted:
@@ -254,7 +259,7 @@ class Meter:
         now_s = self._clock()
         for held in self._held.values():
             held.count(now_s)
-        return Usage(self._totals.usage(), self._holdings()).of(client)
+        return Usage(self._totals.usage(client), self._holdings()).of(client)
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """Requests so far by client and outcome."""

@@ -27,6 +27,16 @@ def test_they_are_kept_for_a_time() -> None:
     assert len(finished) == 1
 
 
+def test_who_wants_to_know_hears_of_each_that_is_kept_no_more() -> None:
+    gone: list[tuple[str, str]] = []
+    finished = Finished[str](10, 100.0, lambda key, ended: gone.append((key, ended)))
+    for number, (key, nbytes) in enumerate((("a", 4), ("b", 4), ("a", 4), ("c", 4), ("d", 11))):
+        finished.add(key, key + str(number), nbytes, float(number))
+    assert gone == [("a", "a0"), ("b", "b1"), ("d", "d4")]
+    finished.expire(102.0)
+    assert gone[3:] == [("a", "a2")]
+
+
 def test_one_that_is_too_large_is_not_kept() -> None:
     finished: Finished[str] = Finished(10, 100.0)
     finished.add("a", "A", 4, 0.0)
