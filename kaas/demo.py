@@ -87,7 +87,7 @@ def reference(a: Matrix, x: Matrix, iterations: int) -> Matrix:
 
 def run(size: Size | None = None, console: Console | None = None, *, ray: bool = True) -> bool:
     """Run the demonstration and print what happened; whether every result was right. ray: on what the pool runs."""
-    size, console = size or Size(), console or Console()
+    size, console = size or Size(), console or Console(emoji=False)
     began = perf_counter()
     with console.status("starting Ray and the pool" if ray else "starting the pool"):
         opened = kaas.init(config=_config(), ray=ray)
@@ -131,24 +131,45 @@ def _compete(size: Size, console: Console) -> tuple[Tally, Stats, Status]:
 
 
 def _watch(seconds: float, tally: Tally, console: Console) -> None:
-    """Show the shares while the clients compete, and kill an executor in the middle."""
-    began, killed = perf_counter(), ""
+    """Show the shares while the clients compete, and kill an executor in the middle: for so long, and on a slow machine
+    until another has come in its place."""
+    began, kill = perf_counter(), _Kill(seconds / 2)
     with Live(console=console, auto_refresh=False) as live:
-        while (passed := perf_counter() - began) < seconds:
-            if not killed and passed > seconds / 2:
-                killed = _kill(passed)
-            live.update(Group(_share_table(kaas.stats(), tally), killed), refresh=True)
-            Event().wait(min(SHOWN_EVERY_S, seconds - passed))
-        live.update(Group(_share_table(kaas.stats(), tally), f"{killed}\n"), refresh=True)
+        while (passed := perf_counter() - began) < seconds or not kill.over:
+            kill.follow(passed)
+            live.update(Group(_share_table(kaas.stats(), tally), kill.story), refresh=True)
+            Event().wait(SHOWN_EVERY_S)
+        live.update(Group(_share_table(kaas.stats(), tally), f"{kill.story}\n"), refresh=True)
 
 
-def _kill(passed_s: float) -> str:
-    """SIGKILL for the executor of the last device that has one on this machine."""
-    busy = [device for device in kaas.status().devices if device.info is not None]
-    device = busy[-1]
-    assert device.info is not None, "chosen so"
-    os.kill(device.info.pid, signal.SIGKILL)
-    return f"after {passed_s:.1f} s: SIGKILL for the executor of device {device.index} (pid {device.info.pid})"
+@dataclass(slots=True)
+class _Kill:
+    """SIGKILL for an executor when its time has come, and what becomes of the device.
+
+    Fields:
+        due_s: when. story: for the user. over: whether it is told to its end.
+    """
+
+    due_s: float
+    story: str = ""
+    over: bool = False
+    _device: int = 0
+    _pid: int = 0
+
+    def follow(self, passed_s: float) -> None:
+        devices = kaas.status().devices
+        if not self._pid and passed_s > self.due_s:
+            *_, (self._device, self._pid) = ((each.index, each.info.pid) for each in devices if each.info is not None)
+            os.kill(self._pid, signal.SIGKILL)
+            self.story = f"after {passed_s:.1f} s: SIGKILL for the executor of device {self._device} (pid {self._pid})"
+        elif self._pid and not self.over:
+            now = devices[self._device]
+            if now.info is not None and now.info.pid != self._pid:
+                self.story += f"\nafter {passed_s:.1f} s: another one is there (pid {now.info.pid})"
+                self.over = True
+            elif now.state == "lost":
+                self.story += f"\nafter {passed_s:.1f} s: no other can be started"
+                self.over = True
 
 
 @dataclass(frozen=True, slots=True)

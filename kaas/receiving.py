@@ -17,6 +17,9 @@ from kaas.pool.lines import AnyLine, Got, LineLost
 LATE_AT_MOST = 1000
 """When the time is up of who receives, so many messages are still taken that have come already."""
 
+LINGER_S = 10.0
+"""The thread of its own ends when nobody has needed it for so long: whoever forgets a client is rid of it."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -158,7 +161,11 @@ class Receiver(Generic[Got]):
     def _attend(self) -> None:
         watched = self._watched
         while not watched.closed:
-            watched.some.wait()
+            if not watched.some.wait(LINGER_S):
+                with self.lock:
+                    if not watched.some.is_set():
+                        watched.thread = None
+                        return
             watched.some.clear()
             self.wait(watched, None)
 

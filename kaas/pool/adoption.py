@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from kaas.pool.lives import Adoption
 from kaas.pool.messages import Address
 
-ADOPTION_LIMIT_S = 2.0
+ADOPTION_LIMIT_S = 5.0
 """How long an executor may take to answer a pool that starts again, before it is ended."""
 
 

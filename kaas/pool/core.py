@@ -55,7 +55,7 @@ from kaas.pool.metrics import TIERS, Measured
 from kaas.pool.quarantine import Quarantine
 from kaas.pool.records import Request, Worker, adopted, device_status, died
 from kaas.pool.sessions import Sessions
-from kaas.pool.stats import Stats
+from kaas.pool.stats import OutcomeStats, StageStats, Stats, TierStats
 from kaas.pool.status import Status
 from kaas.pool.suspects import Case, Verdict, judge
 from kaas.pool.tracing import Tracer
@@ -272,6 +272,10 @@ class Pool:
             self._ledger.reset(now)
             self._policy.reset()
         return stats
+
+    def rows_of(self, client: str | None) -> tuple[float, Iterator[StageStats | TierStats | OutcomeStats]]:
+        """Statistics of one client, or all, to be taken little by little, and of how many seconds they are."""
+        return self._ledger.seconds(self._loop.time()), self._ledger.rows(client)
 
     def measured(self) -> Measured:
         """For metrics, which do not begin anew when statistics do."""

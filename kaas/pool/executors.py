@@ -27,7 +27,7 @@ from kaas.pool.transport import Call, Order, Reply, Survivor, WorkerLost
 
 RESCUE_LIMIT_S = 10.0
 """How long a worker that must go may write back the outputs that it keeps; others then run their tasks again."""
-GREETING_LIMIT_S = 2.0
+GREETING_LIMIT_S = 5.0
 """How long an executor that was adopted may take to say Hello, before it is ended."""
 
 

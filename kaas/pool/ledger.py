@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import add
 
@@ -53,15 +53,13 @@ class Histogram:
                 counts[at] += count
         return list(accumulate(counts))
 
-    def quantile(self, share: float) -> float:
-        """The value below which a share (0 to 1) of the entries lies: the middle of its bucket; nan without entries."""
-        rank = share * self.count
-        seen = 0
-        for bucket in sorted(self.buckets):
-            seen += self.buckets[bucket]
-            if seen >= rank:
-                return _middle(bucket)
-        return math.nan
+    def quantiles(self, *shares: float) -> list[float]:
+        """For each share (0 to 1) the value below which as much of the entries lies: the middle of its bucket; nan
+        without entries."""
+        buckets = sorted(self.buckets)
+        counts = list(accumulate(self.buckets[bucket] for bucket in buckets))
+        places = [bisect_left(counts, share * self.count) for share in shares]
+        return [_middle(buckets[place]) if place < len(buckets) else math.nan for place in places]
 
 
 def add_to(histograms: Sequence[Histogram], seconds: Sequence[float]) -> None:
@@ -189,6 +187,10 @@ class Ledger:
         self._figures.add(self._entries)
         self._entries.clear()
 
+    def seconds(self, now_s: float) -> float:
+        """Of which this is."""
+        return now_s - self._since_s
+
     def since_the_start(self) -> Figures:
         """Whatever was reset since."""
         self._add_up()
@@ -197,19 +199,27 @@ class Ledger:
         figures.merge(self._figures)
         return figures
 
-    def read(self, now_s: float) -> Stats:
+    def rows(self, client: str | None) -> Iterator[StageStats | TierStats | OutcomeStats]:
+        """Of one client, or all. Of thousands of functions it takes a while: what is counted meanwhile may be in it."""
         self._add_up()
         figures = self._figures
-        stages = (
-            _stage(function, client, stage, histogram)
-            for (function, client), histograms in figures.stages.items()
-            for stage, histogram in histograms.items()
-        )
+        for (function, whose), histograms in list(figures.stages.items()):
+            if client in (None, whose):
+                for stage, histogram in list(histograms.items()):
+                    yield _stage(function, whose, stage, histogram)
+        yield from (TierStats(*key, **use._asdict()) for key, use in list(figures.tiers.items())
+                    if client in (None, key[1]))  # fmt: skip
+        yield from (OutcomeStats(*key, count) for key, count in list(figures.outcomes.items())
+                    if client in (None, key[1]))  # fmt: skip
+
+    def read(self, now_s: float) -> Stats:
+        rows = list(self.rows(None))
+        figures = self._figures
         return Stats(
-            since_s=now_s - self._since_s,
-            stages=tuple(stages),
-            tiers=tuple(TierStats(*key, **use._asdict()) for key, use in figures.tiers.items()),
-            outcomes=tuple(OutcomeStats(*key, count) for key, count in figures.outcomes.items()),
+            since_s=self.seconds(now_s),
+            stages=tuple(row for row in rows if isinstance(row, StageStats)),
+            tiers=tuple(row for row in rows if isinstance(row, TierStats)),
+            outcomes=tuple(row for row in rows if isinstance(row, OutcomeStats)),
             kernels=tuple(
                 KernelStats(*key, launches, seconds, seconds / launches)
                 for key, (launches, seconds) in sorted(figures.kernels.items())
@@ -218,6 +228,6 @@ class Ledger:
 
 
 def _stage(function: str, client: str, stage: str, histogram: Histogram) -> StageStats:
-    quantiles = (histogram.quantile(share) for share in (0.5, 0.9, 0.99))
+    quantiles = histogram.quantiles(0.5, 0.9, 0.99)
     mean = histogram.total / histogram.count
     return StageStats(function, client, stage, histogram.count, histogram.total, mean, *quantiles)

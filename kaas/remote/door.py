@@ -28,7 +28,9 @@ FRAME_BYTES = 16 << 20
 """Of the largest frame that is taken, unless told otherwise."""
 FRAMES = 1024
 """Of a message; with more of them its client is put out, and not let in for OUT_S: each takes the loop's time."""
-OUT_S = 60.0
+OUT_S, OUTS = 60.0, 6
+"""The next time it is OUT_LONGER times as long, and so on for so many times."""
+OUT_LONGER = 4
 QUEUED = 1024
 """Messages to a client that wait on one connection, unless told otherwise."""
 LEAVING_BYTES = 4 << 10
@@ -98,6 +100,7 @@ class RemoteDoor:
         self._leaving: dict[str, WeakSet[Leaving]] = {}  # of each user
         self._of_key: Counter[str] = Counter()
         self._out: set[str] = set()
+        self._times_out: Counter[str] = Counter()
         self._drains: list[Drain] = []
         if keys is None:
             host = _loopback(host)
@@ -113,7 +116,7 @@ class RemoteDoor:
             self._lock(socket, keys, server_keys)
         most_bytes = 4 * frame_bytes if message_bytes is None else message_bytes
         self._connections = Connections[RemoteChannel](loop, self._context, socket, most_bytes, self._left)
-        self._drains.append(Drain(loop, socket, self._arrived, _receive_known))
+        self._drains.append(Drain(loop, socket, self._arrived, _Known()))
         self._bind(host, port)
         if keys is None:
             _log.warning("INSECURE: whoever is on this machine may use the server at %s", self.endpoint)
@@ -153,11 +156,12 @@ class RemoteDoor:
 
     def _admit(self, asked: Socket, keys: Keys, version: bytes, number: bytes, *question: bytes) -> None:
         """Answer a question of ZeroMQ: whether somebody with this key may come in."""
-        _domain, _address, _identity, _mechanism, key = question
+        _domain, address, _identity, _mechanism, key = question
         public_key = z85.encode(key)
         if keys.who(public_key.decode()) is None and keys.added():
             self._see(keys)
         if keys.who(public_key.decode()) is None:
+            self._connections.refused(address.decode())
             answer = [b"400", b"", b"", b""]
         elif self._shut_for(public_key.decode()):
             answer = [b"500", b"", b"", b""]  # 300 would be the word for it, but then ZeroMQ lets them wait
@@ -184,6 +188,8 @@ class RemoteDoor:
     # --- what comes and goes
 
     def _arrived(self, frames: Frames) -> None:
+        if not frames:
+            return
         known = frames.pop(0)
         key = (known.bytes, known.get("User-Id") if self._keys is not None else "")
         channel = self._channels.get(key) or self._came(key, int(known.get("__fd")))
@@ -202,7 +208,9 @@ class RemoteDoor:
         if not public_key:  # it is everybody's
             return
         self._out.add(public_key)
-        self._loop.call_later(OUT_S, self._out.discard, public_key)
+        seconds = OUT_S * OUT_LONGER ** min(self._times_out[public_key], OUTS)
+        self._times_out[public_key] += 1
+        self._loop.call_later(seconds, self._out.discard, public_key)
         for (_, each), channel in self._channels.items():
             if each == public_key:
                 channel.drop()
@@ -240,13 +248,15 @@ class RemoteDoor:
             self._gone(channel)
 
     def send(self, channel: RemoteChannel, header: wire.FromServer, frames: Sequence[Any]) -> bool:
-        """Waits for nobody. Whether its client is there and has room for it."""
+        """Waits for nobody. Whether its client is there and has room for it; who has none loses the connection."""
         socket = self._socket
         try:
             _send(socket, channel.key[0], _AT_ONCE | _MORE)
         except zmq.ZMQError as error:
             if error.errno not in _UNSENT:
                 raise
+            if error.errno == zmq.EAGAIN:  # on the next one it gets what it has missed
+                channel.drop()
             return False
         first: Any = wire.encode(header)
         if len(first) >= LEAVING_BYTES:
@@ -285,7 +295,7 @@ class RemoteChannel:
         return f"<connection of {self.user}>"
 
     def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
-        """Waits for nobody. False: its client is gone, or takes nothing."""
+        """Waits for nobody. False: its connection has ended, or does now since it takes nothing."""
         return not self.dropped and self._door.send(self, header, frames)
 
     def leaves(self, part: Leaving) -> None:
@@ -303,15 +313,24 @@ class RemoteChannel:
             self._door.shut(self)
 
 
-def _receive_known(socket: Socket, flags: int) -> Frames:
-    """The next message's frames, or a few too many; the first as ZeroMQ has it, which knows who sent it."""
-    frames: Frames = [_receive_frame(socket, flags, False)]
-    frame = frames[0]
-    while frame.more:
+class _Known:
+    """The next message's frames, or a few too many; the first as ZeroMQ has it, which knows who sent it. What is behind
+    those is left out little by little, as there may be millions: that gives no frames."""
+
+    def __init__(self) -> None:
+        self._behind = False
+
+    def __call__(self, socket: Socket, flags: int) -> Frames:
         frame = _receive_frame(socket, flags, False)
-        if len(frames) <= FRAMES + 1:
-            frames.append(frame.bytes if len(frame) < LARGE_BYTES else frame.buffer.toreadonly())
-    return frames
+        frames: Frames = [] if self._behind else [frame]
+        for _ in range(FRAMES + 1):
+            if not frame.more:
+                break
+            frame = _receive_frame(socket, flags, False)
+            if not self._behind:
+                frames.append(frame.bytes if len(frame) < LARGE_BYTES else frame.buffer.toreadonly())
+        self._behind = frame.more
+        return frames
 
 
 def _loopback(host: str) -> str:

@@ -12,6 +12,8 @@ from kaas.pool.registry import Registry
 from kaas.remote import wire
 from kaas.remote.allow import Allowed
 from kaas.remote.functions import Functions
+from kaas.remote.lasting import LastingAnswers
+from kaas.remote.served import NONE_SERVED, Served
 from kaas.remote.state import State
 from kaas.remote.uploads import Uploads
 from kaas.remote.values import Values
@@ -36,7 +38,7 @@ class Holdings:
     """Belongs to the pool's event loop. client: the name of a key.
 
     Fields:
-        functions, values: look up by client and name.
+        functions, values: look up by client and name. answers: that outlive the server.
     """
 
     def __init__(
@@ -48,13 +50,15 @@ class Holdings:
         allowed: Allowed,
         steps: Collection[str],
         changed: Callable[[str, Any, int], None],
+        served: Served = NONE_SERVED,
     ) -> None:
         """folder: of what outlives the server. changed: is told what a client holds from now on: its name, "libraries"
         or "objects", bytes."""
         self._state = State(folder)
         self._uploads = Uploads(self._state, limits, allowed, changed)
         self.values = Values(self._state, self._uploads, objects)
-        self.functions = Functions(self._state, self._uploads, self.values, objects, registry, steps)
+        self.answers = LastingAnswers(self._state)
+        self.functions = Functions(self._state, self._uploads, self.values, objects, registry, steps, served)
 
     async def open(self) -> None:
         """What an earlier life of the server has left is there again.

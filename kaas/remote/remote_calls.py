@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from secrets import token_hex
@@ -40,6 +41,7 @@ class RemoteCalls:
 
     def __init__(self, way: Way, patience_s: float) -> None:
         self._way, self._patience_s = way, patience_s
+        weakref.finalize(self, way.abandon).atexit = False
         self._pid = os.getpid()
         self.session = token_hex(16)
         self.key_prefix = f"{self.session[:16]}-"
@@ -402,6 +404,8 @@ class RemoteCalls:
         """What has no answer ends with NotInitialized, and does not run if it has not begun; once more changes
         nothing."""
         closed = NotInitialized("this client is closed")
+        if os.getpid() != self._pid:
+            return  # it is the other process's
         with self.lock:
             if self._ended is not None:
                 return

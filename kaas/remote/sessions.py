@@ -12,6 +12,7 @@ import msgspec
 
 from kaas.errors import InvalidRequest, QueueFull
 from kaas.pool.records import Request
+from kaas.pool.transport import Call
 from kaas.remote import wire
 from kaas.remote.finished import Finished
 from kaas.remote.making import RemoteFunction
@@ -32,7 +33,7 @@ class Channel(Protocol):
         ...
 
     def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
-        """Waits for nobody. False: the program is not there, or does not read."""
+        """Waits for nobody. False: the connection has ended, or does now, since nobody reads."""
         ...
 
     def drop(self) -> None:
@@ -51,6 +52,7 @@ class Run(msgspec.Struct, eq=False):
             instead. trace: the traceparent of it, if who asked first had one.
         store: names under which outputs are put instead of coming. remote: the function, if something is to be done
             after it. task: what is done before it. ends_s: its deadline, for what is done before and after.
+        lasting: its answer is there in the next life of the server too.
         moved_bytes: of the kTask's inputs that came, or that a step made of what came, and of its outputs.
     """
 
@@ -69,8 +71,9 @@ class Run(msgspec.Struct, eq=False):
     trace: str = ""
     store: dict[str, str] = {}
     remote: RemoteFunction | None = None
-    task: asyncio.Task[dict[str, bytes]] | None = None
+    task: asyncio.Task[Call] | None = None
     ends_s: float | None = None
+    lasting: bool = False
     moved_bytes: int = 0
 
 
@@ -90,7 +93,7 @@ class Session:
     """A program. channel: its newest one. tasks: questions of other kinds that take a while.
 
     Fields:
-        lost_s: since when it cannot be reached, None if it can. unsent: numbers of answers that could not be sent.
+        lost_s: since when it cannot be reached, None if it can.
     """
 
     id: str
@@ -98,7 +101,6 @@ class Session:
     channel: Channel
     waits: dict[int, Wait] = field(default_factory=dict)
     tasks: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
-    unsent: set[int] = field(default_factory=set)
     lost_s: float | None = None
 
     @property

@@ -28,12 +28,12 @@ from tests.api.conftest import (
     scale_task,
     spin_task,
 )
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("pool")]
 
 LARGE = 2_000_000  # 8 MB of float32
 SPIN_STEPS = 1_000_000_000
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(autouse=True)

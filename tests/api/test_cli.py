@@ -16,6 +16,7 @@ import kaas
 from kaas import errors
 from kaas.cli import app, main
 from tests.api.conftest import N, numbers, scale_task
+from tests.patience import PATIENCE_S
 
 runner = CliRunner()
 ROOT = Path(__file__).parent.parent.parent
@@ -109,7 +110,7 @@ def kaas_command(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -19,11 +19,11 @@ import kaas
 from kaas import errors
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
 from tests.api.flows import WorkerForEachFlow
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.ray
 
 LIMIT_S = 5.0
-PATIENCE_S = 60.0
 LARGE = 1 << 20
 
 calls = 0

@@ -21,12 +21,12 @@ import kaas
 from kaas import errors
 from kaas.cli import app
 from tests.api.conftest import DEVICE_BYTES, crash_task, numbers, scale_task, spin_task
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.ray
 
 OUTPUT = kaas.Library.from_file(Path(__file__).parents[1] / "softgpu" / "kernels" / "output.ptx")
 LIMIT_S = 3.0
-PATIENCE_S = 60.0
 FOR_EVER = 1 << 60
 
 

@@ -21,6 +21,7 @@ from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.ray_hosts import NAMESPACE
 from kaas.session import HERE
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 DEVICES = [kaas.Device("software", DEVICE_BYTES)]
@@ -34,7 +35,7 @@ def run_program(program: str, **environment: str) -> str:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -59,7 +60,7 @@ def for_ever() -> None:
 
 
 def scaled() -> Any:
-    return ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2}), timeout=60)
+    return ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2}), timeout=PATIENCE_S)
 
 
 @pytest.mark.ray
@@ -167,7 +168,7 @@ def test_shutdown_answers_who_waits() -> None:
     kaas.shutdown()
     for ref in refs:
         with pytest.raises(errors.PoolStopped):
-            ray.get(ref, timeout=30)
+            ray.get(ref, timeout=PATIENCE_S)
     for call in (scaled, lambda: function.remote(b=numbers())):
         with pytest.raises(errors.NotInitialized):
             call()
@@ -185,7 +186,7 @@ def test_shutdown_does_not_wait_for_objects_that_never_come() -> None:
         pass
     kaas.shutdown()
     with pytest.raises(errors.PoolStopped):
-        ray.get(loading, timeout=30)
+        ray.get(loading, timeout=PATIENCE_S)
     ray.cancel(never, force=True)
 
 
@@ -259,7 +260,7 @@ def test_a_policy_that_goes_wrong_tells_everybody_how_and_a_new_pool_starts(clus
     waiting.append(kaas.invoke(spin_task(), {}, scalars={"steps": 1}))
     for ref in [*waiting, kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2})]:
         with pytest.raises(errors.PolicyError) as caught:
-            ray.get(ref, timeout=60)
+            ray.get(ref, timeout=PATIENCE_S)
         error: Any = caught.value.cause  # type: ignore[attr-defined]  # Ray's
         assert (error.policy, type(error)) == ("Greedy", errors.PolicyError)
         assert any("RequestArrived" in line and "request=2" in line for line in error.story)
@@ -320,9 +321,9 @@ import ray, kaas
 from tests.api.conftest import numbers, scale_task
 kaas.init(devices=[kaas.Device("software", 16 << 20)])
 n = 1 << 16
-resident = ray.get(kaas.invoke(scale_task(n), {"x": numbers(n)}, scalars={"factor": 2}, keep=True))
+resident = ray.get(kaas.invoke(scale_task(n), {{"x": numbers(n)}}, scalars={{"factor": 2}}, keep=True))
 kaas.shutdown()
-for begin in (lambda: None, lambda: ray.init(num_cpus=1, include_dashboard=False)):
+for begin in (lambda: None, lambda: ray.init({address!r})):
     begin()
     started = ray.is_initialized()
     try:
@@ -333,5 +334,7 @@ for begin in (lambda: None, lambda: ray.init(num_cpus=1, include_dashboard=False
 
 
 @pytest.mark.ray
-def test_a_kept_output_whose_ray_has_ended_is_lost_and_starts_none() -> None:
-    assert run_program(LOST_WITH_ITS_RAY).splitlines()[-2:] == ["ResultLost False False", "ResultLost True True"]
+def test_a_kept_output_whose_ray_has_ended_is_lost_and_starts_none(cluster: str) -> None:
+    """Nor is it taken for one of another Ray's."""
+    printed = run_program(LOST_WITH_ITS_RAY.format(address=cluster))
+    assert printed.splitlines()[-2:] == ["ResultLost False False", "ResultLost True True"]

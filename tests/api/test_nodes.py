@@ -16,10 +16,10 @@ from kaas.pool.ray_hosts import SOFTWARE_RESOURCE
 from kaas.pool.ray_pool import PoolActor
 from kaas.ray_session import POOL_OPTIONS
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.ray
 
-PATIENCE_S = 120
 LARGE = 1 << 18
 CONFIG = kaas.Config(devices=(kaas.Device("software", DEVICE_BYTES),) * 2)
 HOME = "home_of_the_pool"

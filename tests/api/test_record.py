@@ -16,11 +16,11 @@ from kaas.pool.policies import POLICIES
 from kaas.pool.recording import replay
 from kaas.pool.status import DeviceStatus
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task, spin_task
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray")]
 
 REQUESTS = 40
-PATIENCE_S = 60.0
 LONG = 300_000_000
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,17 @@ from kaas.pool.ray_hosts import NAMESPACE
 from kaas.session import current_session
 from kaas.store import FUNCTIONS, TASKS, SqliteStore
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.ray
 
 DEVICES = (kaas.Device("software", DEVICE_BYTES),) * 2
-PATIENCE_S = 60
 LARGE = 1 << 16
 
 
-@pytest.fixture(scope="module")
-def cluster(own_ray: None) -> None:  # noqa: ARG001 - none runs
-    ray.init(num_cpus=2, include_dashboard=False)
-
-
 @pytest.fixture
-def pool(cluster: None) -> None:  # noqa: ARG001 - Ray runs
-    kaas.init(devices=DEVICES)
+def pool(start: Callable[..., bool]) -> None:
+    start(devices=DEVICES)
     while not all(device.info for device in kaas.status().devices):
         pass
 
@@ -270,7 +266,7 @@ def test_executors_end_with_a_pool_that_is_killed_for_good() -> None:
     kaas.shutdown()
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("start")
 def test_a_store_that_was_given_keeps_functions_from_pool_to_pool(tmp_path: Path) -> None:
     kaas.shutdown()
     config = kaas.Config(devices=DEVICES[:1], store=str(tmp_path / "deep" / "functions"))
@@ -284,7 +280,7 @@ def test_a_store_that_was_given_keeps_functions_from_pool_to_pool(tmp_path: Path
     kaas.shutdown()
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("start")
 def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
     kaas.shutdown()
     with pytest.raises(errors.InvalidConfig, match="store"):

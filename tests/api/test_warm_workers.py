@@ -11,10 +11,9 @@ import ray
 
 import kaas
 from tests.api.conftest import DEVICE_BYTES
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.ray
-
-PATIENCE_S = 120.0
 
 
 class Counter:

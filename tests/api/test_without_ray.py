@@ -26,6 +26,7 @@ from kaas.pool.status import Status
 from kaas.process_session import ProcessSession
 from kaas.session import HERE
 from tests.api.conftest import DEVICE_BYTES, add_task, both_task, crash_task, numbers, scale_task, spin_task
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 DEVICES = [kaas.Device("software", DEVICE_BYTES)] * 2
@@ -33,7 +34,6 @@ LARGE_DEVICE = kaas.Device("software", 512 << 20)
 FOR_EVER = 1 << 60
 LONG = 500_000_000
 """Steps of about half a second."""
-PATIENCE_S = 60.0
 STAYS = "import sys, kaas\n{}\nsys.stdin.read()"
 """A program that is done with something, which it says by a line, and stays until it is killed."""
 

@@ -21,6 +21,7 @@ from examples import cgemm, chained_gemm, chained_matmul, jacobi, nearest_neighb
 from kaas.executor.local import check, run_local
 from kaas.executor.plan import Plan
 from tests.makers.present import present
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -103,7 +104,7 @@ def run_alone(*arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

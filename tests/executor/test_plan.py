@@ -26,6 +26,7 @@ from kaas.executor.device import open_device
 from kaas.executor.executor import Executor, Request, Source
 from kaas.executor.status import translate
 from tests.executor.conftest import KERNELS, MakeExecutor
+from tests.patience import PATIENCE_S
 from tests.providers import install
 
 A, B, C = (kaas.Buffer(name, 64, "int32") for name in "abc")
@@ -225,7 +226,7 @@ def test_a_sticky_error_marks_the_executor_lost() -> None:
     import sys
 
     command = [sys.executable, "-c", LOST, str(KERNELS / "simple.ptx")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     lines = done.stdout.split("\n")
     assert done.returncode == 0, done.stderr
     assert len(lines) == 3

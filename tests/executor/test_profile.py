@@ -16,6 +16,7 @@ from kaas.executor.executor import Executor, Request, Source
 from kaas.request import encode_scalars
 from tests.executor.conftest import KERNELS
 from tests.executor.interpreter import interpret
+from tests.patience import PATIENCE_S
 
 N = 64
 A, B, C, D = (kaas.Buffer(name, N, "int32") for name in "abcd")
@@ -90,5 +91,5 @@ assert (result.outputs["b"] == 7).all()
 
 def test_each_is_told_its_own_time() -> None:
     command = [sys.executable, "-c", MODELLED, str(KERNELS / "simple.ptx")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ from kaas.executor.replay import CHAIN_GROWTH, MAX_CHAIN_KERNELS, MAX_INSTANCES,
 from kaas.request import encode_scalars
 from tests.executor.conftest import KERNELS
 from tests.executor.interpreter import interpret
+from tests.patience import PATIENCE_S
 
 N = 48
 A, B, C, D = (kaas.Buffer(name, N, "int32") for name in "abcd")
@@ -134,5 +135,5 @@ except DeviceLost as error:
 )
 def test_endlessly_many_iterations_end_with_their_device(how: str, run: str) -> None:
     command = [sys.executable, "-c", ENDING, str(KERNELS / "simple.ptx"), how, run]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

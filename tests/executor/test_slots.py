@@ -20,11 +20,11 @@ from kaas.executor.gate import Gate
 from kaas.executor.plan import Plan
 from kaas.executor.slot import Slot
 from tests.executor.conftest import MakeExecutor
+from tests.patience import PATIENCE_S
 
 KIB = 1024
 N = 256  # elements of the buffers: 1 KiB
 A, B, C = (kaas.Buffer(name, N, "int32") for name in "abc")
-PATIENCE_S = 60.0
 """After so long a test that hangs fails; none ever waits for it."""
 
 Submit = Callable[..., "Future[Result]"]

@@ -11,6 +11,7 @@ from kaas.config import Device
 from kaas.errors import DeviceUnavailable
 from kaas.executor import software
 from tests.executor.conftest import KERNELS
+from tests.patience import PATIENCE_S
 
 DESCRIBED = """
 import sys
@@ -57,7 +58,7 @@ for _ in range(2):
 )
 def test_descriptions(description: str, printed: list[str]) -> None:
     command = [sys.executable, "-c", DESCRIBED, str(KERNELS / "simple.ptx"), description]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout.split("\n")[:-1]) == (0, printed), done.stderr
 
 

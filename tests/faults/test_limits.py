@@ -23,11 +23,11 @@ from kaas.executor.watchdog import Watchdog, Watched
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.test_sticky import chain
 from tests.faults.workload import right
+from tests.patience import PATIENCE_S
 
 ENDLESS = kaas.Library.from_file(Path(__file__).parents[1] / "softgpu" / "kernels" / "endless.ptx")
 LIMIT_S = 1.5
 """Longer than it takes until a kernel runs, on a busy machine too."""
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,11 @@ from kaas.executor.executor import Executor, Request, Source
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.test_recoverable import spoil, spoil_request
 from tests.faults.workload import SIZES, Books, Draw, attempt, content, right, tasks
+from tests.patience import PATIENCE_S
 
 SLOTS = 2
 ROUNDS = 250
 LOSSES = 40
-LIMIT_S = 60.0
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def together(work: Callable[[int], Counter[str]]) -> Counter[str]:
     """Runs the work in as many threads as there are slots; it counts how its requests ended."""
     with ThreadPoolExecutor(SLOTS) as threads:
         counts = [threads.submit(work, number) for number in range(SLOTS)]
-        return sum((count.result(LIMIT_S) for count in counts), Counter())
+        return sum((count.result(PATIENCE_S) for count in counts), Counter())
 
 
 @pytest.mark.usefixtures("all_given_back")
@@ -125,7 +125,7 @@ def test_whoever_waits_for_room_when_the_device_is_lost_is_told(opened: Open, li
     runs = [threading.Thread(target=run, daemon=True) for _ in range(SLOTS)]
     for thread in runs:
         thread.start()
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + PATIENCE_S
     while not executor._admission._queue:
         assert time.monotonic() < end
     while any(thread.is_alive() for thread in runs):

@@ -17,6 +17,7 @@ from kaas.executor.executor import Executor, Request, Source
 from tests.executor.interpreter import interpret
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.workload import SIZES, Books, Case, Draw, attempt, cached, content, right, tasks
+from tests.patience import PATIENCE_S
 
 KINDS = {
     "launch_failure": "CUDA_ERROR_LAUNCH_FAILED",
@@ -25,7 +26,6 @@ KINDS = {
     "device_lost": "CUDA_ERROR_UNKNOWN",
 }
 ENDLESS = Path(__file__).parents[1] / "softgpu" / "kernels" / "endless.ptx"
-LIMIT_S = 60.0
 LOSSES = 100
 
 
@@ -109,7 +109,7 @@ def test_an_endless_kernel_ends_when_it_is_cancelled(opened: Open, library: kaas
     executor.prepare(request.task)
     thread.start()
     software.cancel(ORDINAL)
-    thread.join(LIMIT_S)
+    thread.join(PATIENCE_S)
     assert [error.code_name for error in ended] == ["CUDA_ERROR_LAUNCH_TIMEOUT"]
     new_context()
     right(chain(library), opened().run)

@@ -21,9 +21,9 @@ from kaas.executor.executor import Executor, Request, Source
 from kaas.executor.local import run_local
 from tests.gpu import stored
 from tests.gpu.faults import SYMBOLS
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 300.0
 MIB = 1 << 20
 OBJECT_BYTES = 32 * MIB
 LEFT_BYTES = 16 * MIB
@@ -71,7 +71,7 @@ def check(executor: Executor, nbytes: int, value: int) -> Any:
 @pytest.mark.parametrize("symbol", SYMBOLS)
 def test_a_kernel_that_fails_loses_the_device_for_its_process(kind: str, symbol: str) -> None:
     command = [sys.executable, "-m", "tests.gpu.faults", kind, symbol]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     printed = [line for line in ended.stdout.split() if line.isdigit() or line.startswith("CUDA_ERROR")]
     assert printed == ["7", SYMBOLS[symbol], SYMBOLS[symbol]], ended.stdout + ended.stderr
     assert ended.returncode == 0

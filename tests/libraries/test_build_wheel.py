@@ -13,11 +13,11 @@ from pathlib import Path
 
 from cutlass_blas import building, store
 from cutlass_blas.instances import parse
+from tests.patience import PATIENCE_S
 
 SOURCE = Path(__file__).parents[2] / "libraries" / "cutlass_blas"
 NAME = "sgemm_nn_64x64x8_2"
 FILES = {store.kernels_file(NAME), store.adapter_file((parse(NAME),))}
-LIMIT_S = 240
 PROGRAM = f"""
 import numpy as np
 from cutlass_blas import adapter, provider
@@ -32,7 +32,7 @@ print(launch.grid, provider.images(*named[1:]).images[0].kind, provider.__file__
 def run(folder: Path, *command: str | Path, **environment: str) -> str:
     base = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run(
-        command, cwd=folder, env=base | environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        command, cwd=folder, env=base | environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

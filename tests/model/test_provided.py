@@ -15,6 +15,7 @@ import kaas
 from kaas import errors, kernels, provided
 from kaas.images import Image
 from tests.model.strategies import PTX
+from tests.patience import PATIENCE_S
 from tests.providers import install
 
 NAMED = kaas.Library.provided("shapes", "round", "2")
@@ -66,7 +67,7 @@ def test_threads_wait_for_one_that_asks(answers: Any) -> None:
     def images(name: str, _: str) -> kaas.Library:
         asked.append(name)
         started.set()
-        go_on.wait(60)
+        go_on.wait(PATIENCE_S)
         return kaas.Library.from_ptx(PTX)
 
     answers(images)
@@ -74,10 +75,10 @@ def test_threads_wait_for_one_that_asks(answers: Any) -> None:
     threads = [threading.Thread(target=lambda: found.append(code(NAMED))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert started.wait(60)
+    assert started.wait(PATIENCE_S)
     go_on.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert found == [kaas.Library.from_ptx(PTX).images] * 4
     assert asked == ["round"]
 

@@ -12,10 +12,10 @@ from kaas.pool.connect import connect
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.lines import Frames, Line
 from kaas.pool.messages import Address, FromPeer, Hello
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 NODE = "here"
-PATIENCE_S = 30.0
 
 
 class Running:

@@ -33,6 +33,7 @@ from kaas.pool.events import (
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.transport import Call, Reply, Survivor
 from kaas.store import SqliteStore
+from tests.patience import PATIENCE_S
 from tests.pool.test_core import INFO, RECORD, TWO_SLOTS, FakeWorkers, begin, call, settle
 
 LEFT = Call("f", "bob", None, 0, function="the key of f")
@@ -67,7 +68,7 @@ def play(scenario: Scenario, *survivors: Survivor, devices: int = 1, **config: A
         await scenario(pool, workers, story)
         await pool.close()
 
-    asyncio.run(asyncio.wait_for(main(), timeout=10))
+    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
 
 
 def test_survivors_are_told_of_before_anything_is_started() -> None:
@@ -171,4 +172,4 @@ def test_accounts_are_told_of_and_go_on(tmp_path: Path) -> None:
         await pool.close()
         assert Accounts(store, asyncio.get_running_loop()).charged_s() == {"alice": 2.25}
 
-    asyncio.run(asyncio.wait_for(main(), timeout=10))
+    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))

@@ -25,8 +25,8 @@ from kaas.pool.messages import Ask, Block, Cancel, Drop, Failure, Framed, Named,
 from kaas.pool.packing import Caller, Signature, pack
 from kaas.session_calls import Calls
 from tests.api.conftest import N, add_task, both_task, numbers
+from tests.patience import PATIENCE_S
 
-SOON_S = 20.0
 """Longer than anything here takes; only a test that fails waits so long."""
 LARGE = wire.INLINE_INPUT_BYTES  # float32, so four times what goes into a message
 
@@ -51,7 +51,7 @@ class FakePool:
         async def called() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(SOON_S)
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(PATIENCE_S)
 
     @property
     def address(self) -> messages.Address:
@@ -60,13 +60,13 @@ class FakePool:
 
     def expect(self, kind: type) -> tuple[Any, Sequence[Any]]:
         """The next that arrives, which is of this kind."""
-        self._peer, header, frames = self.arrived.get(timeout=SOON_S)
+        self._peer, header, frames = self.arrived.get(timeout=PATIENCE_S)
         assert type(header) is kind, header
         return header, frames
 
     def expect_submit(self) -> tuple[Submit, Sequence[Any]]:
         """Likewise, after what introduces the function."""
-        self._peer, header, frames = self.arrived.get(timeout=SOON_S)
+        self._peer, header, frames = self.arrived.get(timeout=PATIENCE_S)
         return self.expect(Submit) if isinstance(header, Register) else (header, frames)
 
     def send(self, header: Any, *frames: Any) -> None:
@@ -77,7 +77,7 @@ class FakePool:
             return
         self._on_loop(self._exchange.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(SOON_S)
+        self._thread.join(PATIENCE_S)
         self._loop.close()
 
 
@@ -174,7 +174,7 @@ def test_a_value_is_a_read_only_array(session: FakeSession, pool: FakePool) -> N
     assert dict(invocation.values) == {"a": numbers().tobytes(), "b": numbers(seed=1).tobytes()}
     assert (list(header.beside), future.done()) == ([], False)
     pool.send(Result(header.number), numbers(seed=2).tobytes())
-    value = future.result(SOON_S)
+    value = future.result(PATIENCE_S)
     assert (value.dtype, value.shape, value.flags.writeable) == (np.float32, (N,), False)
     np.testing.assert_array_equal(value, numbers(seed=2))
     assert future.result() is value
@@ -186,7 +186,7 @@ def test_several_outputs_are_a_named_tuple(session: FakeSession, pool: FakePool)
     header, _ = pool.expect_submit()
     large = np.arange(N, dtype=np.float32)
     pool.send(Result(header.number), large.tobytes(), numbers().tobytes())
-    quadruple, double = future.result(SOON_S)
+    quadruple, double = future.result(PATIENCE_S)
     np.testing.assert_array_equal(quadruple, large)
     np.testing.assert_array_equal(double, numbers())
     assert future.result()._fields == ("quadruple", "double")
@@ -199,7 +199,7 @@ def test_an_error_keeps_class_fields_and_cause(session: FakeSession, pool: FakeP
     error.__cause__ = ZeroDivisionError("no such weights")
     pool.send(Failure(header.number), encode_error(error))
     with pytest.raises(InputFailed, match="input 'a' failed") as caught:
-        future.result(SOON_S)
+        future.result(PATIENCE_S)
     assert caught.value.fields == {"buffer": "a", "reason": "no such weights"}
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert future.exception() is caught.value
@@ -220,7 +220,7 @@ def test_other_questions(session: FakeSession, pool: FakePool) -> None:
     header, frames = pool.expect(Ask)
     assert (header.what, *map(bytes, frames)) == ("pardon", b"key")
     pool.send(Result(header.number), b"1")
-    assert list(map(bytes, future.result(SOON_S))) == [b"1"]
+    assert list(map(bytes, future.result(PATIENCE_S))) == [b"1"]
 
 
 # --- who waits
@@ -235,25 +235,25 @@ def test_waiting_ends_when_the_time_is_up(session: FakeSession, pool: FakePool) 
     with pytest.raises(TimeoutError):
         future.result(0.001)
     pool.send(Result(header.number), numbers().tobytes())
-    np.testing.assert_array_equal(future.result(SOON_S), numbers())
+    np.testing.assert_array_equal(future.result(PATIENCE_S), numbers())
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_many_threads_each_with_its_own_answer(session: FakeSession, pool: FakePool, order: int) -> None:
     count = 16
     with ThreadPoolExecutor(count) as threads:
-        waiting = [threads.submit(lambda i: sent(session, a=numbers(), b=numbers(seed=i)).result(SOON_S), i)
+        waiting = [threads.submit(lambda i: sent(session, a=numbers(), b=numbers(seed=i)).result(PATIENCE_S), i)
                    for i in range(count)]  # fmt: skip
         submits: list[tuple[int, bytes]] = []
         while len(submits) < count:
-            _, header, frames = pool.arrived.get(timeout=SOON_S)
+            _, header, frames = pool.arrived.get(timeout=PATIENCE_S)
             if isinstance(header, Submit):
                 submits.append((header.number, dict(wire.decode_invocation(frames[0]).values)["b"]))
         pool._peer = _
         for number, data in submits[::order]:
             pool.send(Result(number), data)
         for i, waits in enumerate(waiting):
-            np.testing.assert_array_equal(waits.result(SOON_S), numbers(seed=i))
+            np.testing.assert_array_equal(waits.result(PATIENCE_S), numbers(seed=i))
 
 
 def test_a_thread_takes_the_answers_of_others(session: FakeSession, pool: FakePool) -> None:
@@ -261,7 +261,7 @@ def test_a_thread_takes_the_answers_of_others(session: FakeSession, pool: FakePo
     numbers_sent = [pool.expect_submit()[0].number, pool.expect(Submit)[0].number]
     for number in reversed(numbers_sent):
         pool.send(Result(number), numbers(seed=number).tobytes())
-    first.result(SOON_S)
+    first.result(PATIENCE_S)
     assert second._pending.ended
     np.testing.assert_array_equal(second.result(0), numbers(seed=numbers_sent[1]))
 
@@ -269,7 +269,7 @@ def test_a_thread_takes_the_answers_of_others(session: FakeSession, pool: FakePo
 def test_await_in_any_loop(session: FakeSession, pool: FakePool) -> None:
     async def gathered(count: int) -> list[Any]:
         futures = [sent(session, a=numbers(), b=numbers(seed=i)) for i in range(count)]
-        return await asyncio.wait_for(asyncio.gather(*futures), SOON_S)
+        return await asyncio.wait_for(asyncio.gather(*futures), PATIENCE_S)
 
     def answer() -> None:
         for _ in range(4):
@@ -281,7 +281,7 @@ def test_await_in_any_loop(session: FakeSession, pool: FakePool) -> None:
             answering = threads.submit(answer)
             for i, value in enumerate(asyncio.run(gathered(4))):
                 np.testing.assert_array_equal(value, numbers(seed=i))
-            answering.result(SOON_S)
+            answering.result(PATIENCE_S)
 
 
 def test_callbacks_are_called_without_anybody_waiting(session: FakeSession, pool: FakePool) -> None:
@@ -295,7 +295,7 @@ def test_callbacks_are_called_without_anybody_waiting(session: FakeSession, pool
     future.add_done_callback(fails)
     future.add_done_callback(heard.put)
     pool.send(Result(header.number), numbers().tobytes())
-    assert heard.get(timeout=SOON_S) is future
+    assert heard.get(timeout=PATIENCE_S) is future
     future.add_done_callback(heard.put)
     assert heard.get_nowait() is future
 
@@ -304,13 +304,13 @@ def test_callbacks_may_wait_for_other_calls(session: FakeSession, pool: FakePool
     first, second = sent(session), sent(session)
     submits = [pool.expect_submit()[0], pool.expect(Submit)[0]]
     heard: queue.Queue[Any] = queue.Queue()
-    first.add_done_callback(lambda _: heard.put(sent(session).result(SOON_S)))
+    first.add_done_callback(lambda _: heard.put(sent(session).result(PATIENCE_S)))
     second.add_done_callback(lambda _: heard.put(second.result()))
     pool.send(Result(submits[0].number), numbers().tobytes())
     third, _ = pool.expect(Submit)
     pool.send(Result(submits[1].number), numbers(seed=2).tobytes())
     pool.send(Result(third.number), numbers(seed=3).tobytes())
-    values = [heard.get(timeout=SOON_S) for _ in range(2)]
+    values = [heard.get(timeout=PATIENCE_S) for _ in range(2)]
     np.testing.assert_array_equal(np.sort(values, 0), np.sort([numbers(seed=2), numbers(seed=3)], 0))
 
 
@@ -329,7 +329,7 @@ def test_cancelling_tells_the_pool(session: FakeSession, pool: FakePool) -> None
     pool.send(Result(header.number), numbers().tobytes())  # it was on its way
     other = sent(session)
     pool.send(Result(pool.expect(Submit)[0].number), numbers().tobytes())
-    other.result(SOON_S)
+    other.result(PATIENCE_S)
     assert not other.cancel()
 
 
@@ -337,11 +337,11 @@ def test_a_thread_that_receives_is_woken_by_cancelling(session: FakeSession, poo
     future = sent(session)
     pool.expect_submit()
     with ThreadPoolExecutor(2) as threads:
-        waiting = [threads.submit(future.result, SOON_S) for _ in range(2)]
+        waiting = [threads.submit(future.result, PATIENCE_S) for _ in range(2)]
         future.cancel()
         for wait in waiting:
             with pytest.raises(CancelledError):
-                wait.result(SOON_S)
+                wait.result(PATIENCE_S)
 
 
 def test_cancelling_who_awaits_cancels_the_call(session: FakeSession, pool: FakePool) -> None:
@@ -379,7 +379,7 @@ def test_large_values_go_by_shared_memory(session: FakeSession, pool: FakePool) 
         for block in blocks[-1]:
             np.testing.assert_array_equal(np.frombuffer(Inbox().view(block), np.float32), x)
         pool.send(Result(header.number), x.tobytes())
-        np.testing.assert_array_equal(future.result(SOON_S), x)
+        np.testing.assert_array_equal(future.result(PATIENCE_S), x)
     assert {block.fd for block in blocks[0]} == {block.fd for block in blocks[1]}
 
 
@@ -392,7 +392,7 @@ def test_memory_of_a_request_that_still_runs_is_not_used_again(session: FakeSess
     future, late = held_blocks(session, pool)
     pool.send(Failure(late.number, held=True), encode_error(KaasError("too late")))
     with pytest.raises(KaasError, match="too late"):
-        future.result(SOON_S)
+        future.result(PATIENCE_S)
     cancelled, running = held_blocks(session, pool)
     cancelled.cancel()
     pool.expect(Cancel)
@@ -401,7 +401,7 @@ def test_memory_of_a_request_that_still_runs_is_not_used_again(session: FakeSess
     pool.send(Release(late.number))
     pool.send(Release(running.number))
     pool.send(Result(third.number), numbers(LARGE).tobytes())
-    _.result(SOON_S)
+    _.result(PATIENCE_S)
     again = [*held_blocks(session, pool)[1].beside, *held_blocks(session, pool)[1].beside]
     assert {*again} <= {*late.beside, *running.beside, *third.beside}
 
@@ -418,7 +418,7 @@ def test_a_program_with_many_large_values_on_their_way_has_files_left(session: F
     assert [bytes(frame) for frame in frames[1:]] == [x.tobytes()] * 2
     pool.send(Result(submits[0][0].number), x.tobytes())
     pool.send(Result(header.number), x.tobytes())
-    np.testing.assert_array_equal(future.result(SOON_S), x)
+    np.testing.assert_array_equal(future.result(PATIENCE_S), x)
     assert all(isinstance(item, Block) for item in held_blocks(session, pool)[1].beside)
 
 
@@ -441,8 +441,8 @@ def test_references_are_held_while_a_call_names_them(session: FakeSession, pool:
     assert session.held == [(pool.address.life, [ref])]
     for submit in submits:
         pool.send(Result(submit.number), numbers().tobytes())
-    first.result(SOON_S)
-    second.result(SOON_S)
+    first.result(PATIENCE_S)
+    second.result(PATIENCE_S)
     assert pool.expect(Drop)[0].keys == [ref.binary()]
 
 
@@ -459,7 +459,7 @@ def test_constants_are_held_while_their_function_lives(session: FakeSession, poo
         future = calls.submit(signature, message, beside, constants, owner)
         header, _frames = pool.expect_submit()
         pool.send(Result(header.number), numbers().tobytes())
-        future.result(SOON_S)
+        future.result(PATIENCE_S)
     assert session.held == [(pool.address.life, [constants])]
     assert pool.arrived.empty()
     del owner
@@ -485,7 +485,7 @@ def test_a_pool_that_starts_again_is_asked_again(session: FakeSession, pool: Fak
     for submit in again:
         next_pool.send(Result(submit.number), x.tobytes() if submit is again[2] else numbers().tobytes())
     for future in futures:
-        future.result(SOON_S)
+        future.result(PATIENCE_S)
 
 
 class Slow(FakeSession):
@@ -494,7 +494,7 @@ class Slow(FakeSession):
     may_go_on = threading.Event()
 
     def address(self) -> tuple[messages.Address, str]:
-        assert self.may_go_on.wait(SOON_S)
+        assert self.may_go_on.wait(PATIENCE_S)
         return super().address()
 
 
@@ -547,12 +547,12 @@ def test_memory_of_what_has_no_answer_ends_with_the_pool(session: FakeSession, p
 def test_the_end_of_a_line_is_noticed_by_who_waits(session: FakeSession, pool: FakePool, next_pool: FakePool) -> None:
     session.lives.append(next_pool)
     with ThreadPoolExecutor(2) as threads:
-        waiting = [threads.submit(sent(session).result, SOON_S) for _ in range(2)]
+        waiting = [threads.submit(sent(session).result, PATIENCE_S) for _ in range(2)]
         pool.close()
         for _ in waiting:
             next_pool.send(Result(next_pool.expect_submit()[0].number), numbers().tobytes())
         for wait in waiting:
-            np.testing.assert_array_equal(wait.result(SOON_S), numbers())
+            np.testing.assert_array_equal(wait.result(PATIENCE_S), numbers())
 
 
 def test_a_pool_that_is_gone_ends_all_calls(session: FakeSession, pool: FakePool) -> None:
@@ -560,10 +560,10 @@ def test_a_pool_that_is_gone_ends_all_calls(session: FakeSession, pool: FakePool
     heard: queue.Queue[Any] = queue.Queue()
     watched.add_done_callback(heard.put)
     pool.close()
-    assert heard.get(timeout=SOON_S) is watched
+    assert heard.get(timeout=PATIENCE_S) is watched
     for ended in (future, watched):
         with pytest.raises(PoolStopped, match="gone"):
-            ended.result(SOON_S)
+            ended.result(PATIENCE_S)
     with pytest.raises(PoolStopped, match="gone"):
         sent(session)
 
@@ -574,7 +574,7 @@ def test_answers_that_have_come_outlive_the_pool(session: FakeSession, pool: Fak
     pool.send(Result(submits[0].number), numbers().tobytes())
     pool.send(Failure(submits[1].number), encode_error(DeviceLost("a kernel failed", kernel="k")))
     with pytest.raises(DeviceLost):
-        other.result(SOON_S)
+        other.result(PATIENCE_S)
     calls_of(session).end(PoolStopped("pool 'fake' was shut down"))
     np.testing.assert_array_equal(answered.result(), numbers())
     with pytest.raises(PoolStopped, match="shut down"):
@@ -595,4 +595,4 @@ def test_a_fork_has_no_line(session: FakeSession, pool: FakePool) -> None:
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     pool.send(Result(header.number), numbers().tobytes())
-    np.testing.assert_array_equal(future.result(SOON_S), numbers())
+    np.testing.assert_array_equal(future.result(PATIENCE_S), numbers())

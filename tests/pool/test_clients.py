@@ -37,6 +37,7 @@ from kaas.pool.status import Status
 from kaas.pool.transport import Reply
 from kaas.store import SqliteStore
 from tests.api.conftest import numbers, scale_task
+from tests.patience import PATIENCE_S
 from tests.pool.test_core import RECORD, FakeWorkers, settle
 
 TASK = scale_task()
@@ -202,7 +203,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             await pool.clients.answered()
             pool.close()
 
-        asyncio.run(asyncio.wait_for(main(), timeout=20))
+        asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
 
     return run
 
@@ -345,7 +346,7 @@ def test_blocks_of_a_request_past_its_deadline_are_free_when_it_ends(play: Calla
         submit, message = blocks(1)
         soon = wire.encode(msgspec.structs.replace(wire.decode_invocation(message), deadline_s=0.05))
         await stage.say("p", submit, soon)
-        await asyncio.wait_for(_sent(stage, 1), 10)
+        await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
         assert stage.answers() == [("p", Failure(1, held=True))]
         await stage.greet("q", incarnation="2")
         stage.workers.reply([OUTPUT])
@@ -409,7 +410,7 @@ def test_objects_that_it_never_holds(play: Callable[..., None], monkeypatch: pyt
         stage.ground.objects.hold("s", [X])
         await stage.say("p", Drop([X.key]))
         await stage.submit(1, beside=[Named(X.key)], ref=X)
-        await asyncio.wait_for(_sent(stage, 1), 10)
+        await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
         assert isinstance(stage.error(), InvalidRequest)
         stage.ground.objects.hold("s", [X])
         await stage.submit(1, beside=[Named(X.key)], ref=X)
@@ -446,7 +447,7 @@ def test_a_hold_that_was_dropped_already_is_not_the_one_that_is_waited_for(play:
         await settle()
         assert (stage.answers(), stage.workers.runs) == ([], [])
         stage.ground.objects.hold("s", [X])
-        await asyncio.wait_for(_run(stage), 10)
+        await asyncio.wait_for(_run(stage), PATIENCE_S)
 
     play(scenario)
 
@@ -460,7 +461,7 @@ def test_what_does_not_exist_yet_is_waited_for(play: Callable[..., None]) -> Non
         await stage.say("p", Cancel(1))
         await stage.submit(2, beside=[Named(X.key)], ref=X)
         stage.ground.missing.clear()
-        await asyncio.wait_for(_run(stage), 10)
+        await asyncio.wait_for(_run(stage), PATIENCE_S)
 
     play(scenario)
 
@@ -509,7 +510,7 @@ def test_who_has_the_pool_stop_may_go(play: Callable[..., None]) -> None:
         stage.exchange.receive(stage.peers["p"], Ask(1, "stop"), [])
         await asyncio.sleep(0)
         stage.service.session_ended("s")
-        await asyncio.wait_for(stage.service.stopped.wait(), 10)
+        await asyncio.wait_for(stage.service.stopped.wait(), PATIENCE_S)
 
     play(scenario)
 
@@ -518,7 +519,7 @@ def test_deadlines_and_limits_hold(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.submit(1)
         await stage.submit(2, deadline_s=1e-9)
-        await asyncio.wait_for(_sent(stage, 1), 10)
+        await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
         assert isinstance(stage.error(), DeadlineExceeded)
         await stage.submit(3)
         await stage.submit(4)

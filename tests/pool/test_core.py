@@ -46,6 +46,7 @@ from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Order, Reply, WorkerLost
 from kaas.pool.wire import RunRecord
+from tests.patience import PATIENCE_S
 
 INFO = WorkerInfo(1, "node", "fake", 1 << 30, (8, 0))
 TWO_SLOTS = replace(INFO, slots=2)
@@ -168,7 +169,7 @@ def play(scenario: Scenario, *, devices: int = 1, workers: FakeWorkers | None = 
         await scenario(pool, transport)
         await pool.close()
 
-    asyncio.run(asyncio.wait_for(main(), timeout=10))
+    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
 
 
 async def begin(submission: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

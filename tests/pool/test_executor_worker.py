@@ -27,8 +27,8 @@ from kaas.pool.lost import InputLost, Lost
 from kaas.pool.messages import Block, Done, Framed, FromPeer, Hello, Named, Need, Orphaned, ToPeer, Written
 from kaas.pool.packing import Caller, Signature, constant_key, pack
 from tests.api.conftest import add_task, both_task, crash_task, numbers, scale_task
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 30
 CACHE_BYTES = 16 << 20
 DEVICE = Device("software", CACHE_BYTES)
 

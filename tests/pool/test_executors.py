@@ -26,6 +26,7 @@ from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Order, Reply, WorkerLost
 from kaas.pool.workers import Workers
 from tests.api.conftest import scale_task
+from tests.patience import PATIENCE_S
 from tests.pool.test_core import INFO, settle
 
 TASK = scale_task()
@@ -158,7 +159,7 @@ def play(scenario: Callable[[Stage], Awaitable[None]], opened: bool = True) -> N
             await stage.open()
         await scenario(stage)
 
-    asyncio.run(asyncio.wait_for(main(), timeout=10))
+    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
 
 
 def small(*refs: Any, frames: Sequence[Any] = (MESSAGE,), **options: Any) -> Payload:

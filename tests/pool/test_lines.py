@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,7 +27,8 @@ from kaas.pool.connect import connect
 from kaas.pool.lines import LARGE_BYTES, PROBE_BYTES, Line, LineLost
 from kaas.pool.messages import Address, Cancel, Hello, Refused, Release, Result, Submit, Welcome
 from kaas.pool.stream import Stream
-from tests.pool.exchanges import NODE, PATIENCE_S, Running
+from tests.patience import PATIENCE_S, until
+from tests.pool.exchanges import NODE, Running
 
 LOCAL = "127.0.0.1"
 
@@ -97,13 +97,6 @@ def raw(pool: Running) -> Iterator[Callable[[], Raw]]:
 
 def arrived(pool: Running) -> Any:
     return pool.received.get(timeout=PATIENCE_S)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """For what the sockets' own threads do, which tell nobody."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
 
 
 def echo(pool: Running) -> None:

@@ -13,8 +13,8 @@ from kaas.pool.lines import Line, LineLost
 from kaas.pool.lives import Life, Lives, Running
 from kaas.pool.messages import FromPeer, Need, Run
 from kaas.pool.parcels import WRITTEN_AT_ONCE
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 30
 INVOCATION = wire.encode(wire.Invocation("f", "alice", None, 0, True, {}, [], [], None))
 
 

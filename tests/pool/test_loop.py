@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kaas.pool.loop import NAME, PoolThread
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -138,6 +139,6 @@ def test_closing_cancels_what_runs() -> None:
 
     tasks = []
     thread.post(lambda: tasks.append(thread.task(work())))
-    assert began.wait(10)
+    assert began.wait(PATIENCE_S)
     thread.close()
     assert ended.is_set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -21,7 +20,8 @@ from kaas.pool.drain import TURN
 from kaas.pool.lines import LARGE_BYTES, PROBE_BYTES, LineLost
 from kaas.pool.messages import Cancel, Done, Hello, Result, Submit, Welcome
 from kaas.pool.node_line import INWARD, OUTWARD
-from tests.pool.exchanges import PATIENCE_S, Running
+from tests.patience import PATIENCE_S, until
+from tests.pool.exchanges import Running
 
 LOCAL = "127.0.0.1"
 
@@ -50,13 +50,6 @@ def raw(open_pool: Running) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
 
     yield come
     context.destroy(linger=0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """For what the sockets' own threads do, which tell nobody."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
 
 
 def echo(pool: Running) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from kaas.pool.readiness import Readiness
+from tests.patience import PATIENCE_S
 
 
 class Objects:
@@ -42,7 +43,7 @@ def play(scenario: Scenario) -> None:
         objects = Objects()
         await scenario(Readiness(asyncio.get_running_loop(), objects.exist), objects)
 
-    asyncio.run(asyncio.wait_for(main(), timeout=10))
+    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
 
 
 def test_existing_objects_need_no_wait() -> None:

@@ -41,6 +41,7 @@ from kaas.pool.recording import Recorder, replay
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Reply
 from kaas.pool.wire import RunRecord
+from tests.patience import PATIENCE_S
 from tests.pool.test_core import FakeWorkers, settle
 
 ROOT = Path(__file__).parent.parent.parent
@@ -108,7 +109,7 @@ def load(path: Path, policy: Any, seed: int, requests: int = 300) -> None:
         await pool.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(main(), timeout=60))
+    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,6 +9,7 @@ import pytest
 
 from kaas.pool import residents as module
 from kaas.pool.residents import Residents
+from tests.patience import PATIENCE_S
 
 
 class Invocation:
@@ -24,7 +25,7 @@ def play(scenario: Callable[[Residents], Awaitable[None]]) -> None:
         await scenario(residents)
         assert len(residents) == 0
 
-    asyncio.run(asyncio.wait_for(main(), timeout=10))
+    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
 
 
 def keep(residents: Residents, key: bytes, worker: int = 0) -> asyncio.Task[object]:

@@ -18,6 +18,7 @@ from kaas.pool.residents import Placed
 from kaas.pool.transport import Reply
 from kaas.store import FUNCTIONS
 from tests.api.conftest import scale_task
+from tests.patience import PATIENCE_S
 from tests.pool.test_clients import OUTPUT, SIGNATURE, SPEC, TASK_BYTES, Stage, X, invocation, play
 from tests.pool.test_core import settle
 
@@ -115,7 +116,7 @@ def test_inputs_that_do_not_exist_yet(play: Callable[..., None]) -> None:
         await settle()
         assert stage.workers.orders == []
         stage.ground.missing.clear()
-        await asyncio.wait_for(upkeep, 10)
+        await asyncio.wait_for(upkeep, PATIENCE_S)
         assert len(stage.workers.orders) == 1
 
     play(scenario)
@@ -157,7 +158,7 @@ def test_from_another_loop(play: Callable[..., None]) -> None:
             return await here.ask(stage.service.invoke, decoded, (message,))
 
         first = asyncio.create_task(asyncio.to_thread(asyncio.run, call()))
-        await asyncio.wait_for(_runs(stage, 1), 10)
+        await asyncio.wait_for(_runs(stage, 1), PATIENCE_S)
         stage.workers.reply((OUTPUT,))
         assert await first == (OUTPUT,)
 

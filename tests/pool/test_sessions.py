@@ -16,6 +16,7 @@ from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.sessions import Sessions
 from kaas.pool.transport import Call
 from kaas.store import SqliteStore
+from tests.patience import PATIENCE_S
 from tests.pool.test_core import FakeWorkers, begin, call, failure_of, play, settle
 
 
@@ -104,7 +105,7 @@ def test_what_a_client_ran_when_it_went_leaves_no_account(tmp_path: Path) -> Non
         await pool.close()
         assert Accounts(store, asyncio.get_running_loop()).charged_s() == {"bob": 0.25}
 
-    asyncio.run(asyncio.wait_for(main(), timeout=10))
+    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
 
 
 def test_a_session_of_nobody_knows_no_clients_and_ends_with_nothing() -> None:

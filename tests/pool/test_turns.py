@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kaas.pool import turns
 from kaas.pool.turns import Turns
+from tests.patience import PATIENCE_S
 
 FOR_EVER_S = 1e6
 
@@ -53,7 +54,7 @@ def test_one_that_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.Mon
 
 def test_several_that_never_come_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "HOLD_S", 0.0)
-    assert asyncio.run(asyncio.wait_for(taken([7, 3, 5, 1], [False] * 4), 10)) == [1, 3, 5, 7]
+    assert asyncio.run(asyncio.wait_for(taken([7, 3, 5, 1], [False] * 4), PATIENCE_S)) == [1, 3, 5, 7]
 
 
 def test_one_that_is_cancelled_while_it_waits_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

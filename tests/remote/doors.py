@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,18 +20,11 @@ from zmq.utils.monitor import parse_monitor_message
 from kaas.remote import wire
 from kaas.remote.door import RemoteChannel, RemoteDoor
 from kaas.remote.keys import Keys, OwnKeys, new_client, own_keys
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 LOCAL = "127.0.0.1"
-PATIENCE_S = 30.0
 FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """For what the sockets' own threads do, which tell nobody."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
 
 
 class Open:

@@ -19,8 +19,8 @@ import kaas
 from kaas.remote import tasks, wire
 from kaas.remote.keys import OwnKeys, new_client, own_keys, prepare
 from kaas.serve_command import READY
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 ROOT = Path(__file__).parents[2]
 STEPS = kaas.Library.from_file(ROOT / "tests" / "api" / "kernels" / "steps.ptx")
 WIDTH = 1024

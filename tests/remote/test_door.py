@@ -22,7 +22,8 @@ from kaas.remote import connections, door, wire
 from kaas.remote.connections import STRANGER_BYTES, STRANGERS
 from kaas.remote.door import FRAMES
 from kaas.remote.keys import Keys, OwnKeys
-from tests.remote.doors import PATIENCE_S, Client, Crowd, Open, Plain, client_keys, echo, resident_bytes, until
+from tests.patience import PATIENCE_S, until
+from tests.remote.doors import Client, Crowd, Open, Plain, client_keys, echo, resident_bytes
 
 FRAME_BYTES = 1 << 20
 DONE = wire.encode(wire.Done(1))
@@ -189,6 +190,22 @@ def test_a_key_that_is_not_known_gets_nothing(opened: Open, come: Come, alice: O
     assert opened.received.qsize() == 1
 
 
+def test_too_many_keys_that_are_not_known_shut_their_address(
+    opened: Open, come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REFUSALS", 2)
+    monkeypatch.setattr(connections, "REFUSED_S", 1000.0)
+    inside = come(alice)
+    echoes(inside)
+    for _ in range(2):
+        assert come(stranger_keys(alice)).refused()
+    assert come(alice).put_out()
+    echoes(inside)
+    assert opened.received.qsize() == 2
+    monkeypatch.setattr(connections, "REFUSED_S", 0.001)
+    until(lambda: bool(come(alice).happened() & zmq.Event.HANDSHAKE_SUCCEEDED))
+
+
 def test_nor_does_who_has_none(opened: Open, come: Come, alice: OwnKeys) -> None:
     stranger = come(None)
     stranger.try_to_send(b"let me in")
@@ -318,13 +335,14 @@ def test_a_frame_has_so_many_bytes(come: Come, alice: OwnKeys, bob: OwnKeys) -> 
     echoes(other)
 
 
-def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys) -> None:
+@pytest.mark.parametrize("extra", [1, 2, 3, FRAMES, 3 * FRAMES + 1])
+def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys, extra: int) -> None:
     other, client, second = come(bob), come(alice), come(alice)
     frames = [b"%d" % number for number in range(FRAMES)]
     echoes(client, *frames)
     for each in (other, second):
         echoes(each)
-    client.send(*frames, b"one more")
+    client.send(*frames, *[b"more"] * extra)
     assert client.put_out()
     assert second.put_out()
     assert come(alice).refused()
@@ -335,9 +353,16 @@ def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, 
 def test_who_was_put_out_comes_in_later(come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "OUT_S", 0.01)
     client = come(alice)
-    client.send(*[b""] * (FRAMES + 1))
-    assert client.put_out()
-    until(lambda: bool(come(alice).happened() & zmq.Event.HANDSHAKE_SUCCEEDED))
+    for _ in range(3):
+        client.send(*[b""] * (FRAMES + 1))
+        assert client.put_out()
+
+        def comes() -> bool:
+            nonlocal client
+            client = come(alice)
+            return bool(client.happened() & zmq.Event.HANDSHAKE_SUCCEEDED)
+
+        until(comes)
 
 
 def send_for_ever(stranger: Plain, said: bytes) -> None:
@@ -360,7 +385,7 @@ def test_a_message_has_an_end(unlocked: Open, before: bytes) -> None:
         assert unlocked.received.qsize() == 1 + bool(before)
 
 
-def test_who_reads_nothing_gets_so_much(folder: Path, alice: OwnKeys) -> None:
+def test_who_reads_nothing_gets_so_much_and_is_put_out(folder: Path, alice: OwnKeys) -> None:
     opened = Open(Keys(folder), queued=8)
     with closing(opened), closing(Client(opened, alice, rcvhwm=1)) as client:
         client.send(b"hello")
@@ -374,8 +399,7 @@ def test_who_reads_nothing_gets_so_much(folder: Path, alice: OwnKeys) -> None:
             return sent
 
         assert opened.do(fill) >= 8
-        client.receive()
-        until(lambda: client.receive() != [] and opened.do(lambda: channel.send(wire.Done(2))))  # there is room again
+        assert client.put_out()
 
 
 # --- strangers
@@ -522,7 +546,7 @@ def test_a_place_where_it_cannot_be(folder: Path, alice: OwnKeys) -> None:  # no
 
 def test_what_was_said_last_arrives(alice: OwnKeys, folder: Path) -> None:
     opened = Open(Keys(folder))
-    with closing(Client(opened, alice)) as client:
+    with closing(Client(opened, alice, reconnect_ivl=60_000)) as client:  # one that gives up drops what it has not read
         client.send(b"hello")
         channel, _ = opened.arrived()
         assert opened.do(lambda: channel.send(wire.Goodbye("at night")))

@@ -29,6 +29,7 @@ from kaas.pool import wire as pool_wire
 from kaas.remote import functions as functions_module
 from kaas.remote import wire
 from kaas.remote.allow import Allowed
+from kaas.remote.answers import plain
 from kaas.remote.quotas import Quotas
 from kaas.remote.tasks import encode_library, encode_task
 from kaas.store import SqliteStore
@@ -42,7 +43,9 @@ FLOATS = ("float32", (N,))
 
 
 def listed(had: Had, client: str) -> list[dict[str, Any]]:
-    return had.functions.list(client, wire.Functions(8)).entries
+    told = wire.decode_from_server(wire.encode(had.functions.list(client, wire.Functions(8))))
+    assert isinstance(told, wire.Listed)
+    return told.entries
 
 
 def names(had: Had, client: str) -> list[str]:
@@ -75,8 +78,8 @@ def test_a_function_is_known_by_name_and_key_and_again_in_the_next_life(tmp_path
                 "function": task.key,
                 "task": task.key,
                 "label": task.label,
-                "inputs": {"x": FLOATS},
-                "outputs": {"y": FLOATS},
+                "inputs": {"x": [*map(plain, FLOATS)]},
+                "outputs": {"y": [*map(plain, FLOATS)]},
                 "scalars": {"factor": "f32"},
                 "constants": {},
                 "before": "",

@@ -28,8 +28,7 @@ from kaas.remote.metering import Meter
 from kaas.remote.quotas import Quotas
 from kaas.remote.usage import KEYS_PER_CLIENT, FlowUsage, Holding, Usage
 from kaas.remote.usage_file import SEGMENT, Journal, charges, read_usage
-
-PATIENCE_S = 30.0
+from tests.patience import PATIENCE_S
 
 
 def ran(device_s: float, **tiers: int) -> RunRecord:
@@ -110,6 +109,19 @@ async def test_a_key_is_charged_once_in_this_life_and_the_next(folder: Path) -> 
     (flow,) = read_usage(folder).flows
     assert (flow.requests, flow.outcomes, flow.device_s, flow.bytes_in) == (1, {"succeeded": 1}, 1.0, 1)
     assert flow.repeats >= 2  # those of the life that was killed may be spared
+
+
+@in_loop
+async def test_a_key_whose_answer_has_come_is_of_another_request(folder: Path) -> None:
+    meter = opened(folder)
+    for _ in range(2):
+        for charged in (True, False):
+            meter.admit("a")
+            assert meter.ended("a", "f", "k", "succeeded", 1, 1, 2, ran(1.0)) is charged
+        meter.received("a", "k")
+    await meter.close()
+    (flow,) = read_usage(folder).flows
+    assert (flow.requests, flow.device_s, flow.repeats) == (2, 2.0, 2)
 
 
 @in_loop

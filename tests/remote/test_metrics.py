@@ -22,9 +22,9 @@ from kaas.pool.ledger import Entry, Figures, Ledger
 from kaas.pool.metrics import BOUNDS_S, Buckets, Measured, metrics
 from kaas.pool.ray_metrics import RayMetrics
 from kaas.remote.metrics import MetricsServer
+from tests.patience import PATIENCE_S
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
-PATIENCE_S = 30.0
 KEY = "ab" * 32
 
 

@@ -14,6 +14,7 @@ import pytest
 import kaas
 from benchmarks.path import ELEMENTS, build
 from benchmarks.served import Server
+from tests.patience import PATIENCE_S
 from tests.remote import vectors
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "node"
@@ -38,7 +39,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

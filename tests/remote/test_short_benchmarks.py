@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 600
 
 
 def reported(name: str, *arguments: str) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ENDLESS = (Path(__file__).parent / "kernels" / "endless.ptx").read_text()
-LIMIT_S = 60.0
 
 
 class Launch(threading.Thread):
@@ -30,13 +31,13 @@ class Launch(threading.Thread):
             self.said = str(error)
 
     def wait_until_started(self, threads: int) -> None:
-        end = time.monotonic() + LIMIT_S
+        end = time.monotonic() + PATIENCE_S
         while self.started[0] < threads:
             assert time.monotonic() < end
             assert not self.said
 
     def finish(self) -> str:
-        self.join(LIMIT_S)
+        self.join(PATIENCE_S)
         assert not self.is_alive()
         return self.said
 

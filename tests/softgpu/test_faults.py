@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.softgpu.harness import HEADER
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120.0
 
 STORE = (
     HEADER
@@ -90,7 +90,7 @@ if {order != "first"}:
 ctypes.string_at(8)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == -11, done.stderr
     assert done.stdout.count("700: illegal access") == (1 if order == "first" else 2), done.stderr

@@ -21,6 +21,7 @@ from kaas.softgpu import c_interface, jit, machine_code, target
 from kaas.softgpu.c_interface import INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_GPU, CompileError
 from kaas.softgpu.disk_cache import DiskCache
 from kaas.softgpu.target import Target, host
+from tests.patience import PATIENCE_S
 from tests.softgpu.conftest import Gpu
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +131,7 @@ def test_a_kernel_does_not_wait_for_another(
     assemble = machine_code.assemble
 
     def met(text: str, target: Target) -> bytes:
-        both.wait(60)  # breaks unless two kernels are here at once
+        both.wait(PATIENCE_S)  # breaks unless two kernels are here at once
         return assemble(text, target)
 
     monkeypatch.setattr(machine_code, "assemble", met)

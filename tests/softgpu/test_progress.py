@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.softgpu.harness import HEADER
 
-LIMIT_S = 20.0
 PROGRESS = (Path(__file__).parent / "kernels" / "progress.ptx").read_text()
 
 
@@ -83,7 +83,7 @@ st.global.u32 [%o], %v;
 ret;
 }}"""
     flag, out, stop = np.zeros(1, np.uint32), np.zeros(32, np.uint32), np.zeros(1, np.uint32)
-    timer = threading.Timer(LIMIT_S, stop.fill, (1,))
+    timer = threading.Timer(PATIENCE_S, stop.fill, (1,))
     timer.start()
     try:
         gpu.run(text, "k", 1, 32, flag, out, stop=stop)

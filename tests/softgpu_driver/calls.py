@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
+from tests.patience import PATIENCE_S
 from tests.softgpu_driver.fake import IMAGE
 
 NO_STREAM = driver.CUstream(0)
 Error = driver.CUresult
-LIMIT_S = 60.0
 
 
 def ok(result: Sequence[Any]) -> Any:
@@ -77,7 +77,7 @@ class Gate:
         self._noted = signature(lambda _: self.reached.set())
 
     def _wait(self) -> None:
-        assert self.open.wait(LIMIT_S)
+        assert self.open.wait(PATIENCE_S)
 
     def hold(self, stream: Any) -> None:
         ok(driver.cuLaunchHostFunc(stream, driver.CUhostFn(ctypes.cast(self._held, ctypes.c_void_p).value), 0))

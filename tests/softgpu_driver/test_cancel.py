@@ -14,11 +14,11 @@ from cuda.core import Device
 
 from kaas import softgpu as software
 from kaas.errors import DeviceUnavailable
+from tests.patience import PATIENCE_S
 from tests.softgpu_driver import calls
 from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, fails, ok
 
 ENDLESS = Path(__file__).parents[1] / "softgpu" / "kernels" / "endless.ptx"
-LIMIT_S = 60.0
 
 
 def test_an_endless_kernel_is_ended(softgpu: tuple[int, ...]) -> None:
@@ -37,12 +37,12 @@ def test_an_endless_kernel_is_ended(softgpu: tuple[int, ...]) -> None:
 
     thread = threading.Thread(target=launch, daemon=True)
     thread.start()
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + PATIENCE_S
     while not seen[0]:
         assert time.monotonic() < end
     assert software.running(ordinal) == ("together",)
     software.cancel(ordinal)
-    thread.join(LIMIT_S)
+    thread.join(PATIENCE_S)
     ((status, sentence),) = said
     assert status == Error.CUDA_ERROR_LAUNCH_TIMEOUT
     assert "kernel together: cancelled while block (0, 0, 0), warp 0 ran" in sentence

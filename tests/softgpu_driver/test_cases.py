@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.ahead import begun
+from tests.patience import PATIENCE_S
 from tests.softgpu_driver.fake import build_fake
 
 CASES = Path(__file__).with_name("cases")
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120.0
 
 
 NAMES = sorted(path.stem for path in CASES.glob("case_*.py"))
@@ -24,7 +24,7 @@ NAMES = sorted(path.stem for path in CASES.glob("case_*.py"))
 def run(name: str) -> subprocess.CompletedProcess[str]:
     options = ["-p", "no:cacheprovider", "-o", "python_files=case_*.py"]
     command = [sys.executable, "-m", "pytest", *options, str(CASES / f"{name}.py")]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from cuda.bindings import driver
 from cuda.core import Device
 
 from kaas import softgpu as software
+from tests.patience import PATIENCE_S
 from tests.softgpu_driver import calls
 from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, ok
 
-LIMIT_S = 60.0
 TEXT = """.version 8.0
 .target sm_80
 .address_size 64
@@ -69,11 +69,11 @@ def test_two_thousand_million_blocks_start_and_are_ended(softgpu: tuple[int, ...
 
     thread = threading.Thread(target=launch, daemon=True)
     thread.start()
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + PATIENCE_S
     while not seen[0]:
         assert time.monotonic() < end
     software.cancel(ordinal)
-    thread.join(LIMIT_S)
+    thread.join(PATIENCE_S)
     assert said == [Error.CUDA_ERROR_LAUNCH_TIMEOUT]
     ok(driver.cuCtxDestroy(context))
     ok(driver.cuCtxDestroy(ok(driver.cuCtxCreate(None, 0, ordinal))))  # what comes on this device is ended no more

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.ahead import begun
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 300.0
 
 OVERRUN = """
 import ctypes
@@ -45,7 +45,7 @@ def run(*command: str, **environment: str) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

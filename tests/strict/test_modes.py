@@ -14,6 +14,7 @@ import pytest
 
 from kaas.softgpu import MEMCHECK_VARIABLE, STRICT_VARIABLE
 from tests.ahead import begun
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 TESTS = (
@@ -26,7 +27,6 @@ MODES = {
     "strict, seed 0": {STRICT_VARIABLE: "0"},
     "strict, seed 1, memcheck": {STRICT_VARIABLE: "1", MEMCHECK_VARIABLE: "1"},
 }
-LIMIT_S = 300.0
 
 
 def run(mode: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def run(mode: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | MODES[mode],
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
 

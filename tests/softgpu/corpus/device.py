@@ -12,10 +12,10 @@ import numpy as np
 from cuda.bindings import driver
 
 from kaas import softgpu
+from tests.patience import PATIENCE_S
 from tests.softgpu.corpus.case import HERE, Arrays, At, Case, Launch, Struct, triple
 
 DEFAULT_SHARED_BYTES = 48 << 10
-LIMIT_S = 60.0
 
 
 def call(result: Any) -> Any:
@@ -42,7 +42,7 @@ def allocated(arrays: Arrays) -> Iterator[dict[str, int]]:
 @contextmanager
 def ending() -> Iterator[None]:
     """Kernels of the software GPU that do not end are cancelled, so that their case fails."""
-    timer = threading.Timer(LIMIT_S, softgpu.cancel)  # which does nothing on a GPU
+    timer = threading.Timer(PATIENCE_S, softgpu.cancel)  # which does nothing on a GPU
     timer.start()
     try:
         yield

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kaas.softgpu.build import build
+from tests.patience import PATIENCE_S
 from tests.softgpu.fuzz.mutations import ROOT, image
 
-CASE_LIMIT_S = 60.0
 RUN_LIMIT_S = 0.2
 """For a kernel: many of them never end."""
 OUTCOMES = ("refused", "uncompiled", "ran", "failed", "cancelled")
@@ -71,10 +71,10 @@ class Worker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{name}\n".encode())
-        if not select.select([self.process.stdout], [], [], CASE_LIMIT_S)[0]:
+        if not select.select([self.process.stdout], [], [], PATIENCE_S)[0]:
             self.end()
             self.start()
-            return f"no answer within {CASE_LIMIT_S:.0f} s"
+            return f"no answer within {PATIENCE_S:.0f} s"
         answer = self.process.stdout.readline().decode()
         if not answer:
             code = self.process.wait()

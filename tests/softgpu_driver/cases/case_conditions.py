@@ -13,8 +13,8 @@ import pytest
 from cuda.bindings import driver
 
 from kaas.softgpu.model import Model, Takes, describe_time
+from tests.patience import PATIENCE_S
 from tests.softgpu_driver.calls import (
-    LIMIT_S,
     NO_STREAM,
     Error,
     Kernels,
@@ -224,7 +224,7 @@ def test_an_endless_loop_is_cancelled(setting: Setting, library: ctypes.CDLL, mo
     setting.decide(body, handle, 1)
 
     def cancel() -> None:
-        end = time.monotonic() + LIMIT_S
+        end = time.monotonic() + PATIENCE_S
         while setting.x[0] < rounds and time.monotonic() < end:
             pass
         library.kaas_softgpu_cancel(0)

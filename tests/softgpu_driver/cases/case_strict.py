@@ -11,8 +11,8 @@ import pytest
 from cuda.bindings import driver
 
 from kaas.softgpu.model import Model, describe_time
+from tests.patience import PATIENCE_S
 from tests.softgpu_driver.calls import (
-    LIMIT_S,
     Gate,
     Kernels,
     device_array,
@@ -132,7 +132,7 @@ def test_work_begins_in_the_end_although_nobody_waits(strict: Callable[[int], No
     strict(0)
     gate = Gate()
     gate.note(stream())
-    assert gate.reached.wait(LIMIT_S)
+    assert gate.reached.wait(PATIENCE_S)
 
 
 def test_who_asks_again_and_again_gets_there(strict: Callable[[int], None]) -> None:
