@@ -486,3 +486,25 @@ def test_a_key_is_no_way_to_run_for_nothing(serve: Serve) -> None:
     (flow,) = alice.ask("usage")["flows"]
     assert (flow["requests"], flow["repeats"]) == (3, 0)
     alice.close()
+
+
+def test_outputs_that_are_stored_take_no_credit(serve: Serve) -> None:
+    alice = serve({"limits": LIMITS}).speaker()
+    x, y = kaas.Buffer("x", WIDTH, "float32"), kaas.Buffer("y", 32 * WIDTH, "float32")
+    kernel = kaas.Kernel(STEPS, "scale", 4, 256, [kaas.In(x), kaas.Out(y), kaas.f32(2.0), kaas.u32(WIDTH)])
+    wide = kaas.KTask([kernel], [y])
+    alice.register(wide, "wide")
+    for _ in range(2):
+        number = alice.invoke("wide", ONES, store={"y": "there"})
+        assert alice.receive()[0] == wire.Result(number)
+        alice.received([number])
+    first, second = (alice.invoke("wide", ONES, store={"y": "there"}) for _ in range(2))
+    told = {getattr(answer, "number", 0): answer for answer, _ in (alice.receive(), alice.receive())}
+    refused = told[second]
+    assert told[first] == wire.Result(first)
+    assert isinstance(refused, wire.Failure)
+    assert refused.error == "QueueFull"
+    assert refused.retry_s
+    failure = failed(alice, wire.Invoke(900, "wide", {"x": wire.Input(frame=1)}), ONES)
+    assert (failure.error, failure.retry_s) == ("InvalidRequest", None)
+    alice.close()
