@@ -116,9 +116,9 @@ class Client:
 
     Fields:
         finished: requests with a key that have ended. runs: those in progress, by key.
-        open: what is not received yet. held_bytes: of inputs and outputs. storing_bytes: of outputs
-            that are to be stored. sessions: by id, the one that was greeted
-            last at the end.
+        open: what is not received yet. held_bytes: of inputs and outputs. storing_bytes: of outputs that are to be
+            stored. asked, asked_bytes: questions of other kinds, and what came with them.
+        sessions: by id, the one that was greeted last at the end.
     """
 
     name: str
@@ -128,6 +128,8 @@ class Client:
     open: int = 0
     held_bytes: int = 0
     storing_bytes: int = 0
+    asked: int = 0
+    asked_bytes: int = 0
     sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
 
     def check(self, nbytes: int) -> None:
@@ -151,6 +153,17 @@ class Client:
                 f"{self.held_bytes}, and this request takes {nbytes}"
             )
             raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
+
+    def check_asked(self, nbytes: int) -> None:
+        """Whether one more question that takes a while may be open, with so many bytes.
+
+        Raises:
+            QueueFull
+        """
+        limits = self.limits
+        if self.asked >= limits.requests or (self.asked and self.asked_bytes + nbytes > limits.credit_bytes):
+            message = f"client {self.name!r} has {self.asked} questions open, with {self.asked_bytes} bytes"
+            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.asked)
 
     def check_storing(self, nbytes: int) -> None:
         """Whether so many bytes more may be on their way into its objects: as many as take credit, or one's alone.

@@ -256,6 +256,21 @@ def test_who_asks_and_does_not_read_is_given_no_more(serve: Serve) -> None:
     speaker.close()
 
 
+def test_other_questions_take_no_credit(alice: Speaker) -> None:
+    numbers = [alice.invoke("double", ONES) for _ in range(8)]
+    for _ in numbers:
+        assert isinstance(alice.receive()[0], wire.Result)
+    alice.told(wire.Done, wire.Put(alice.number(), "besides", "uint8", (len(ONES),)), ONES)
+    alice.received(numbers)
+    number = alice.number()
+    alice.send(wire.Put(number, "besides", "uint8", (len(ONES),)), ONES)
+    numbers = [alice.invoke("double", ONES) for _ in range(8)]
+    came = [alice.receive()[0] for _ in range(9)]
+    answers = {each.number: each for each in came if not isinstance(each, wire.Welcome | wire.Goodbye)}
+    assert all(isinstance(answers[each], wire.Result) for each in numbers)
+    assert isinstance(answers[number], wire.Done)
+
+
 def test_who_has_gone_holds_no_credit_for_what_it_finds_again(alice: Speaker, server: Server) -> None:
     gone = server.speaker("alice")
     keys = [token_hex(8) for _ in range(4)]
