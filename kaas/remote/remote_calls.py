@@ -222,8 +222,8 @@ class RemoteCalls:
 
     def _take(self, header: wire.FromServer, frames: Sequence[Any]) -> None:
         match header:
-            case wire.Result(number=number):
-                self._answered(number, frames, None)
+            case wire.Result(number=number, outputs=names):
+                self._answered(number, frames, None, names)
             case wire.Failure(error="UnknownSession"):
                 line = self._line
                 if line is not None:
@@ -250,7 +250,9 @@ class RemoteCalls:
         else:
             question.end(error=TryAgain(error_of(header), header.retry_s))
 
-    def _answered(self, number: int, frames: Sequence[Any], failure: wire.Failure | None) -> None:
+    def _answered(
+        self, number: int, frames: Sequence[Any], failure: wire.Failure | None, names: Sequence[str] = ()
+    ) -> None:
         error = None if failure is None else error_of(failure)
         pause_s, nbytes = None, 0
         callbacks: Sequence[Callable[[], Any]] = ()
@@ -268,7 +270,7 @@ class RemoteCalls:
                     credit.give(nbytes)
                     self._receiver.unwatch(call.number)
                     if not call.ended:
-                        call.settle(frames, error)
+                        call.settle((names, *frames) if call.named else frames, error)
                         callbacks = call.callbacks
                 else:
                     self._resting[call.number] = call
