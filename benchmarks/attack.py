@@ -2,14 +2,17 @@
 
     python -m benchmarks.attack ADDRESS KEYS MUTATED REPLAYED RATE SEED
 
-First mutated frames, then messages that are replayed or cut off, so many a second. Of the latter every fifth is a TCP
-connection with the recorded bytes of another one, CURVE's handshake among them, or with the first of them.
+It says READY when it begins, and what it has done when it ends: first mutated frames, then messages that are replayed
+or cut off, so many a second. Of the latter every fifth is a TCP connection with the recorded bytes of another one,
+CURVE's handshake among them, or with the first of them.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import select
 import socket as sockets
 import sys
 import threading
@@ -25,17 +28,24 @@ import msgspec
 import zmq
 
 from benchmarks.path import build
+from kaas.pool.drain import end
 from kaas.remote import wire
 from kaas.remote.keys import OwnKeys, own_keys
 from kaas.remote.tasks import encode_library, encode_task
 
 BURST = 10
 """Messages that go at once; the pace is kept between bursts."""
+LATE_S = 0.1
+"""If it was held, or had no processor, for longer, it does not make up for it."""
+NICE = 10
 HELLO_EVERY = 500
 RAW_EVERY = 5
 DEPTH = 2000
 RECORD_S = 2.0
+PATIENCE_S = 10.0
+"""For a TCP connection to be made, or to take some bytes."""
 FUNCTION = "diff"
+READY = "ready\n"
 
 Message = list[bytes]
 
@@ -163,7 +173,7 @@ class Attacker:
                 self.message([wire.encode(wire.Hello(wire.VERSION, token_hex(16)))])
             message()
             if number % BURST == 0:
-                due_s += BURST / self._rate
+                due_s = max(due_s + BURST / self._rate, monotonic() - LATE_S)
                 threading.Event().wait(max(due_s - monotonic(), 0))
                 self.read()
 
@@ -186,47 +196,48 @@ class Attacker:
 
     def recorded(self, messages: list[Message]) -> bytes:
         """What goes over TCP when these are sent through CURVE."""
-        host, port = self._address.removeprefix("tcp://").rsplit(":", 1)
         relay = sockets.create_server(("127.0.0.1", 0))
+        relay.settimeout(PATIENCE_S)
         socket = self.connected(f"tcp://127.0.0.1:{relay.getsockname()[1]}")
         for message in messages:
             socket.send_multipart(message)
         near, _ = relay.accept()
-        far = sockets.create_connection((host, int(port)))
+        far = self.tcp()
+        near.settimeout(PATIENCE_S)
         heard = bytearray()
         ends_s = monotonic() + RECORD_S
-        near.settimeout(0.05)
-        far.settimeout(0.05)
-        while monotonic() < ends_s:
-            for source, target in ((near, far), (far, near)):
-                try:
-                    data = source.recv(1 << 16)
-                except TimeoutError:
-                    continue
-                target.sendall(data)
+        while (left_s := ends_s - monotonic()) > 0:
+            for source in select.select([near, far], [], [], left_s)[0]:
+                data = source.recv(1 << 16)
+                (far if source is near else near).sendall(data)
                 if source is near:
                     heard += data
         for each in (socket, near, far, relay):
             each.close()
         return bytes(heard)
 
+    def tcp(self) -> sockets.socket:
+        host, port = self._address.removeprefix("tcp://").rsplit(":", 1)
+        return sockets.create_connection((host, int(port)), PATIENCE_S)
+
     def raw(self, data: bytes) -> None:
         """A TCP connection that says this and goes."""
-        host, port = self._address.removeprefix("tcp://").rsplit(":", 1)
         try:
-            with sockets.create_connection((host, int(port)), timeout=1) as connection:
+            with self.tcp() as connection:
                 connection.sendall(data)
             self.counts["connections"] += 1
         except OSError:
             self.counts["connections refused"] += 1
 
     def close(self) -> None:
+        """In a limited time, whatever ZeroMQ waits for."""
         self._socket.close()
-        self._context.term()
+        end(self._context, 0.0)
 
 
 def main() -> None:
     address, keys, mutated, replayed, rate, seed = sys.argv[1:]
+    os.nice(NICE)  # it stands for a program at another machine
     chance = random.Random(int(seed))
     messages = corpus()
     attacker = Attacker(address, own_keys(Path(keys)), float(rate))
@@ -250,6 +261,7 @@ def main() -> None:
                 some = message[: chance.randint(1, len(message))]
                 yield partial(attacker.message, some)
 
+    print(READY, end="", flush=True)
     attacker.send(mutants())
     attacker.send(replays())
     print(json.dumps(attacker.counts))

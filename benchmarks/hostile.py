@@ -3,20 +3,26 @@
     python -m benchmarks.hostile [--mutated N] [--replayed N] [--json]
 
 100,000 mutated frames and 10,000 messages that are replayed or cut off, at 1,000 a second, from a program of its own,
-while another client's requests go on, 200 a second. `crashes` counts ends of the server and of its executors, and
-errors that the server did not expect; `other_p99` is that client's 99th percentile of latency over a quiet time's
-before; `memory_growth` compares medians of what server and executors hold in the last third and in the second.
+while another client's requests go on, 200 a second. Every few seconds the attack is held for a moment, so that what
+else goes on at this machine is in both measurements alike; and the attacker, who would be at another machine, does not
+take the server's processors. `crashes` counts ends of the server and of its executors, and errors that the server did
+not expect; `other_p99` is that client's 99th percentile of latency during the attack over that of the quiet moments;
+`memory_growth` compares medians of what server and executors hold in the last third and in the second. Finished
+answers, which a server keeps up to a limit, are there before: their filling up would be taken for growth.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
@@ -24,6 +30,7 @@ from typing import Any
 import numpy as np
 
 import kaas
+from benchmarks.attack import READY
 from benchmarks.path import ELEMENTS, build
 from benchmarks.report import parser, positive, report
 from benchmarks.served import Memory, Server
@@ -32,33 +39,37 @@ MUTATED, REPLAYED = 100_000, 10_000
 ATTACKER, OTHER = "eve", "bob"
 RATE = 1000.0
 OTHERS_RATE = 200.0
-QUIET_S = 20.0
-WARM_UP = 300
+ATTACK_S, QUIET_S = 5.0, 1.0
+"""How long it is attacked, and then not."""
+KEPT_BYTES = 1 << 20
+"""Of finished answers of one client: less than by default, or they would go on to fill up for most of the time."""
+FILL, IN_FLIGHT = 1000, 16
+"""Requests whose answers are more than that, and how many are open meanwhile."""
+PATIENCE_S = 60.0
+"""For an answer, and for the attacker to begin or to end."""
+SLOWEST = 20
+"""So many times slower than its pace the attack may be on a machine that is busy."""
 
 
 def main() -> None:
     options = parser(__doc__.partition("\n")[0] if __doc__ else "")
     options.add_argument("--mutated", type=positive, default=MUTATED, help="frames")
     options.add_argument("--replayed", type=positive, default=REPLAYED, help="messages, whole and cut off")
-    options.add_argument("--quiet-seconds", type=float, default=QUIET_S, help="before the attack")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), [ATTACKER, OTHER])
+        server = Server(Path(folder), [ATTACKER, OTHER], limits={"answers_bytes": KEPT_BYTES})
         with server, kaas.Client(server.address, keys=server.keys(OTHER)) as client:
             other = Other(client)
-            for _ in range(WARM_UP):
-                other.ask(0)
-            quiet_ends_s = monotonic() + given.quiet_seconds
-            quiet_s = other.latencies(lambda: monotonic() < quiet_ends_s)
+            other.fill()
             executors = set(server.executors())
             if not executors:
                 raise SystemExit("no executor was found: this would measure something else")
-            began_s = monotonic()
-            with Memory(server) as memory, attack(server, given) as attacker:
-                attacked_s = other.latencies(lambda: attacker.poll() is None)
-                said, _ = attacker.communicate()
-            seconds = monotonic() - began_s
+            with attack(server, given) as attacker, Memory(server) as memory:
+                began_s = monotonic()
+                quiet_s, attacked_s = measure(other, attacker, SLOWEST * (given.mutated + given.replayed) / RATE)
+                seconds = monotonic() - began_s
+                said, _ = attacker.communicate(timeout=PATIENCE_S)
             if attacker.returncode:
                 raise SystemExit("the attack itself failed: this measured something else")
             ended = {"server": int(not server.alive), "executors": len(executors - set(server.executors()))}
@@ -77,6 +88,7 @@ def main() -> None:
         "p99_ms": p99_s[1] * 1e3,
         "requests": len(attacked_s),
         "seconds": seconds,
+        "quiet_requests": len(quiet_s),
         "server_mb_by_thirds": own,
         "executors_mb_by_thirds": pool,
         **{f"ended: {what}": count for what, count in ended.items()},
@@ -85,10 +97,35 @@ def main() -> None:
     report("hostile", bars, detail, given.json)
 
 
-def attack(server: Server, given: argparse.Namespace) -> subprocess.Popen[str]:
+@contextmanager
+def attack(server: Server, given: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
+    """One that is ready, and held."""
     sizes = (given.mutated, given.replayed, RATE, given.seed)
     command = [sys.executable, "-m", "benchmarks.attack", server.address, str(server.keys(ATTACKER)), *map(str, sizes)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attacker:
+        assert attacker.stdout is not None
+        try:
+            if attacker.stdout.readline() != READY:  # it ends by itself if it cannot be
+                raise SystemExit("the attack did not begin")
+            attacker.send_signal(signal.SIGSTOP)
+            yield attacker
+        finally:
+            attacker.kill()
+
+
+def measure(other: Other, attacker: subprocess.Popen[str], limit_s: float) -> tuple[list[float], list[float]]:
+    """Latencies in quiet moments, and in between under attack until that ends."""
+    quiet_s: list[float] = []
+    attacked_s: list[float] = []
+    ends_s = monotonic() + limit_s
+    while attacker.poll() is None:
+        if monotonic() > ends_s:
+            raise SystemExit(f"the attack has not ended after {limit_s:.0f} s: this machine is too slow for it")
+        quiet_s += other.latencies(QUIET_S)
+        attacker.send_signal(signal.SIGCONT)
+        attacked_s += other.latencies(ATTACK_S, lambda: attacker.poll() is not None)
+        attacker.send_signal(signal.SIGSTOP)
+    return quiet_s, attacked_s
 
 
 class Other:
@@ -98,18 +135,31 @@ class Other:
         self._client = client
         self._function = client.register(build(), name="difference")
 
-    def ask(self, number: int) -> None:
-        x = np.full(ELEMENTS, number, np.float32)
-        if self._client.call(self._function, {"x": x}).result().any():
+    def _call(self, number: int) -> kaas.Future:
+        return self._client.call(self._function, {"x": np.full(ELEMENTS, number, np.float32)})
+
+    def _check(self, future: kaas.Future) -> None:
+        if future.result(PATIENCE_S).any():
             raise SystemExit("x - x is not 0: the other client got a wrong answer")
 
-    def latencies(self, go_on: Callable[[], bool]) -> list[float]:
-        """Seconds of requests, one at a time, that begin at a pace."""
+    def fill(self) -> None:
+        """Have the server keep as many answers as it does, and everything warm."""
+        pending = deque[kaas.Future]()
+        for number in range(FILL):
+            if len(pending) == IN_FLIGHT:
+                self._check(pending.popleft())
+            pending.append(self._call(number))
+        for future in pending:
+            self._check(future)
+
+    def latencies(self, seconds: float, ended: Callable[[], bool] = lambda: False) -> list[float]:
+        """Seconds of requests, one at a time, that begin at a pace, for so long or until something has ended."""
         found: list[float] = []
         due_s = perf_counter()
-        while go_on():
+        ends_s = due_s + seconds
+        while due_s < ends_s and not ended():
             began_s = perf_counter()
-            self.ask(len(found))
+            self._check(self._call(len(found)))
             found.append(perf_counter() - began_s)
             due_s = max(due_s + 1 / OTHERS_RATE, began_s)
             threading.Event().wait(max(due_s - perf_counter(), 0))

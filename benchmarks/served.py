@@ -63,9 +63,11 @@ class Server:
             "limits": dict(limits or {}),
             "administrators": [ADMINISTRATOR],
         }
-        model = "".join(f"{symbol} = [{seconds}, 1.0]\n" for symbol, seconds in (kernels_s or {}).items())
-        (folder / "model.toml").write_text(f"[kernels]\n{model}")
-        self._environment = os.environ | {"KAAS_SOFTGPU_MODEL": str(folder / "model.toml")}
+        self._environment = dict(os.environ)
+        if kernels_s is not None:  # else its GPU has no model: in modelled time other threads run what is submitted
+            model = "".join(f"{symbol} = [{seconds}, 1.0]\n" for symbol, seconds in kernels_s.items())
+            (folder / "model.toml").write_text(f"[kernels]\n{model}")
+            self._environment["KAAS_SOFTGPU_MODEL"] = str(folder / "model.toml")
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
         self.ended: list[int] = []

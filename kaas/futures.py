@@ -60,13 +60,17 @@ class Pending:
         with self.source.lock:
             if self.ended:
                 return False
-            self.frames, self.error, self.cancelled = frames, error, cancelled
-            self.ended = True
-            for event in self.waiting:
-                event.set()
+            self.settle(frames, error, cancelled)
         if self.callbacks:
             self.source.call(self.callbacks)
         return True
+
+    def settle(self, frames: Sequence[Any], error: BaseException | None, cancelled: bool = False) -> None:
+        """As `end`, of what had not ended, with the lock held: its callbacks are to be called without it."""
+        self.frames, self.error, self.cancelled = frames, error, cancelled
+        self.ended = True
+        for event in self.waiting:
+            event.set()
 
     def when_ended(self, callback: Callable[[], Any]) -> None:
         with self.source.lock:

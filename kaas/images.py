@@ -69,9 +69,16 @@ def _check_ptx(data: bytes) -> None:
         raise CorruptImage(f"this is neither PTX text nor a cubin nor a fatbin: {error}") from error
     if ".version" not in text or ".target" not in text:
         raise CorruptImage("PTX text needs .version and .target; found none: truncated, or not PTX")
-    code = PTX_COMMENT_OR_STRING.sub("", text)
-    if code.count("{") != code.count("}"):
+    unmatched = _unmatched(text)
+    for found in PTX_COMMENT_OR_STRING.finditer(text):  # not `sub`, which no other thread could interrupt
+        unmatched -= _unmatched(found.group())
+    if unmatched:
         raise CorruptImage("PTX text whose braces do not match: truncated?")
+
+
+def _unmatched(text: str) -> int:
+    """Braces that open less those that close."""
+    return text.count("{") - text.count("}")
 
 
 def _check_cubin(data: bytes) -> None:

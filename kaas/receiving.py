@@ -17,6 +17,9 @@ from kaas.pool.lines import AnyLine, Got, LineLost
 LATE_AT_MOST = 1000
 """When the time is up of who receives, so many messages are still taken that have come already."""
 
+LINGER_S = 10.0
+"""The thread of its own ends when nobody has needed it for so long: whoever forgets a client is rid of it."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +58,8 @@ class Receiver(Generic[Got]):
             with self.lock:
                 line = self._line if self._receiving is None else None
                 if until.ended:
-                    self._pass_on()
+                    if self._turns:
+                        self._pass_on()
                     return
                 if line is not None:
                     self._receiving = threading.get_ident()
@@ -65,7 +69,7 @@ class Receiver(Generic[Got]):
                     until.waiting.append(turn)
             if line is not None:
                 self._receive(line, until, end_s)
-                time_left = end_s is None or monotonic() < end_s
+                time_left = not until.ended and (end_s is None or monotonic() < end_s)
             else:
                 time_left = self._await_turn(turn, until, end_s)
             if not time_left:
@@ -92,8 +96,10 @@ class Receiver(Generic[Got]):
             with self.lock:
                 self._receiving = None
                 callbacks, self._called_later = self._called_later, []
-                self._pass_on()
-            self.call(callbacks)
+                if self._turns:
+                    self._pass_on()
+            if callbacks:
+                self.call(callbacks)
 
     def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         """Call these, by the receiving thread only when it does not receive any more: they may wait for answers too."""
@@ -155,7 +161,11 @@ class Receiver(Generic[Got]):
     def _attend(self) -> None:
         watched = self._watched
         while not watched.closed:
-            watched.some.wait()
+            if not watched.some.wait(LINGER_S):
+                with self.lock:
+                    if not watched.some.is_set():
+                        watched.thread = None
+                        return
             watched.some.clear()
             self.wait(watched, None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -59,11 +59,16 @@ class SqliteStore:
         self._connection = connection
 
     def put(self, kind: str, entries: Mapping[str, bytes]) -> None:
+        self.put_all({kind: entries})
+
+    def put_all(self, kinds: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Entries of several kinds: all of them, or none."""
         statement = (
             "INSERT INTO entries (kind, key, value) VALUES (?, ?, ?)"
             " ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value"
         )
-        self._many(statement, [(kind, key, value) for key, value in entries.items()])
+        rows = [(kind, key, value) for kind, entries in kinds.items() for key, value in entries.items()]
+        self._many(statement, rows)
 
     def remove(self, kind: str, keys: Iterable[str]) -> None:
         self._many("DELETE FROM entries WHERE kind = ? AND key = ?", [(kind, key) for key in keys])
@@ -83,7 +88,7 @@ class SqliteStore:
         assert self._connection is not None, "open comes first"
         return self._connection
 
-    def _many(self, statement: str, rows: list[tuple[str | bytes, ...]]) -> None:
+    def _many(self, statement: str, rows: Sequence[tuple[str | bytes, ...]]) -> None:
         connection = self._opened()
         connection.execute("BEGIN")  # all or nothing, and at the cost of one
         try:

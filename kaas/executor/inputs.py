@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from kaas.arguments import Buffer
 from kaas.dlpack import device_of, is_exporter, tensor_of
 from kaas.dtypes import KIND_BYTES
 from kaas.errors import InputFailed, MissingScalar, WrongScalar
-from kaas.executor.device import HostMemory
-from kaas.executor.plan import Plan
 from kaas.executor.ranges import Part, Ranges
 from kaas.executor.tensors import on_host
 from kaas.graph import KTask
 from kaas.request import View, check_fit, input_bytes, raw_bytes
+
+if TYPE_CHECKING:
+    from kaas.executor.device import HostMemory
+    from kaas.executor.plan import Plan
 
 
 class Source(NamedTuple):
@@ -78,8 +82,7 @@ Find = Callable[[bytes], CachedObject | HostObject | None]
 """Looks an object up in the tiers of a cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class ByValue:
+class ByValue(msgspec.Struct):
     """The inputs that are passed by value.
 
     Fields:
@@ -88,13 +91,12 @@ class ByValue:
             kernel writes them or they are not aligned as kernels expect. (Address, who keeps the memory.)
     """
 
-    staged: list[tuple[int, bytes | memoryview]] = field(default_factory=list)
-    placed: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    moved: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    staged: list[tuple[int, bytes | memoryview]] = []
+    placed: dict[int, tuple[int, Any]] = {}
+    moved: dict[int, tuple[int, Any]] = {}
 
 
-@dataclass(slots=True)
-class Inputs:
+class Inputs(msgspec.Struct):
     """What a request brings.
 
     Fields:
@@ -110,18 +112,18 @@ class Inputs:
             are among the objects. kept_mask: bit i: that with index i.
     """
 
-    missing: dict[bytes, Callable[[], Arriving]] = field(default_factory=dict)
-    objects: dict[bytes, int] = field(default_factory=dict)
-    arriving: dict[bytes, Arriving] = field(default_factory=dict)
-    parts: dict[bytes, Part] = field(default_factory=dict)
-    replaced: list[bytes] = field(default_factory=list)
-    constants: set[bytes] = field(default_factory=set)
-    by_value: ByValue = field(default_factory=ByValue)
-    shared: list[tuple[int, bytes, int]] = field(default_factory=list)
-    copied: list[tuple[int, bytes, int]] = field(default_factory=list)
+    missing: dict[bytes, Callable[[], Arriving]] = {}
+    objects: dict[bytes, int] = {}
+    arriving: dict[bytes, Arriving] = {}
+    parts: dict[bytes, Part] = {}
+    replaced: list[bytes] = []
+    constants: set[bytes] = set()
+    by_value: ByValue = msgspec.field(default_factory=ByValue)
+    shared: list[tuple[int, bytes, int]] = []
+    copied: list[tuple[int, bytes, int]] = []
     resident: int = 0
-    kept: Mapping[int, bytes] = field(default_factory=dict)
-    made: Mapping[bytes, Buffer] = field(default_factory=dict)
+    kept: Mapping[int, bytes] = {}
+    made: Mapping[bytes, Buffer] = {}
     kept_mask: int = 0
 
     def keep(self, plan: Plan, kept: Mapping[int, bytes]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.errors import OutOfDeviceMemory
 from kaas.executor.arrivals import Arrival, Arrivals
@@ -25,8 +27,7 @@ class Arena:
     fresh: bool = False
 
 
-@dataclass(slots=True)
-class Lease:
+class Lease(msgspec.Struct):
     """The memory of one request: its reservation, what was done for it, and where all its objects are.
 
     Fields:
@@ -41,17 +42,17 @@ class Lease:
 
     reservation: Reservation
     objects: dict[bytes, CachedObject]
-    loaded: dict[bytes, CachedObject] = field(default_factory=dict)
-    made: dict[bytes, CachedObject] = field(default_factory=dict)
-    sources: dict[bytes, Any] = field(default_factory=dict)
-    host_loaded: dict[bytes, HostObject] = field(default_factory=dict)
-    evicted: list[bytes] = field(default_factory=list)
-    host_evicted: list[bytes] = field(default_factory=list)
+    loaded: dict[bytes, CachedObject] = {}
+    made: dict[bytes, CachedObject] = {}
+    sources: dict[bytes, Any] = {}
+    host_loaded: dict[bytes, HostObject] = {}
+    evicted: list[bytes] = []
+    host_evicted: list[bytes] = []
     left: tuple[bytes, ...] = ()
-    arrivals: dict[bytes, Arrival] = field(default_factory=dict)
-    awaited: list[Arrival] = field(default_factory=list)
+    arrivals: dict[bytes, Arrival] = {}
+    awaited: list[Arrival] = []
     hosting_s: float = 0.0
-    tiers: dict[str, TierUse] = field(default_factory=dict)
+    tiers: dict[str, TierUse] = {}
 
 
 class Memory:

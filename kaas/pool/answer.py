@@ -51,11 +51,12 @@ class Answer(Generic[T]):
         Raises:
             asyncio.CancelledError, asyncio.InvalidStateError, or what it failed with.
         """
+        if self._state == _SET:
+            value: T = self._value
+            return value
         error = self.exception()
-        if error is not None:
-            raise error
-        value: T = self._value
-        return value
+        assert error is not None, "it has no value"
+        raise error
 
     def exception(self) -> BaseException | None:
         """

@@ -14,7 +14,7 @@ class Backlog:
     def __init__(self, limit: int, clients: Mapping[str, ClientSettings]) -> None:
         self._limit = limit
         self._limits = {name: granted.max_queued for name, granted in clients.items() if granted.max_queued is not None}
-        self._queued: dict[str, int] = {}
+        self._queued: dict[str, int] = {}  # of those that have a limit
         self._total = 0
 
     def check(self, client: str) -> None:
@@ -33,10 +33,12 @@ class Backlog:
     def enter(self, client: str) -> None:
         """One of its requests is queued; one whose worker ended finds room in any case."""
         self._total += 1
-        self._queued[client] = self._queued.get(client, 0) + 1
+        if client in self._limits:
+            self._queued[client] = self._queued.get(client, 0) + 1
 
     def leave(self, client: str) -> None:
         self._total -= 1
-        self._queued[client] -= 1
-        if not self._queued[client]:
-            del self._queued[client]
+        if client in self._limits:
+            self._queued[client] -= 1
+            if not self._queued[client]:
+                del self._queued[client]

@@ -75,7 +75,7 @@ class Caches:
         self._transport = transport
         self._ledger = ledger
         self._pins: dict[tuple[bytes, int], _Pin] = {}
-        self._references = References()
+        self._references: References | None = None
         self._patience = Patience()
         self._limit_s = limit_s
 
@@ -208,8 +208,10 @@ class Caches:
         if isinstance(decision, Evict):
             self._host.background(self._follow(worker, lambda number: self._transport.evict(number, decision.keys)))
             return
-        self._references.start(requests)
-        named = {key: call for key in decision.keys if (call := self._references.find(key)) is not None}
+        if self._references is None:
+            self._references = References(requests)
+        references = self._references
+        named = {key: call for key in decision.keys if (call := references.find(key)) is not None}
         if named:
             self._host.background(self._follow(worker, lambda number: self._transport.prefetch(number, named)))
 
@@ -220,34 +222,28 @@ class Caches:
             self._ledger.write(Entry("", "", worker.device.index, type(error).__name__))
 
     def arrived(self, request: Request) -> None:
-        self._references.add(request)
+        if self._references is not None:
+            self._references.add(request)
 
     def left(self, request: Request) -> None:
-        self._references.remove(request)
+        if self._references is not None:
+            self._references.remove(request)
 
 
 class References:
     """Which requests can name an object. Kept from the first time that a policy asks, since it costs every request."""
 
-    def __init__(self) -> None:
-        self._requests: dict[bytes, dict[int, Request]] | None = None
-
-    def start(self, requests: Iterable[Request]) -> None:
-        if self._requests is None:
-            self._requests = {}
-            for request in requests:
-                self.add(request)
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._requests: dict[bytes, dict[int, Request]] = {}
+        for request in requests:
+            self.add(request)
 
     def add(self, request: Request) -> None:
-        if self._requests is None:
-            return
         for use in request.call.uses:
             if use.key is not None:
                 self._requests.setdefault(use.key, {})[request.id] = request
 
     def remove(self, request: Request) -> None:
-        if self._requests is None:
-            return
         for use in request.call.uses:
             named = self._requests.get(use.key) if use.key is not None else None
             if named is not None and named.pop(request.id, None) is not None and not named:
@@ -255,5 +251,5 @@ class References:
 
     def find(self, key: bytes) -> Call | None:
         """The call of the latest request that reads the object and whose inputs exist."""
-        named = (self._requests or {}).get(key, {})
+        named = self._requests.get(key, {})
         return next((request.call for request in reversed(named.values()) if request.inputs_exist), None)

@@ -117,7 +117,8 @@ class Checked:
     # --- events: what the pool may tell
 
     def _hear(self, event: Event) -> None:
-        self._require(event.time_s >= self._time_s, "heard of a time that had passed")
+        if not event.time_s >= self._time_s:
+            self._fail("heard of a time that had passed")
         self._time_s = event.time_s
         match event:
             case RequestArrived(request=request):
@@ -128,6 +129,11 @@ class Checked:
                     self._ready.setdefault(_flow(event), {})[request] = event
                 else:
                     self._waiting.add(request)
+            case RequestDone():
+                place = (event.worker, event.slot)
+                if self._running.get(event.request, ())[:2] != place:
+                    self._fail(f"heard that {event.request} left {place}")
+                self._end(event.request)
             case InputsReady(request=request):
                 self._require(request in self._waiting, f"heard of inputs for request {request}, which awaits none")
                 self._waiting.remove(request)
@@ -136,11 +142,6 @@ class Checked:
             case RequestCancelled(request=request):
                 known = self._unqueue(request) is not None or request in self._running
                 self._require(known, f"heard of unknown request {request}")
-            case RequestDone():
-                place = (event.worker, event.slot)
-                if self._running.get(event.request, ())[:2] != place:
-                    self._fail(f"heard that {event.request} left {place}")
-                self._end(event.request)
             case WorkerReady(worker=worker):
                 starting = worker in self._workers and not self._workers[worker].ready
                 self._require(starting, f"heard of worker {worker}, which was not starting")

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -55,7 +55,7 @@ from kaas.pool.metrics import TIERS, Measured
 from kaas.pool.quarantine import Quarantine
 from kaas.pool.records import Request, Worker, adopted, device_status, died
 from kaas.pool.sessions import Sessions
-from kaas.pool.stats import Stats
+from kaas.pool.stats import OutcomeStats, StageStats, Stats, TierStats
 from kaas.pool.status import Status
 from kaas.pool.suspects import Case, Verdict, judge
 from kaas.pool.tracing import Tracer
@@ -92,6 +92,7 @@ class Pool:
         self._workers: dict[int, Worker] = {}
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._look: asyncio.TimerHandle | None = None  # at what runs, unless nothing does
         self._ledger = Ledger(self._loop.time())
         self._tracers: list[Tracer] = []
         self._backlog = Backlog(config.queue_limit, config.clients)
@@ -149,7 +150,26 @@ class Pool:
             KaasError: it is not taken in.
         """
         self._check_open()
-        return self._admit(call, inputs_ready)
+        try:
+            self._backlog.check(call.client)
+            if call.identity in self._quarantine:
+                raise self._quarantine.error(call.identity)
+        except KaasError as error:
+            self._ledger.write(Entry(call.label, call.client, None, type(error).__name__))
+            raise
+        self._sessions.uses(call.session, call.client)
+        now_s = self._loop.time()
+        request = Request(next(self._ids), call, now_s, Answer())
+        self._requests[request.id] = request
+        self._caches.arrived(request)
+        if call.deadline_s is not None:
+            request.timer = self._loop.call_later(call.deadline_s, self._expire, request)
+        if inputs_ready is not None:
+            request.inputs = asyncio.ensure_future(inputs_ready)
+            if not request.inputs_exist:
+                request.inputs.add_done_callback(lambda waited: self._inputs_ready(request, waited))
+        self._arrive(request, now_s)
+        return request
 
     def cancelled(self, request: Request) -> None:
         """The wait for a request's answer was cancelled."""
@@ -253,6 +273,10 @@ class Pool:
             self._policy.reset()
         return stats
 
+    def rows_of(self, client: str | None) -> tuple[float, Iterator[StageStats | TierStats | OutcomeStats]]:
+        """Statistics of one client, or all, to be taken little by little, and of how many seconds they are."""
+        return self._ledger.seconds(self._loop.time()), self._ledger.rows(client)
+
     def measured(self) -> Measured:
         """For metrics, which do not begin anew when statistics do."""
         queued = sum(request.worker is None for request in self._requests.values())
@@ -348,30 +372,9 @@ class Pool:
 
     # --- requests
 
-    def _admit(self, call: Call, inputs_ready: Awaitable[Any] | None) -> Request:
-        try:
-            self._backlog.check(call.client)
-            if call.identity in self._quarantine:
-                raise self._quarantine.error(call.identity)
-        except KaasError as error:
-            self._ledger.write(Entry(call.label, call.client, None, type(error).__name__))
-            raise
-        self._sessions.uses(call.session, call.client)
-        request = Request(next(self._ids), call, self._loop.time(), Answer())
-        self._requests[request.id] = request
-        self._caches.arrived(request)
-        if call.deadline_s is not None:
-            request.timer = self._loop.call_later(call.deadline_s, self._expire, request)
-        if inputs_ready is not None:
-            request.inputs = asyncio.ensure_future(inputs_ready)
-            if not request.inputs_exist:
-                request.inputs.add_done_callback(lambda waited: self._inputs_ready(request, waited))
-        self._arrive(request)
-        return request
-
-    def _arrive(self, request: Request) -> None:
+    def _arrive(self, request: Request, now_s: float) -> None:
         self._backlog.enter(request.call.client)
-        self._tell(request.arrival(self._loop.time()))
+        self._tell(request.arrival(now_s))
 
     def _inputs_ready(self, request: Request, waited: asyncio.Future[Any]) -> None:
         if waited.cancelled() or isinstance(waited.exception(), asyncio.CancelledError):
@@ -434,13 +437,13 @@ class Pool:
         self._backlog.leave(request.call.client)
         request.dispatched_s = self._loop.time()
         worker.running[request.id] = request
-        self._run(request, worker, decision.slot)
+        self._run(request, worker)
 
-    def _run(self, request: Request, worker: Worker, slot: int) -> None:
-        grace_s = 0 if worker.kind is WorkerKind.ETASK else GRACE_S
-        limit = self._loop.call_later(self._config.run_limit_s + grace_s, self._overrun, request, worker)
-        ran = partial(self._ran, request, worker, slot, limit)
-        reply = self._transport.run(worker.id, slot, request.call)
+    def _run(self, request: Request, worker: Worker) -> None:
+        if self._look is None:
+            self._look = self._loop.call_later(self._config.run_limit_s, self._look_at_runs)
+        ran = partial(self._ran, request, worker)
+        reply = self._transport.run(worker.id, request.slot, request.call)
         if not isinstance(reply, Answer):
             reply = Answer.of(self._begun(reply))
         if reply.done():
@@ -448,19 +451,18 @@ class Pool:
         else:
             reply.add_done_callback(ran)
 
-    def _ran(self, request: Request, worker: Worker, slot: int, limit: asyncio.TimerHandle, run: Answer[Reply]) -> None:
+    def _ran(self, request: Request, worker: Worker, run: Answer[Reply]) -> None:
         """A run has ended, or its worker."""
-        limit.cancel()
         if run.cancelled():
             return  # by the pool's own end
         try:
-            self._replied(request, worker, slot, run.result())
+            self._replied(request, worker, run.result())
         except WorkerLost as lost:
             self.gone(worker, str(lost))
         except Exception as error:  # noqa: BLE001 - as in `_tell`
             self._break(error)
 
-    def _replied(self, request: Request, worker: Worker, slot: int, reply: Reply) -> None:
+    def _replied(self, request: Request, worker: Worker, reply: Reply) -> None:
         if worker.id not in self._workers:
             return
         if isinstance(reply.error, DeviceLost):
@@ -473,9 +475,9 @@ class Pool:
             cause = reply.error.__cause__ if reply.error is not None else None
             self.gone(worker, reply.lost, cause if isinstance(cause, DeviceLost) else None)
         else:
-            self._done(request, worker, slot, reply)
+            self._done(request, worker, reply)
 
-    def _done(self, request: Request, worker: Worker, slot: int, reply: Reply) -> None:
+    def _done(self, request: Request, worker: Worker, reply: Reply) -> None:
         left = request.answer.done()
         del worker.running[request.id]
         record = request.record = reply.record
@@ -485,7 +487,7 @@ class Pool:
         device_s = record.device_s if record else 0.0
         self.tell_residency(worker, record)
         was_last = worker.stopping and not worker.running
-        self._tell(RequestDone(self._loop.time(), request.id, worker.id, slot, outcome, device_s))
+        self._tell(RequestDone(self._loop.time(), request.id, worker.id, request.slot, outcome, device_s))
         if self._accounts is not None and (not left or request.call.client in self._sessions):
             self._accounts.charge(request.call.client, device_s)
         if was_last:
@@ -499,9 +501,23 @@ class Pool:
         else:
             self.gone(worker, error.message, error, told_by)
 
+    def _look_at_runs(self) -> None:
+        """End those that have taken too long. One timer does for all: a limit is hardly ever reached."""
+        now_s = self._loop.time()
+        for request, worker, ends_s in list(self._runs()):
+            if ends_s <= now_s and request.worker is worker:  # else that is gone, by the limit of another slot perhaps
+                self._overrun(request, worker)
+        next_s = min((ends_s for _, _, ends_s in self._runs()), default=None)
+        self._look = None if next_s is None else self._loop.call_at(next_s, self._look_at_runs)
+
+    def _runs(self) -> Iterator[tuple[Request, Worker, float]]:
+        """All, with the time when each must have ended."""
+        for worker in self._workers.values():
+            limit_s = self._config.run_limit_s + (0 if worker.kind is WorkerKind.ETASK else GRACE_S)
+            for request in worker.running.values():
+                yield request, worker, request.dispatched_s + limit_s
+
     def _overrun(self, request: Request, worker: Worker) -> None:
-        if request.worker is not worker:
-            return  # its worker is gone, by the run limit of another slot perhaps, and it waits for its next run
         limit = self._config.run_limit_s
         message = f"{request.call.label!r} ran longer than the pool's run limit of {limit} s"
         waited = self._loop.time() - request.arrived_s
@@ -544,8 +560,8 @@ class Pool:
         self._requests |= worker.running
         for event in events:
             self._tell(event)
-        for slot, request in zip(survivor.running, worker.running.values(), strict=True):
-            self._run(request, worker, slot)
+        for request in worker.running.values():
+            self._run(request, worker)
         self.background(self._outlive(worker))
 
     def _stop(self, worker_id: int) -> None:
@@ -593,7 +609,7 @@ class Pool:
             request.attempt += 1
             request.alone = True
             request.worker = None
-            self._arrive(request)
+            self._arrive(request, self._loop.time())
 
     def _blame(self, request: Request, worker: Worker, what: str) -> None:
         """A request ended its device, alone on it: with one fault too many its function is run no more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from time import monotonic
 
 import zmq
 import zmq.backend
@@ -12,8 +13,8 @@ import zmq.backend
 from kaas.pool.lines import Frames
 from kaas.pool.node_line import Socket, receive_frames
 
-TURN = 64
-"""Messages that are taken before others of the loop have their turn."""
+TURN, TURN_S = 64, 0.001
+"""Messages that are taken before others of the loop have their turn, and after which time none more are."""
 
 END_S = 1.0
 """How long the end of a context may take when nothing is left to send."""
@@ -58,6 +59,7 @@ class Drain:
 
     def _drain(self) -> None:
         self._expected = not self._socket.closed
+        ends_s = monotonic() + TURN_S
         try:
             for _ in range(TURN):
                 try:
@@ -68,6 +70,8 @@ class Drain:
                 self._take(frames)
                 if self._socket.closed or not self._readable():
                     self._expected = False
+                    return
+                if monotonic() >= ends_s:
                     return
         finally:  # an error in what takes is the loop's to report, and the next message is none of its business
             if self._expected:

@@ -2,6 +2,8 @@
 
 Times are seconds on the pool's own monotonic clock. A request, a worker and a slot are small integers: requests count
 up as they arrive, workers are numbered by the policy that starts them, slots by the worker from 0.
+
+What is made for every request is a Struct, which takes a tenth of the time of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+import msgspec
 
 
 class WorkerKind(Enum):
@@ -43,8 +47,7 @@ class PhysicalDevice:
     """eTask workers that may live on it at a time; one of them runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectUse:
+class ObjectUse(msgspec.Struct, frozen=True):
     """An object that a request reads. key names it in caches; None is a plain value, which no cache keeps."""
 
     key: bytes | None
@@ -98,8 +101,7 @@ class ClientGone:
     client: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
+class RequestArrived(msgspec.Struct, frozen=True):
     """A request to place; one whose worker died arrives again under its old id, with attempt counted up from 1."""
 
     time_s: float
@@ -133,8 +135,7 @@ class RequestCancelled:
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDone:
+class RequestDone(msgspec.Struct, frozen=True):
     """A request left its slot, which is free again. device_s: seconds that it had the device: of a kTask its kernels,
     of an eTask the whole call and, if its worker was started for it, that start."""
 
@@ -248,8 +249,7 @@ class StopWorker:
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True):
     """Run a request, whose inputs are ready, in a free slot."""
 
     request: int

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from kaas.errors import InputFailed, KaasError
+from kaas.executor.run import Request, Result, RunStats
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.beside import Objects
@@ -13,7 +14,7 @@ from kaas.pool.lost import InputLost
 from kaas.pool.packing import unpack, unpack_keyed, unpack_objects
 
 if TYPE_CHECKING:
-    from kaas.executor.executor import Executor, Result, RunStats
+    from kaas.executor.executor import Executor
     from kaas.pool.messages import Beside
 
 Told = tuple[bytes, bytes]
@@ -105,8 +106,6 @@ class Work:
         keep: Sequence[bytes] = (),
         copy: bool = False,
     ) -> Result:
-        from kaas.executor.executor import Request
-
         spec, task = self._function(invocation.function)
         try:
             sources = unpack(invocation, spec, refs, objects)

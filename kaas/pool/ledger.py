@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import add
+
+import msgspec
+import numpy as np
 
 from kaas.executor.profile import KernelTime
 from kaas.executor.tiers import TierUse
@@ -15,6 +18,7 @@ from kaas.pool.stats import KernelStats, OutcomeStats, StageStats, Stats, TierSt
 
 _STEP = math.log(1.05)
 _SMALLEST_S = 1e-9
+"""Of the first bucket, which begins at zero; those from a microsecond on are as wide as 5 % of it."""
 BATCH = 64
 """Requests whose measurements are added up together."""
 FUNCTIONS_PER_CLIENT = 1000
@@ -24,26 +28,21 @@ OTHERS = "(others)"
 
 
 class Histogram:
-    """Counts in buckets 5 % wide: an entry costs a logarithm and a dictionary entry, and quantiles need no list."""
+    """Counts in buckets 5 % wide, so that quantiles need no list."""
 
-    __slots__ = ("buckets", "count", "total")
+    __slots__ = ("buckets", "total")
 
     def __init__(self) -> None:
-        self.count = 0
         self.total = 0.0
-        self.buckets: dict[int, int] = {}
+        self.buckets: Counter[int] = Counter()
 
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.total += seconds
-        bucket = int(math.log(max(seconds, _SMALLEST_S) / _SMALLEST_S) / _STEP)
-        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+    @property
+    def count(self) -> int:
+        return self.buckets.total()
 
     def merge(self, other: Histogram) -> None:
-        self.count += other.count
         self.total += other.total
-        for bucket, count in other.buckets.items():
-            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+        self.buckets.update(other.buckets)
 
     def up_to(self, bounds: Sequence[float]) -> list[int]:
         """How many entries are no greater than each bound, of those in order; within 2.5 %."""
@@ -54,23 +53,29 @@ class Histogram:
                 counts[at] += count
         return list(accumulate(counts))
 
-    def quantile(self, share: float) -> float:
-        """The value below which a share (0 to 1) of the entries lies: the middle of its bucket; nan without entries."""
-        rank = share * self.count
-        seen = 0
-        for bucket in sorted(self.buckets):
-            seen += self.buckets[bucket]
-            if seen >= rank:
-                return _middle(bucket)
-        return math.nan
+    def quantiles(self, *shares: float) -> list[float]:
+        """For each share (0 to 1) the value below which as much of the entries lies: the middle of its bucket; nan
+        without entries."""
+        buckets = sorted(self.buckets)
+        counts = list(accumulate(self.buckets[bucket] for bucket in buckets))
+        places = [bisect_left(counts, share * self.count) for share in shares]
+        return [_middle(buckets[place]) if place < len(buckets) else math.nan for place in places]
+
+
+def add_to(histograms: Sequence[Histogram], seconds: Sequence[float]) -> None:
+    """To each histogram the entry at its place: all logarithms at once take the time of a few."""
+    buckets = (np.log1p(np.maximum(seconds, 0.0) / _SMALLEST_S) / _STEP).astype(int).tolist()
+    for (histogram, bucket), count in Counter(zip(histograms, buckets, strict=True)).items():
+        histogram.buckets[bucket] += count
+    for histogram, each in zip(histograms, seconds, strict=True):
+        histogram.total += each
 
 
 def _middle(bucket: int) -> float:
-    return _SMALLEST_S * math.exp((bucket + 0.5) * _STEP)
+    return _SMALLEST_S * math.expm1((bucket + 0.5) * _STEP)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """A request that left: what it was, where it ran (None: nowhere), how it ended, and what was measured if it ran.
 
     outcome: None if it was no request, but something that was done to a cache. stages: seconds. tiers: what it did in
@@ -81,8 +86,8 @@ class Entry:
     client: str
     device: int | None
     outcome: str | None
-    stages: Mapping[str, float] = field(default_factory=dict)
-    tiers: Mapping[str, TierUse] = field(default_factory=dict)
+    stages: Mapping[str, float] = {}
+    tiers: Mapping[str, TierUse] = {}
     kernels: Sequence[KernelTime] = ()
 
 
@@ -95,36 +100,36 @@ class Figures:
     """
 
     def __init__(self) -> None:
-        self.stages: dict[tuple[str, str], dict[str, Histogram]] = {}
+        self.stages = defaultdict[tuple[str, str], defaultdict[str, Histogram]](lambda: defaultdict(Histogram))
         self.tiers: dict[tuple[str, str, int, str], TierUse] = {}
         self.outcomes: dict[tuple[str, str, int | None, str], int] = {}
         self.kernels: dict[tuple[str, str, int, str], tuple[int, float]] = {}
         self._flows: set[tuple[str, str]] = set()
         self._functions: dict[str, int] = {}
 
-    def add(self, entry: Entry) -> None:
-        flow = self._flow(entry.function, entry.client)
-        if entry.outcome is not None:
-            self._count((*flow, entry.device, entry.outcome), 1)
-        if entry.device is None:
-            return
-        histograms = self.stages.setdefault(flow, {})
-        for stage, seconds in entry.stages.items():
-            histogram = histograms.get(stage)
-            if histogram is None:
-                histogram = histograms[stage] = Histogram()
-            histogram.add(seconds)
-        for tier, use in entry.tiers.items():
-            self._used((*flow, entry.device, tier), use)
-        for kernel in entry.kernels:
-            self._ran((*flow, kernel.index, kernel.symbol), kernel.launches, kernel.seconds)
+    def add(self, entries: Iterable[Entry]) -> None:
+        histograms: list[Histogram] = []
+        seconds: list[float] = []
+        for entry in entries:
+            flow, device = self._flow(entry.function, entry.client), entry.device
+            if entry.outcome is not None:
+                self._count((*flow, device, entry.outcome), 1)
+            if device is None:
+                continue
+            histograms += map(self.stages[flow].__getitem__, entry.stages)
+            seconds += entry.stages.values()
+            for tier, use in entry.tiers.items():
+                self._used((*flow, device, tier), use)
+            for kernel in entry.kernels:
+                self._ran((*flow, kernel.index, kernel.symbol), kernel.launches, kernel.seconds)
+        add_to(histograms, seconds)
 
     def merge(self, other: Figures) -> None:
         """As if all its entries came here."""
         for flow, histograms in other.stages.items():
-            own = self.stages.setdefault(self._flow(*flow), {})
+            own = self.stages[self._flow(*flow)]
             for stage, histogram in histograms.items():
-                own.setdefault(stage, Histogram()).merge(histogram)
+                own[stage].merge(histogram)
         for (function, client, device, tier), use in other.tiers.items():
             self._used((*self._flow(function, client), device, tier), use)
         for (function, client, where, outcome), count in other.outcomes.items():
@@ -179,9 +184,12 @@ class Ledger:
             self._add_up()
 
     def _add_up(self) -> None:
-        for entry in self._entries:
-            self._figures.add(entry)
+        self._figures.add(self._entries)
         self._entries.clear()
+
+    def seconds(self, now_s: float) -> float:
+        """Of which this is."""
+        return now_s - self._since_s
 
     def since_the_start(self) -> Figures:
         """Whatever was reset since."""
@@ -191,19 +199,27 @@ class Ledger:
         figures.merge(self._figures)
         return figures
 
-    def read(self, now_s: float) -> Stats:
+    def rows(self, client: str | None) -> Iterator[StageStats | TierStats | OutcomeStats]:
+        """Of one client, or all. Of thousands of functions it takes a while: what is counted meanwhile may be in it."""
         self._add_up()
         figures = self._figures
-        stages = (
-            _stage(function, client, stage, histogram)
-            for (function, client), histograms in figures.stages.items()
-            for stage, histogram in histograms.items()
-        )
+        for (function, whose), histograms in list(figures.stages.items()):
+            if client in (None, whose):
+                for stage, histogram in list(histograms.items()):
+                    yield _stage(function, whose, stage, histogram)
+        yield from (TierStats(*key, **use._asdict()) for key, use in list(figures.tiers.items())
+                    if client in (None, key[1]))  # fmt: skip
+        yield from (OutcomeStats(*key, count) for key, count in list(figures.outcomes.items())
+                    if client in (None, key[1]))  # fmt: skip
+
+    def read(self, now_s: float) -> Stats:
+        rows = list(self.rows(None))
+        figures = self._figures
         return Stats(
-            since_s=now_s - self._since_s,
-            stages=tuple(stages),
-            tiers=tuple(TierStats(*key, **use._asdict()) for key, use in figures.tiers.items()),
-            outcomes=tuple(OutcomeStats(*key, count) for key, count in figures.outcomes.items()),
+            since_s=self.seconds(now_s),
+            stages=tuple(row for row in rows if isinstance(row, StageStats)),
+            tiers=tuple(row for row in rows if isinstance(row, TierStats)),
+            outcomes=tuple(row for row in rows if isinstance(row, OutcomeStats)),
             kernels=tuple(
                 KernelStats(*key, launches, seconds, seconds / launches)
                 for key, (launches, seconds) in sorted(figures.kernels.items())
@@ -212,6 +228,6 @@ class Ledger:
 
 
 def _stage(function: str, client: str, stage: str, histogram: Histogram) -> StageStats:
-    quantiles = (histogram.quantile(share) for share in (0.5, 0.9, 0.99))
+    quantiles = histogram.quantiles(0.5, 0.9, 0.99)
     mean = histogram.total / histogram.count
     return StageStats(function, client, stage, histogram.count, histogram.total, mean, *quantiles)

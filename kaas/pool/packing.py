@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from kaas.arguments import Buffer
 from kaas.dtypes import numpy_dtype
 from kaas.errors import InputFailed, InvalidRequest, UnexpectedInput
+from kaas.executor.inputs import Source
 from kaas.executor.tensors import on_host
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.held_ref import HeldRef
 from kaas.request import View, check_names, encode_scalars, input_bytes, mapping
 from kaas.variant import Variant, by_position, choose
-
-if TYPE_CHECKING:
-    from kaas.executor.executor import Source
 
 
 class Store(Protocol):
@@ -282,8 +280,6 @@ def unpack(
     Raises:
         InputFailed: a value that travels beside the message could not be had.
     """
-    from kaas.executor.executor import Source
-
     sources = {name: Source(value=data) for name, data in invocation.values}
     for item in invocation.objects:
         ref = refs[item.ref]
@@ -315,8 +311,6 @@ def unpack_objects(
     upkeep: wire.Upkeep, specs: Sequence[wire.FunctionSpec], refs: Sequence[Any], get: Callable[[Any], Any]
 ) -> list[Source]:
     """The objects that an Upkeep is about."""
-    from kaas.executor.executor import Source
-
     if not upkeep.objects:
         return []
     if not specs:
@@ -330,8 +324,6 @@ def unpack_objects(
 
 def unpack_keyed(loads: Sequence[wire.KeyedObject], refs: Sequence[Any], get: Callable[[Any], Any]) -> list[Source]:
     """The objects that a policy wants loaded."""
-    from kaas.executor.executor import Source
-
     constants = {item.ref: _Constants(get, refs[item.ref]) for item in loads if item.entry is not None}
     return [
         Source(key=item.key, fetch=_Fetch(get, refs[item.ref]))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kaas.pool import wire
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.lost import Lost
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(msgspec.Struct, frozen=True):
     """An invocation on its way.
 
     Fields:
@@ -24,7 +25,7 @@ class Payload:
     function: RegisteredFunction
     frames: Sequence[Any]
     refs: Sequence[Any] = ()
-    keep: Mapping[int, bytes] = field(default_factory=dict)
+    keep: Mapping[int, bytes] = {}
     direct: bool = False
 
     def lost(self, key: bytes) -> Lost:

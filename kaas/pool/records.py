@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from kaas.errors import DeviceLost, ExecutorDied
 from kaas.pool.answer import Answer
 from kaas.pool.events import PhysicalDevice, RequestArrived, Residency, Running, WorkerAdopted, WorkerKind
@@ -18,8 +20,7 @@ from kaas.pool.transport import Call, Survivor
 from kaas.pool.wire import RunRecord
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(msgspec.Struct, eq=False):
     """A request on its way; worker is where it runs, None while it is queued.
 
     Fields:
@@ -140,7 +141,7 @@ def adopted(
     for slot, call in survivor.running.items():
         answer: Answer[Any] = Answer()
         answer.cancel()
-        request = Request(next(ids), call, now_s, answer, worker=worker, dispatched_s=now_s)
+        request = Request(next(ids), call, now_s, answer, worker=worker, slot=slot, dispatched_s=now_s)
         worker.running[request.id] = request
         running.append(Running(request.id, slot, call.client, call.function))
     size, whom = (info.slots, info.memory_bytes), (start.client, start.function)

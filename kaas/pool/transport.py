@@ -6,6 +6,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from kaas.errors import KaasError
 from kaas.pool.answer import Answer
 from kaas.pool.events import ObjectUse, StartWorker, WorkerKind
@@ -51,8 +53,7 @@ class Order:
     client: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """What a worker made of a call: a value or an error, and what it measured. lost: why its device is, else ""."""
 
     value: Any = None

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from kaas.errors import DeadlineExceeded
-from kaas.futures import Future
+from kaas.futures import Future, Pending
 from kaas.graph import KTask
 from kaas.model import CompiledModel
 from kaas.remote.client import PATIENCE_S, Client, Invocable
@@ -81,21 +81,22 @@ class AsyncClient:
         known = client.known(function)
         if known is None:
             known = await self._aside(client.resolved, function)
-        prepared = prepare(known, inputs, scalars, deadline_s, key, store, trace)
-        await self._room(prepared.nbytes, deadline_s)
-        return await client.sent(prepared)
+        calls = client.calls
+        call = prepare(calls, known, inputs, scalars, deadline_s, key, store, trace)
+        room = calls.submit(call)
+        if room is not None:
+            await self._room(room, call.nbytes, deadline_s)
+            calls.submit_late(call)
+        return await Future(call, call.make)
 
-    async def _room(self, nbytes: int, deadline_s: float | None) -> None:
-        calls = self._client.calls
-        room = calls.room(nbytes)
-        if room is None:
-            return
+    async def _room(self, room: Pending, nbytes: int, deadline_s: float | None) -> None:
+        """Until credit has been taken."""
         try:
             async with asyncio.timeout(deadline_s):
                 await Future(room, tuple)
         except BaseException as error:
             if room.ended and not room.cancelled and room.error is None:
-                calls.leave_room(nbytes)  # it was given just as nobody wanted it any more
+                self._client.calls.leave_room(nbytes)  # it was given just as nobody wanted it any more
             if isinstance(error, TimeoutError) and error is not room.error:
                 raise DeadlineExceeded(
                     f"too much was open at the server to ask within {deadline_s} s", deadline_s=deadline_s

@@ -15,7 +15,7 @@ from kaas.images import check as check_image
 
 SIGNED = b"kaas library "
 """Before a library's hash, in what is signed: such a signature is good for nothing else."""
-KEY_BYTES = 32
+KEY_BYTES, SIGNATURE_BYTES = 32, 64
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 

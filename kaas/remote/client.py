@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kaas.arguments import Buffer
-from kaas.errors import InvalidConfig, InvalidRequest, KaasError, MissingContent
+from kaas.errors import InvalidConfig, InvalidRequest, MissingContent
 from kaas.executor.tensors import on_host
 from kaas.futures import Future
 from kaas.graph import KTask
@@ -21,7 +21,7 @@ from kaas.remote import wire
 from kaas.remote.connecting import Way, retried
 from kaas.remote.keys import OwnKeys, own_keys
 from kaas.remote.open_calls import TryAgain
-from kaas.remote.prepared import Prepared, prepare
+from kaas.remote.prepared import prepare
 from kaas.remote.registering import Registering
 from kaas.remote.remote_calls import RemoteCalls
 from kaas.remote.remote_function import RemoteFunction, RemoteObject
@@ -65,7 +65,6 @@ class Client:
         self._way = Way(address, _curve_keys(address, keys, server_key), patience_s)
         self._patience_s = patience_s
         self._calls = RemoteCalls(self._way, patience_s)
-        self._key_prefix = self._calls.session[:16]
         self._transfers = Transfers(self._calls)
         self._registering = Registering(self._transfers, signatures or {})
         self._known: dict[str, RemoteFunction] = {}  # by a kTask's key, or by name
@@ -171,10 +170,13 @@ class Client:
             Unreachable, NotInitialized, InvalidRequest, RequestTooLarge, DeadlineExceeded: here, whatever is wrong and
                 can be seen here. All else through the future, as the KaasError that it is.
         """
-        prepared = prepare(self.resolved(function), inputs, scalars, deadline_s, key, store, trace)
         calls = self._calls
-        calls.await_room(prepared.nbytes, deadline_s)
-        return self.sent(prepared)
+        call = prepare(calls, self.resolved(function), inputs, scalars, deadline_s, key, store, trace)
+        room = calls.submit(call)
+        if room is not None:
+            calls.await_room(room, deadline_s)
+            calls.submit_late(call)
+        return Future(call, call.make)
 
     def known(self, function: Invocable) -> RemoteFunction | None:
         """The function that is meant, if that can be told without asking the server."""
@@ -184,7 +186,7 @@ class Client:
 
     def resolved(self, function: Invocable) -> RemoteFunction:
         """The function that is meant."""
-        known = self.known(function)
+        known = function if type(function) is RemoteFunction else self.known(function)
         if known is None:
             if isinstance(function, KTask):
                 known = self._known[function.key] = self.register(function)
@@ -193,18 +195,6 @@ class Client:
             else:
                 raise InvalidRequest(f"call takes a RemoteFunction, a KTask or a name, not {function!r}")
         return known
-
-    def sent(self, prepared: Prepared) -> Future:
-        """Room for it has been taken."""
-        calls = self._calls
-        try:
-            prepared.check(calls.limits())
-        except KaasError:
-            calls.leave_room(prepared.nbytes)
-            raise
-        invoke, frames = prepared.invoke(self._key_prefix), prepared.packed.frames
-        call = calls.submit(invoke, frames, prepared.nbytes, prepared.deadline_s)
-        return Future(call, prepared.make)
 
     # --- objects
 

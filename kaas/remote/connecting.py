@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -43,6 +44,8 @@ class Way:
         self._context: zmq.Context[Socket] = zmq.Context()
         self._lock = threading.Lock()
         self._connecting = self._closed = False
+        self._pid = os.getpid()
+        self._line: RemoteLine | None = None  # the last that somebody was given
 
     def connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
         """A line on which this session has been welcomed.
@@ -59,7 +62,8 @@ class Way:
                 raise NotInitialized("this client is closed")
             self._connecting = True
         try:
-            return self._connect(session, stopped, meanwhile)
+            self._line, welcome = self._connect(session, stopped, meanwhile)
+            return self._line, welcome
         finally:
             self._connected()
 
@@ -105,12 +109,21 @@ class Way:
             raise
 
     def close(self) -> None:
-        """When all lines are, but for one that is still being made."""
+        """When all lines are, but for one that is still being made. A process that was forked has none of its own."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             first, self._closed = not self._closed, True
             connecting = self._connecting
         if first and not connecting:
             self._context.term()
+
+    def abandon(self) -> None:
+        """Nobody is there any more to use it or to close it. Left to themselves, a context and its sockets that become
+        garbage together can wait for each other for ever."""
+        if self._line is not None and os.getpid() == self._pid:
+            self._line.close()
+        self.close()
 
 
 class _Missed(LineLost):

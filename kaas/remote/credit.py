@@ -35,12 +35,9 @@ class Credit:
         """Whether it had room; then that is taken. Nobody overtakes those who wait."""
         if self.waiting or not self.fits(nbytes):
             return False
-        self._take(nbytes)
-        return True
-
-    def _take(self, nbytes: int) -> None:
         self.requests += 1
         self.nbytes += nbytes
+        return True
 
     def give(self, nbytes: int) -> None:
         """Of one that is open no more."""
@@ -51,8 +48,10 @@ class Credit:
         """Those that waited and have room now, which is taken."""
         granted = []
         while self.waiting and self.fits(self.waiting[0][1]):
-            granted.append(self.waiting.popleft())
-            self._take(granted[-1][1])
+            room, nbytes = self.waiting.popleft()
+            self.requests += 1
+            self.nbytes += nbytes
+            granted.append((room, nbytes))
         return granted
 
     def hopeless(self) -> list[tuple[Pending, int]]:

@@ -10,6 +10,7 @@ import resource
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import zmq
 import zmq.backend
@@ -20,16 +21,20 @@ from kaas.pool.drain import Drain, end
 from kaas.pool.lines import LARGE_BYTES, Frames
 from kaas.pool.node_line import Socket, beat
 from kaas.remote import wire
-from kaas.remote.connections import Connection, Connections
+from kaas.remote.connections import Connection, Connections, Leaving
 from kaas.remote.keys import Keys, ServerKeys
 
 FRAME_BYTES = 16 << 20
 """Of the largest frame that is taken, unless told otherwise."""
 FRAMES = 1024
 """Of a message; with more of them its client is put out, and not let in for OUT_S: each takes the loop's time."""
-OUT_S = 60.0
+OUT_S, OUTS = 60.0, 6
+"""The next time it is OUT_LONGER times as long, and so on for so many times."""
+OUT_LONGER = 4
 QUEUED = 1024
 """Messages to a client that wait on one connection, unless told otherwise."""
+LEAVING_BYTES = 4 << 10
+"""From there on an answer that takes no credit counts as long as it waits."""
 ARRIVED = 128
 """Messages from it that do."""
 CONNECTIONS = 64
@@ -92,8 +97,10 @@ class RemoteDoor:
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the rest is for those inside
         self._closed = False
         self._channels: dict[tuple[bytes, str], RemoteChannel] = {}
+        self._leaving: dict[str, WeakSet[Leaving]] = {}  # of each user
         self._of_key: Counter[str] = Counter()
         self._out: set[str] = set()
+        self._times_out: Counter[str] = Counter()
         self._drains: list[Drain] = []
         if keys is None:
             host = _loopback(host)
@@ -102,13 +109,14 @@ class RemoteDoor:
         socket.router_mandatory = True  # or what goes to nobody would not be noticed
         socket.sndhwm, socket.rcvhwm = queued, ARRIVED
         socket.maxmsgsize = frame_bytes
+        socket.copy_threshold = LEAVING_BYTES
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         beat(socket)
         if keys is not None and server_keys is not None:
             self._lock(socket, keys, server_keys)
         most_bytes = 4 * frame_bytes if message_bytes is None else message_bytes
         self._connections = Connections[RemoteChannel](loop, self._context, socket, most_bytes, self._left)
-        self._drains.append(Drain(loop, socket, self._arrived, _receive_known))
+        self._drains.append(Drain(loop, socket, self._arrived, _Known()))
         self._bind(host, port)
         if keys is None:
             _log.warning("INSECURE: whoever is on this machine may use the server at %s", self.endpoint)
@@ -148,11 +156,12 @@ class RemoteDoor:
 
     def _admit(self, asked: Socket, keys: Keys, version: bytes, number: bytes, *question: bytes) -> None:
         """Answer a question of ZeroMQ: whether somebody with this key may come in."""
-        _domain, _address, _identity, _mechanism, key = question
+        _domain, address, _identity, _mechanism, key = question
         public_key = z85.encode(key)
         if keys.who(public_key.decode()) is None and keys.added():
             self._see(keys)
         if keys.who(public_key.decode()) is None:
+            self._connections.refused(address.decode())
             answer = [b"400", b"", b"", b""]
         elif self._shut_for(public_key.decode()):
             answer = [b"500", b"", b"", b""]  # 300 would be the word for it, but then ZeroMQ lets them wait
@@ -179,6 +188,8 @@ class RemoteDoor:
     # --- what comes and goes
 
     def _arrived(self, frames: Frames) -> None:
+        if not frames:
+            return
         known = frames.pop(0)
         key = (known.bytes, known.get("User-Id") if self._keys is not None else "")
         channel = self._channels.get(key) or self._came(key, int(known.get("__fd")))
@@ -197,7 +208,9 @@ class RemoteDoor:
         if not public_key:  # it is everybody's
             return
         self._out.add(public_key)
-        self._loop.call_later(OUT_S, self._out.discard, public_key)
+        seconds = OUT_S * OUT_LONGER ** min(self._times_out[public_key], OUTS)
+        self._times_out[public_key] += 1
+        self._loop.call_later(seconds, self._out.discard, public_key)
         for (_, each), channel in self._channels.items():
             if each == public_key:
                 channel.drop()
@@ -210,7 +223,8 @@ class RemoteDoor:
         if (self._keys is not None and client is None) or self._shut_for(public_key) or not _OWN.fullmatch(identity):
             self._connections.shut(fd)
             return None
-        channel = RemoteChannel(self, key, self._nobody if client is None else client.name)
+        user = self._nobody if client is None else client.name
+        channel = RemoteChannel(self, key, user, self._leaving.setdefault(user, WeakSet()))
         connection = self._connections.owned(fd, channel)
         if connection is None:
             return None
@@ -233,20 +247,26 @@ class RemoteDoor:
         if not self._closed:
             self._gone(channel)
 
-    def send(self, identity: bytes, header: wire.FromServer, frames: Sequence[Any]) -> bool:
-        """Waits for nobody. Whether its client is there and has room for it."""
+    def send(self, channel: RemoteChannel, header: wire.FromServer, frames: Sequence[Any]) -> bool:
+        """Waits for nobody. Whether its client is there and has room for it; who has none loses the connection."""
         socket = self._socket
         try:
-            _send(socket, identity, _AT_ONCE | _MORE)
+            _send(socket, channel.key[0], _AT_ONCE | _MORE)
         except zmq.ZMQError as error:
             if error.errno not in _UNSENT:
                 raise
+            if error.errno == zmq.EAGAIN:  # on the next one it gets what it has missed
+                channel.drop()
             return False
-        _send(socket, wire.encode(header), _MORE if frames else _LAST)
-        left = len(frames)
-        for frame in frames:
+        first: Any = wire.encode(header)
+        if len(first) >= LEAVING_BYTES:
+            first = Leaving(first)
+        left = 1 + len(frames)
+        for frame in (first, *frames):
             left -= 1
-            _send(socket, frame, _MORE if left else _LAST, len(frame) < LARGE_BYTES)
+            if leaving := type(frame) is Leaving:
+                channel.leaves(frame)
+            _send(socket, frame, _MORE if left else _LAST, not leaving and len(frame) < LARGE_BYTES)
         self._drains[-1].look()
         return True
 
@@ -262,20 +282,29 @@ class RemoteChannel:
         user: the name of its client. key: what it is known by. dropped: nothing that comes from it counts any more.
     """
 
-    __slots__ = ("_door", "connection", "dropped", "key", "user")
+    __slots__ = ("_door", "_leaving", "connection", "dropped", "key", "user")
 
     connection: Connection[RemoteChannel]
 
-    def __init__(self, door: RemoteDoor, key: tuple[bytes, str], user: str) -> None:
-        self._door, self.key, self.user = door, key, user
+    def __init__(self, door: RemoteDoor, key: tuple[bytes, str], user: str, leaving: WeakSet[Leaving]) -> None:
+        """leaving: what that user was sent."""
+        self._door, self.key, self.user, self._leaving = door, key, user, leaving
         self.dropped = False
 
     def __repr__(self) -> str:
         return f"<connection of {self.user}>"
 
     def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
-        """Waits for nobody. False: its client is gone, or takes nothing."""
-        return not self.dropped and self._door.send(self.key[0], header, frames)
+        """Waits for nobody. False: its connection has ended, or does now since it takes nothing."""
+        return not self.dropped and self._door.send(self, header, frames)
+
+    def leaves(self, part: Leaving) -> None:
+        """It is sent now."""
+        self._leaving.add(part)
+
+    @property
+    def leaving_bytes(self) -> int:
+        return sum(map(len, self._leaving))
 
     def drop(self) -> None:
         """Have no more to do with it: its connection ends."""
@@ -284,15 +313,24 @@ class RemoteChannel:
             self._door.shut(self)
 
 
-def _receive_known(socket: Socket, flags: int) -> Frames:
-    """The next message's frames, or a few too many; the first as ZeroMQ has it, which knows who sent it."""
-    frames: Frames = [_receive_frame(socket, flags, False)]
-    frame = frames[0]
-    while frame.more:
+class _Known:
+    """The next message's frames, or a few too many; the first as ZeroMQ has it, which knows who sent it. What is behind
+    those is left out little by little, as there may be millions: that gives no frames."""
+
+    def __init__(self) -> None:
+        self._behind = False
+
+    def __call__(self, socket: Socket, flags: int) -> Frames:
         frame = _receive_frame(socket, flags, False)
-        if len(frames) <= FRAMES + 1:
-            frames.append(frame.bytes if len(frame) < LARGE_BYTES else frame.buffer.toreadonly())
-    return frames
+        frames: Frames = [] if self._behind else [frame]
+        for _ in range(FRAMES + 1):
+            if not frame.more:
+                break
+            frame = _receive_frame(socket, flags, False)
+            if not self._behind:
+                frames.append(frame.bytes if len(frame) < LARGE_BYTES else frame.buffer.toreadonly())
+        self._behind = frame.more
+        return frames
 
 
 def _loopback(host: str) -> str:

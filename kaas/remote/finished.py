@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Finished(Generic[T]):
-    """Of one client, by key; the oldest go first."""
+    """Of one client, by key; the oldest go first, and those whose time is over when `expire` is called."""
 
-    def __init__(self, limit_bytes: int, limit_s: float) -> None:
-        self._limit_bytes, self._limit_s = limit_bytes, limit_s
+    def __init__(
+        self, limit_bytes: int, limit_s: float, forgotten: Callable[[str, T], object] = lambda _key, _ended: None
+    ) -> None:
+        """forgotten: hears of each that is not kept any more."""
+        self._limit_bytes, self._limit_s, self._forgotten = limit_bytes, limit_s, forgotten
         self._ended: OrderedDict[str, tuple[T, int, float]] = OrderedDict()
         self._nbytes = 0
 
-    def get(self, key: str, now_s: float) -> T | None:
+    def get(self, key: str) -> T | None:
         found = self._ended.get(key)
-        return None if found is None or found[2] <= now_s else found[0]
+        return None if found is None else found[0]
+
+    def takes(self, nbytes: int) -> bool:
+        return nbytes <= self._limit_bytes
 
     def add(self, key: str, ended: T, nbytes: int, now_s: float) -> None:
         """One that is larger than all may be is not kept."""
         self._forget(key)
-        if nbytes <= self._limit_bytes:
+        if not self.takes(nbytes):
+            self._forgotten(key, ended)
+        else:
             self._ended[key] = ended, nbytes, now_s + self._limit_s
             self._nbytes += nbytes
             while self._nbytes > self._limit_bytes:
@@ -37,6 +46,7 @@ class Finished(Generic[T]):
         found = self._ended.pop(key, None)
         if found is not None:
             self._nbytes -= found[1]
+            self._forgotten(key, found[0])
 
     def __len__(self) -> int:
         return len(self._ended)

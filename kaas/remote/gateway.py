@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
+from time import monotonic
 from typing import Any, Protocol
 
 import msgspec
@@ -81,6 +82,11 @@ class Gateway:
         self._silence: asyncio.Event | None = None  # somebody waits for it
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
 
+    def open(self) -> None:
+        """Answers of an earlier life are there again."""
+        for answer in self._holdings.answers.read():
+            self._runs.remember(self._client(answer.client), answer)
+
     # --- messages
 
     def receive(self, channel: Channel, frames: Sequence[Any]) -> None:
@@ -131,6 +137,7 @@ class Gateway:
             case wire.Hello():
                 self._greet(session.channel, message)
             case wire.Ask():
+                session.client.check_taken(session.channel.leaving_bytes)
                 if self.desk is None:
                     raise InvalidRequest("this server answers no questions")
                 told = self.desk.told(session, message.what, frames[1:])
@@ -139,6 +146,7 @@ class Gateway:
                 else:
                     session.channel.send(wire.Told(message.number, told))
             case _:
+                session.client.check_taken(session.channel.leaving_bytes)
                 said = self._holdings.answer(session.client.name, message, frames[1:])
                 if isinstance(said, Coroutine):
                     self._later(session, message.number, said, sum(map(len, frames[1:])))
@@ -156,8 +164,8 @@ class Gateway:
         if hello.version != wire.VERSION:
             channel.send(_other_version(hello.version))
             return
-        if not 0 < len(hello.session) <= LONGEST_NAME:
-            raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} characters")
+        if not 0 < len(hello.session.encode()) <= LONGEST_NAME:
+            raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} bytes of UTF-8")
         client = self._client(channel.user)
         session = client.sessions.get(hello.session)
         if session is None:
@@ -183,7 +191,7 @@ class Gateway:
         client = self.clients.get(name)
         if client is None:
             keeping = self._keeping
-            finished: Finished[Run] = Finished(keeping.answers_bytes, keeping.answers_s)
+            finished = Finished[Run](keeping.answers_bytes, keeping.answers_s, self._runs.forgotten)
             client = self.clients[name] = Client(name, limits, finished)
         client.limits = limits
         return client
@@ -219,7 +227,7 @@ class Gateway:
             self._lost(session)
 
     def _lost(self, session: Session) -> None:
-        session.lost_s = self._loop.time()
+        session.lost_s = monotonic()
         self._runs.lost(session)
         if session.idle:
             self._forget(session)
@@ -228,7 +236,7 @@ class Gateway:
     def _look_after(self) -> None:
         """Programs that do not come again are forgotten; keys may grant something else by now."""
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
-        now_s = self._loop.time()
+        now_s = monotonic()
         for client in list(self.clients.values()):
             client.limits = self._limits(client.name)
             client.finished.expire(now_s)
@@ -287,7 +295,9 @@ class Gateway:
             self._silence.set()
 
     def close(self) -> None:
+        """Whoever still waits is told that this server ends."""
         self._sweep.cancel()
+        self._runs.close(self._by_channel.values())
         for session in list(self._by_channel.values()):
             self._forget(session)
 

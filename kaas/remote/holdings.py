@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
-from kaas.errors import InvalidRequest, QueueFull
+from kaas.errors import InvalidRequest
 from kaas.pool.objects import HeldObjects
 from kaas.pool.registry import Registry
 from kaas.remote import wire
 from kaas.remote.allow import Allowed
 from kaas.remote.functions import Functions
+from kaas.remote.lasting import LastingAnswers
+from kaas.remote.served import NONE_SERVED, Served
 from kaas.remote.state import State
 from kaas.remote.uploads import Uploads
 from kaas.remote.values import Values
@@ -33,17 +34,11 @@ Said = tuple[wire.FromServer, Sequence[Any]]
 """An answer, and the frames behind it."""
 
 
-class Part(bytearray):
-    """Of a value, on its way: it lives until ZeroMQ has sent it."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]  # what it holds is of no interest
-
-
 class Holdings:
     """Belongs to the pool's event loop. client: the name of a key.
 
     Fields:
-        functions, values: look up by client and name.
+        functions, values: look up by client and name. answers: that outlive the server.
     """
 
     def __init__(
@@ -55,15 +50,15 @@ class Holdings:
         allowed: Allowed,
         steps: Collection[str],
         changed: Callable[[str, Any, int], None],
+        served: Served = NONE_SERVED,
     ) -> None:
         """folder: of what outlives the server. changed: is told what a client holds from now on: its name, "libraries"
         or "objects", bytes."""
-        self._limits = limits
         self._state = State(folder)
         self._uploads = Uploads(self._state, limits, allowed, changed)
         self.values = Values(self._state, self._uploads, objects)
-        self.functions = Functions(self._state, self._uploads, self.values, objects, registry, steps)
-        self._leaving: dict[str, WeakSet[Part]] = {}
+        self.answers = LastingAnswers(self._state)
+        self.functions = Functions(self._state, self._uploads, self.values, objects, registry, steps, served)
 
     async def open(self) -> None:
         """What an earlier life of the server has left is there again.
@@ -87,7 +82,8 @@ class Holdings:
         """
         match message:
             case wire.Get():
-                return self._value(client, message)
+                value, part = self.values.get(client, message)
+                return value, (part,)
             case wire.Objects():
                 return self.values.list(client, message), ()
             case wire.Functions():
@@ -104,18 +100,6 @@ class Holdings:
                 return _said(self.values.put(client, message, frames[0] if frames else None))
             case wire.Delete():
                 return _said(self.values.delete(client, message))
-
-    def _value(self, client: str, message: wire.Get) -> Said:
-        """Of a client that asks and does not read, only so much waits to be sent."""
-        leaving = self._leaving.setdefault(client, WeakSet())
-        limits, waits = self._limits(client), sum(map(len, leaving))
-        if leaving and waits + min(message.bytes, wire.CHUNK_BYTES) > limits.credit_bytes:
-            text = f"{waits} bytes that client {client!r} has asked for are not sent yet, since it does not take them"
-            raise QueueFull(text, client=client, limit=limits.requests, queued=len(leaving))
-        value, data = self.values.get(client, message)
-        part = Part(data)
-        leaving.add(part)
-        return value, (part,)
 
 
 async def _said(answer: Awaitable[wire.FromServer]) -> Said:

@@ -28,8 +28,7 @@ def invocation_of(
     Raises:
         InvalidRequest
     """
-    if message.deadline_s is not None and not 0 < message.deadline_s < LONGEST_S:
-        raise InvalidRequest(f"deadline_s is a positive number of seconds, not {message.deadline_s!r}")
+    check_deadline(message.deadline_s)
     if remote.scalars or message.scalars:
         check_scalars(remote, message.scalars)
     function = remote.function
@@ -76,6 +75,15 @@ def invocation_of(
     )
     sent[0] = pool_wire.encode(invocation)
     return invocation, Payload(function, sent, refs, direct=True)
+
+
+def check_deadline(deadline_s: float | None) -> None:
+    """
+    Raises:
+        InvalidRequest
+    """
+    if deadline_s is not None and not 0 < deadline_s < LONGEST_S:
+        raise InvalidRequest(f"deadline_s is a positive number of seconds, not {deadline_s!r}")
 
 
 def given_values(message: Invoke, frames: Sequence[Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,10 +20,13 @@ from kaas.pool.functions import RegisteredFunction
 from kaas.pool.objects import Held, HeldObjects
 from kaas.pool.registry import Registry
 from kaas.remote.contents import LIBRARY, VALUE, Content
-from kaas.remote.tasks import SentTask, decode_task
+from kaas.remote.tasks import SentTask, decode_task, encode_task
 from kaas.remote.uploads import AT_ONCE_BYTES, Uploads, missing
 from kaas.remote.values import NAME_BYTES, Values, shown
 from kaas.request import check_fit
+
+if TYPE_CHECKING:
+    from kaas.remote.served import ServedETask
 
 _Arrays = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -41,11 +44,13 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     key: str = ""
 
     def keyed(self, task: KTask) -> Kept:
-        """With its key: that of its kTask, or of all that makes it."""
+        """With its key: that of its kTask, or of all that makes it; and without what its client has sent beside it,
+        which would count for nothing."""
+        key = task.key
         if self.constants or self.before or self.after:
-            parts = [task.key, sorted(self.constants.items()), self.before, self.after]
-            return msgspec.structs.replace(self, key=hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest())
-        return msgspec.structs.replace(self, key=task.key)
+            parts = [key, sorted(self.constants.items()), self.before, self.after]
+            key = hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest()
+        return msgspec.structs.replace(self, task=encode_task(task), key=key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class RemoteFunction:
         name: "" for none. key: what the client knows it by; it differs by constants, unlike that of `function`.
         constants: the pool's object of all together. given: inputs that an invocation brings, in order. scalars: their
             kinds. iterations: the one that says how often the kernels run, "" for none. outputs: names.
-        before, after: the server's cTasks around it.
+        before, after: the server's cTasks around it. etask: it is one of the server's; None if it is a kTask.
     """
 
     name: str
@@ -69,6 +74,7 @@ class RemoteFunction:
     outputs: tuple[str, ...]
     before: str = ""
     after: str = ""
+    etask: ServedETask | None = field(default=None, repr=False)
 
     @property
     def described(self) -> tuple[_Arrays, _Arrays, dict[str, str]]:
@@ -83,13 +89,36 @@ class Entry:
     """A function that a client has.
 
     Fields:
-        ready: or why it is not. contents: what must not give way. nbytes: that count.
+        ready: or why it is not. contents: what must not give way. nbytes: that count. listed: what its client is told
+            of it, as it goes there: one that has a thousand may ask a thousand times.
     """
 
     kept: Kept
     ready: RemoteFunction | KaasError
     contents: Sequence[Content]
     nbytes: int
+    listed: msgspec.Raw = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.listed = msgspec.Raw(msgspec.msgpack.encode(self._described()))
+
+    def _described(self) -> dict[str, Any]:
+        kept, ready = self.kept, self.ready
+        known: dict[str, Any] = {
+            "name": kept.name,
+            "function": kept.key,
+            "constants": {buffer: sha256 for buffer, (sha256, _) in kept.constants.items()},
+            "before": kept.before,
+            "after": kept.after,
+        }
+        if isinstance(ready, KaasError):
+            return known | {"error": ready.message}
+        return known | {
+            "task": ready.function.spec.task_key,
+            "label": ready.function.label,
+            **dict(zip(("inputs", "outputs", "scalars"), ready.described, strict=True)),
+            "bytes": self.nbytes,
+        }
 
     @property
     def handle(self) -> str:

@@ -156,6 +156,7 @@ class Meter:
         outcome: str,
         input_bytes: int,
         output_bytes: int,
+        moved_bytes: int,
         record: RunRecord | None,
     ) -> bool:
         """A request that was admitted has ended, and its answer may be sent once this has returned; of one that runs on
@@ -164,6 +165,7 @@ class Meter:
 
         Args:
             key: of idempotency; "" if it has none. outcome: "succeeded", "cancelled", or the error's class.
+            input_bytes, output_bytes: that came and that go. moved_bytes: of the kTask's, but for those of objects.
             record: what was measured, if it was run.
 
         Raises:
@@ -172,7 +174,7 @@ class Meter:
         allowance = self._allowances[client]
         allowance.leave()
         now_s = self._clock()
-        device_ns, copied_bytes = _measured(record, input_bytes + output_bytes)
+        device_ns, copied_bytes = _measured(record, moved_bytes)
         if key and self._totals.charged(client, key):
             name, flow = self._totals.flow(client, function)
             flow.repeats += 1
@@ -180,11 +182,23 @@ class Meter:
             self._spent(client, allowance, now_s, device_ns)  # it was used all the same
             return False
         remembered = "" if outcome in ASK_AGAIN else key
-        counts = (device_ns, input_bytes, output_bytes, copied_bytes)
-        charge = Charge(client, function, remembered, outcome, *counts, floor(now_s + self._wall_offset_s))
-        self._write_down(charge)
+        second = floor(now_s + self._wall_offset_s)
+        charge = Charge(
+            client, function, remembered, outcome, device_ns, input_bytes, output_bytes, copied_bytes, second
+        )
+        try:
+            (self._journal or self._begin()).write(charge)
+        except OSError as error:
+            if self._journal is not None and self._journal.torn:
+                self._end()
+            raise self._unavailable(error) from error
         self._count(charge, allowance, now_s)
         return True
+
+    def received(self, client: str, key: str) -> None:
+        """The answer to what was charged under this key has come: if it is run again, once that answer is forgotten, it
+        is another request."""
+        self._totals.forget(client, key)
 
     def refused(self, client: str, function: str, outcome: str, admitted: bool = False) -> None:
         """A request was answered without having been begun. admitted: but `admit` had been asked."""
@@ -193,15 +207,6 @@ class Meter:
         name, flow = self._totals.flow(client, function)
         flow.outcomes[outcome] = flow.outcomes.get(outcome, 0) + 1
         self._changes(name)
-
-    def _write_down(self, charge: Charge) -> None:
-        try:
-            journal = self._journal or self._begin()
-            journal.write(charge)
-        except OSError as error:
-            if self._journal is not None and self._journal.torn:
-                self._end()
-            raise self._unavailable(error) from error
 
     def _count(self, charge: Charge, allowance: Allowance, at_s: float) -> None:
         self._changes(self._totals.add(charge))
@@ -254,7 +259,7 @@ class Meter:
         now_s = self._clock()
         for held in self._held.values():
             held.count(now_s)
-        return Usage(self._totals.usage(), self._holdings()).of(client)
+        return Usage(self._totals.usage(client), self._holdings()).of(client)
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """Requests so far by client and outcome."""

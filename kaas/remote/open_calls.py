@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -26,25 +26,54 @@ class TryAgain(Exception):
 
 
 class Call(Pending):
-    """An Invoke. invoke, frames: as it was sent, and is sent again. nbytes: its part of the credit. expires_s: when its
-    deadline is over. tried_until_s: until when it is asked again."""
+    """An Invoke. invoke, frames: as it was sent, and is sent again. nbytes: its part of the credit. make: its value out
+    of the frames that come. begun_s: since when it is tried. expires_s: when its deadline is over."""
 
-    __slots__ = ("deadline_s", "expires_s", "frames_out", "invoke", "nbytes", "tried_until_s")
+    __slots__ = ("begun_s", "deadline_s", "expires_s", "frames_out", "invoke", "label", "make", "nbytes")
 
     def __init__(
-        self, source: Source, invoke: wire.Invoke, frames: Sequence[Any], nbytes: int, patience_s: float
+        self,
+        source: Source,
+        invoke: wire.Invoke,
+        frames: Sequence[bytes],
+        nbytes: int,
+        make: Callable[[Sequence[Any]], Any],
+        label: str,
     ) -> None:
         super().__init__(source, invoke.number)
-        self.invoke, self.frames_out, self.nbytes = invoke, frames, nbytes
-        now_s = monotonic()
+        self.invoke, self.frames_out, self.nbytes, self.make, self.label = invoke, frames, nbytes, make, label
+        self.begun_s = now_s = monotonic()
         self.deadline_s = deadline_s = invoke.deadline_s
         self.expires_s = None if deadline_s is None else now_s + deadline_s
-        self.tried_until_s = now_s + (patience_s if deadline_s is None else deadline_s)
 
     def again(self, number: int) -> None:
-        """It is sent once more, with the time that is left."""
+        """It is sent once more, or late, with the time that is left."""
         left_s = None if self.expires_s is None else max(1e-3, self.expires_s - monotonic())
         self.invoke = replace(self.invoke, number=number, deadline_s=left_s)
+
+    def again_s(self, failure: wire.Failure, patience_s: float) -> float | None:
+        """After which time it is asked again; None: not any more."""
+        if failure.retry_s is None:
+            return None
+        pause_s = failure.retry_s * random.uniform(1, 1 + JITTER)
+        until_s = self.begun_s + patience_s if self.expires_s is None else self.expires_s
+        return pause_s if monotonic() + pause_s < until_s else None
+
+    def check(self, limits: wire.Limits) -> None:
+        """
+        Raises:
+            RequestTooLarge: an input is more than one message may carry
+        """
+        most = max(map(len, self.frames_out), default=0)
+        if most > limits.frame_bytes:
+            raise RequestTooLarge(
+                f"an input of {most} bytes is more than one message to the server may carry, {limits.frame_bytes}: "
+                "put it there first",
+                needed_bytes=most,
+                capacity_bytes=limits.frame_bytes,
+                excess_bytes=most - limits.frame_bytes,
+                task=self.label,
+            )
 
     def expired(self) -> DeadlineExceeded:
         return DeadlineExceeded(
@@ -62,14 +91,6 @@ class Question(Pending):
     def __init__(self, source: Source, header: Any, frames: Sequence[Any]) -> None:
         super().__init__(source, header.number)
         self.header, self.frames_out = header, frames
-
-
-def again_s(failure: wire.Failure, call: Call) -> float | None:
-    """After which time a call is asked again."""
-    if failure.retry_s is None:
-        return None
-    pause_s = failure.retry_s * random.uniform(1, 1 + JITTER)
-    return pause_s if monotonic() + pause_s < call.tried_until_s else None
 
 
 def too_large(nbytes: int, limits: wire.Limits | None) -> RequestTooLarge:

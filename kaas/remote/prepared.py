@@ -1,69 +1,24 @@
-"""A call of a function at a server, checked, and what is still open of it until it is sent."""
+"""A call of a function at a server, checked, as it is sent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from time import monotonic
+from collections.abc import Mapping
 from typing import Any
 
-from kaas.errors import InvalidRequest, RequestTooLarge
+from kaas.errors import InvalidRequest
 from kaas.function import Options
 from kaas.remote import wire
-from kaas.remote.remote_function import Make, Packed, RemoteFunction, RemoteTask, packed
+from kaas.remote.open_calls import Call
+from kaas.remote.remote_calls import RemoteCalls
+from kaas.remote.remote_function import RemoteFunction, packed
+from kaas.request import encode_scalars
 
 KEY_BYTES = 64
 """Of a key of idempotency, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A call, checked. nbytes: what it takes of the client's credit."""
-
-    task: RemoteTask
-    packed: Packed
-    deadline_s: float | None
-    key: str
-    store: dict[str, str]
-    trace: str
-    make: Make
-    nbytes: int
-    begun_s: float
-
-    def invoke(self, session: str) -> Callable[[int], wire.Invoke]:
-        """Of the number that it gets. Its deadline counts from when it was prepared."""
-        left_s = self.deadline_s
-        if left_s is not None:
-            left_s = max(1e-3, left_s - (monotonic() - self.begun_s))
-        return lambda number: wire.Invoke(
-            number,
-            self.task.key,
-            self.packed.inputs,
-            self.packed.scalars,
-            self.key or f"{session}-{number}",
-            left_s,
-            self.store,
-            self.trace,
-        )
-
-    def check(self, limits: wire.Limits | None) -> None:
-        """
-        Raises:
-            RequestTooLarge: an input is more than one message may carry
-        """
-        most = max(map(len, self.packed.frames), default=0)
-        if limits is not None and most > limits.frame_bytes:
-            raise RequestTooLarge(
-                f"an input of {most} bytes is more than one message to the server may carry, {limits.frame_bytes}: "
-                "put it there first",
-                needed_bytes=most,
-                capacity_bytes=limits.frame_bytes,
-                excess_bytes=most - limits.frame_bytes,
-                task=self.task.label,
-            )
-
-
 def prepare(
+    calls: RemoteCalls,
     function: RemoteFunction,
     inputs: Mapping[str, Any] | None,
     scalars: Mapping[str, Any] | None,
@@ -71,20 +26,25 @@ def prepare(
     key: str,
     store: Mapping[str, str] | None,
     trace: str,
-) -> Prepared:
-    """
+) -> Call:
+    """Its deadline counts from now.
+
     Raises:
         InvalidRequest
     """
-    begun_s = 0.0
     if deadline_s is not None:
         Options(deadline_s=deadline_s)
-        begun_s = monotonic()
     if key and not (isinstance(key, str) and len(key.encode()) <= KEY_BYTES):
         raise InvalidRequest(f"a key is text of up to {KEY_BYTES} bytes, not {key!r}")
     task, given = function.chosen({} if inputs is None else inputs)
-    sent = packed(task, given, scalars)
-    kept = dict(store or {})
-    make = task.making(kept)
-    nbytes = sent.nbytes + sum([size for name, size in task.output_bytes.items() if name not in kept])
-    return Prepared(task, sent, deadline_s, key, kept, trace, make, nbytes, begun_s)
+    named, frames = packed(task, given)
+    encoded = encode_scalars(task, scalars) if scalars or task.scalars else {}
+    make, reply_bytes, kept = task.make, task.reply_bytes, {}
+    if store:
+        kept = dict(store)
+        make = task.making(kept)
+        reply_bytes -= sum(task.output_bytes[name] for name in kept)
+    number = next(calls.numbers)
+    own_key = key or f"{calls.key_prefix}{number}"
+    invoke = wire.Invoke(number, task.key, named, encoded, own_key, deadline_s, kept, trace)
+    return Call(calls, invoke, frames, sum(map(len, frames)) + reply_bytes, make, task.label)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from secrets import token_hex
 from time import monotonic
 from typing import Any
 
-from kaas.errors import DeadlineExceeded, KaasError, NotInitialized, Unreachable
+from kaas.errors import DeadlineExceeded, KaasError, NotInitialized, RequestTooLarge, Unreachable
 from kaas.futures import Pending
 from kaas.pool.lines import AnyLine, LineLost
 from kaas.receiving import Receiver
@@ -19,7 +20,7 @@ from kaas.remote.connecting import Way
 from kaas.remote.credit import Credit
 from kaas.remote.failures import error_of
 from kaas.remote.later import Later
-from kaas.remote.open_calls import Call, Question, TryAgain, again_s, too_large
+from kaas.remote.open_calls import Call, Question, TryAgain, too_large
 from kaas.remote.remote_line import RemoteLine
 
 GRACE_S = 1.0
@@ -31,14 +32,21 @@ TAKEN_EVERY = 64
 
 
 class RemoteCalls:
-    """A source of futures. session: this program, to the server."""
+    """A source of futures.
+
+    Fields:
+        session: this program, to the server. numbers: of its questions, each a new one. key_prefix: with that of a call
+            it is the call's own key of idempotency.
+    """
 
     def __init__(self, way: Way, patience_s: float) -> None:
         self._way, self._patience_s = way, patience_s
+        weakref.finalize(self, way.abandon).atexit = False
         self._pid = os.getpid()
         self.session = token_hex(16)
+        self.key_prefix = f"{self.session[:16]}-"
+        self.numbers = count(1)
         self.stopped = threading.Event()
-        self._numbers = count(1)
         self._later = Later("kaas-later")
         self._receiver = Receiver[wire.FromServer](self._take, self._line_lost)
         self.lock = self._receiver.lock  # guards all that follows, and what is pending
@@ -54,32 +62,35 @@ class RemoteCalls:
 
     # --- asking
 
-    def room(self, nbytes: int) -> Pending | None:
-        """Take credit for a request: None if there was enough, else what ends when it has been taken.
+    def submit(self, call: Call) -> Pending | None:
+        """Send an Invoke, if there is credit for it. Else what ends when that has been taken: then it is to be
+        `submit_late`d.
 
         Raises:
-            NotInitialized
+            NotInitialized, RequestTooLarge
         """
         self._check()
+        limits = self._credit.limits
+        if limits is not None and call.nbytes > limits.frame_bytes:
+            call.check(limits)
+        if self._entered(call, taken=False):
+            if not call.number % TAKEN_EVERY:
+                self._receiver.take_all()
+            return None
         with self.lock:
-            if self._credit.take(nbytes):
-                return None
-            room = Pending(self, -next(self._numbers))
-            self._credit.waiting.append((room, nbytes))
+            room = Pending(self, -next(self.numbers))
+            self._credit.waiting.append((room, call.nbytes))
         self._connect()
         self._grant()
         return room
 
-    def await_room(self, nbytes: int, deadline_s: float | None) -> None:
-        """As `room`, by blocking.
+    def await_room(self, room: Pending, deadline_s: float | None) -> None:
+        """Until credit has been taken.
 
         Raises:
             DeadlineExceeded, Unreachable
             RequestTooLarge: there will never be so much
         """
-        room = self.room(nbytes)
-        if room is None:
-            return
         self._receiver.wait(room, deadline_s)
         if not room.ended and room.end(cancelled=True):
             self.forget(room)
@@ -95,24 +106,34 @@ class RemoteCalls:
             self._credit.give(nbytes)
         self._grant()
 
-    def submit(
-        self, make: Callable[[int], wire.Invoke], frames: Sequence[Any], nbytes: int, deadline_s: float | None = None
-    ) -> Call:
-        """Send an Invoke, for which credit has been taken. deadline_s: that it had, before it waited for that."""
-        number = next(self._numbers)
-        call = Call(self, make(number), frames, nbytes, self._patience_s)
-        call.deadline_s = deadline_s
-        self._enter(call)
-        if not number % TAKEN_EVERY:
-            self._receiver.take_all()
-        return call
+    def submit_late(self, call: Call) -> None:
+        """Send an Invoke, now that credit has been taken for it.
 
-    def _enter(self, call: Call) -> None:
+        Raises:
+            RequestTooLarge
+        """
+        limits = self._credit.limits
+        if limits is not None:
+            try:
+                call.check(limits)
+            except RequestTooLarge:
+                self.leave_room(call.nbytes)
+                raise
+        call.begun_s = monotonic()
+        call.again(call.number)
+        self._entered(call, taken=True)
+
+    def _entered(self, call: Call, *, taken: bool) -> bool:
+        """Whether there was credit for it. taken: it has been taken already."""
+        due: tuple[int, ...] = ()
         with self.lock:
+            if not taken and not self._credit.take(call.nbytes):
+                return False
             ended, line = self._ended, self._line
             if ended is None:
                 self._open[call.invoke.number] = call
-            due = self._credit.due() if line is not None else ()
+                if line is not None:
+                    due = self._credit.due()
         if ended is not None:
             call.end(error=ended)
         elif line is None:
@@ -121,11 +142,12 @@ class RemoteCalls:
             if due:
                 self._send(line, wire.Received(due))
             self._post(line, call)
+        return True
 
     def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> Pending:
         """Anything but an Invoke; what comes of it are the answer's header and its frames, or TryAgain."""
         self._check()
-        question = Question(self, make(next(self._numbers)), frames)
+        question = Question(self, make(next(self.numbers)), frames)
         with self.lock:
             self._questions[question.number] = question
             line = self._line
@@ -145,8 +167,12 @@ class RemoteCalls:
             raise NotInitialized("this process was forked from one with a client: it needs one of its own")
 
     def _post(self, line: RemoteLine, call: Call) -> None:
-        if not self._draining:  # else it goes to the server's next life
-            self._send(line, call.invoke, call.frames_out)
+        if self._draining:  # it goes to the server's next life
+            return
+        try:
+            line.send(call.invoke, call.frames_out)
+        except LineLost:
+            self._line_lost(line)
 
     def _send(self, line: RemoteLine, header: wire.FromClient, frames: Sequence[Any] = ()) -> None:
         try:
@@ -225,35 +251,44 @@ class RemoteCalls:
             question.end(error=TryAgain(error_of(header), header.retry_s))
 
     def _answered(self, number: int, frames: Sequence[Any], failure: wire.Failure | None) -> None:
-        pause_s = None
+        error = None if failure is None else error_of(failure)
+        pause_s, nbytes = None, 0
+        callbacks: Sequence[Callable[[], Any]] = ()
         with self.lock:
+            credit = self._credit
             call = self._open.pop(number, None)
             if call is None:
                 if number in self._cancelled:
-                    self._credit.give(self._cancelled.pop(number))
+                    credit.give(self._cancelled.pop(number))
             else:
-                pause_s = None if failure is None else again_s(failure, call)
+                nbytes = call.nbytes
+                if failure is not None:
+                    pause_s = call.again_s(failure, self._patience_s)
                 if pause_s is None:
-                    self._credit.give(call.nbytes)
+                    credit.give(nbytes)
                     self._receiver.unwatch(call.number)
+                    if not call.ended:
+                        call.settle(frames, error)
+                        callbacks = call.callbacks
                 else:
                     self._resting[call.number] = call
-            first = self._credit.answered(number, 0 if call is None else call.nbytes)
+            first = credit.answered(number, nbytes)
         if first:
             self._later.after(ACKNOWLEDGED_S, self._acknowledge)
         if call is not None and pause_s is not None:
             self._later.after(pause_s, lambda: self._again(call))
-        elif call is not None:
-            call.end(frames, None if failure is None else error_of(failure))
-        self._grant()
+        elif callbacks:
+            self._receiver.call(callbacks)
+        if credit.waiting:
+            self._grant()
 
     def _again(self, call: Call) -> None:
-        number = next(self._numbers)
+        number = next(self.numbers)
         with self.lock:
             if self._resting.pop(call.number, None) is None:
                 return
         call.again(number)
-        self._enter(call)
+        self._entered(call, taken=True)
 
     def _acknowledge(self) -> None:
         with self.lock:
@@ -369,6 +404,8 @@ class RemoteCalls:
         """What has no answer ends with NotInitialized, and does not run if it has not begun; once more changes
         nothing."""
         closed = NotInitialized("this client is closed")
+        if os.getpid() != self._pid:
+            return  # it is the other process's
         with self.lock:
             if self._ended is not None:
                 return

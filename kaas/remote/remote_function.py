@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from kaas.arguments import Buffer, Scalar
 from kaas.dtypes import numpy_dtype
 from kaas.errors import InvalidRequest
 from kaas.executor.tensors import on_host
 from kaas.pool.held_ref import HeldRef
 from kaas.pool.outputs import array_of, outputs_from
-from kaas.pool.packing import Packing
 from kaas.remote import wire
-from kaas.request import check_taken, encode_scalars, input_bytes, mapping, outputs_type
+from kaas.request import View, check_taken, input_bytes, mapping, outputs_type
 from kaas.variant import by_position, choose, of_shapes
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class RemoteTask:
     Fields:
         key: by which the server knows it. given: the inputs that travel. taken: those that callers give, in order: the
             same, but for a model's inputs that no kernel reads. layouts: NumPy dtypes and sizes in bytes of the given.
-        output_bytes: of each output.
+        output_bytes: of each output. reply_bytes: of all.
     """
 
     key: str
@@ -58,6 +59,7 @@ class RemoteTask:
     iterations: int | Scalar = field(repr=False)
     layouts: Mapping[str, tuple[Any, int]] = field(repr=False)
     output_bytes: Mapping[str, int] = field(repr=False)
+    reply_bytes: int = field(repr=False)
     make: Make = field(repr=False)
 
     @classmethod
@@ -81,6 +83,7 @@ class RemoteTask:
             iterations,
             {name: (numpy_dtype(buffer.dtype), buffer.nbytes) for name, buffer in given.items()},
             {buffer.name: buffer.nbytes for buffer in outputs},
+            sum(buffer.nbytes for buffer in outputs),
             outputs_from(outputs),
         )
 
@@ -175,18 +178,8 @@ class RemoteFunction:
 # --- an invocation
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """What an Invoke says. nbytes: of its frames."""
-
-    inputs: dict[str, wire.Input]
-    scalars: dict[str, bytes]
-    frames: list[bytes]
-    nbytes: int
-
-
-def packed(task: RemoteTask, inputs: Mapping[str, Any], scalars: Mapping[str, Any] | None) -> Packed:
-    """With copies of the values, so that they may be written to again.
+def packed(task: RemoteTask, inputs: Mapping[str, Any]) -> tuple[dict[str, wire.Input], list[bytes]]:
+    """Inputs as an Invoke names them, and its frames: copies of the values, so that they may be written to again.
 
     Raises:
         InvalidRequest
@@ -194,37 +187,24 @@ def packed(task: RemoteTask, inputs: Mapping[str, Any], scalars: Mapping[str, An
     inputs = mapping(task, "inputs", inputs)
     if inputs.keys() != task.given.keys():
         check_taken(repr(task.label), task.label, task.given.values(), inputs)
-    encoded = encode_scalars(task, scalars) if scalars or task.scalars else {}
-    packing = Packing(_STORE)
-    for name, value in inputs.items():
-        packing.add(task.given[name], task.layouts[name], value)
     named: dict[str, wire.Input] = {}
     frames: list[bytes] = []
-    for name, data in packing.values:
-        frames.append(data)
-        named[name] = wire.Input(len(frames))
-    for item in packing.objects:
-        ref = packing.refs[item.ref]
-        if isinstance(ref, RemoteObject):
-            named[item.buffer] = wire.Input(object=ref.name, offset=item.offset_bytes or 0)
+    for name, value in inputs.items():
+        dtype, nbytes = task.layouts[name]
+        if type(value) is np.ndarray and value.dtype == dtype and value.nbytes == nbytes and value.flags.c_contiguous:
+            frames.append(value.tobytes())  # nearly always: nothing is left to be checked
+            named[name] = wire.Input(len(frames))
+            continue
+        buffer = task.given[name]
+        source, offset = (value.source, value.offset_bytes) if isinstance(value, View) else (value, None)
+        if isinstance(source, RemoteObject):
+            source.check_fit(buffer, offset)
+            named[name] = wire.Input(object=source.name, offset=offset or 0)
         else:
-            frames.append(ref)
-            named[item.buffer] = wire.Input(len(frames))
-    return Packed(named, encoded, frames, sum(map(len, frames)))
+            frames.append(bytes(input_bytes(buffer, on_host(name, value))))
+            named[name] = wire.Input(len(frames))
+    return named, frames
 
 
-class _Store:
-    """Where packing finds that a value is at the server already; others travel as frames."""
-
-    def is_ref(self, value: Any) -> bool:
-        return isinstance(value, RemoteObject)
-
-    def put(self, value: Any) -> bytes:
-        return bytes(value)
-
-    def complete(self, _: Sequence[Any]) -> bool:
-        return True
-
-
-_STORE = _Store()
-_is_object = _STORE.is_ref
+def _is_object(value: Any) -> bool:
+    return isinstance(value, RemoteObject)

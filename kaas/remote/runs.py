@@ -6,26 +6,32 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 
 import msgspec
 
-from kaas.errors import Cancelled, InvalidRequest, PoolStopped, UsageUnavailable
+from kaas.errors import Cancelled, DeadlineExceeded, InvalidRequest, PoolStopped, UsageUnavailable
 from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
 from kaas.pool.trace_context import continued
-from kaas.remote import wire
+from kaas.pool.transport import Call
+from kaas.remote import lasting, wire
 from kaas.remote.answers import failure_of
 from kaas.remote.holdings import Holdings
-from kaas.remote.invocations import given_values, invocation_of
+from kaas.remote.invocations import check_deadline, given_values, invocation_of
 from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
-from kaas.remote.steps import Steps
+from kaas.remote.steps import Made, Steps
+from kaas.remote.values import Given
 
-ENTRY_BYTES, FAILURE_BYTES = 512, 32 << 10
-"""What an answer that is kept takes beside its bytes, and one that is a failure, at most."""
+ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
+"""What an answer that is kept takes beside its bytes, and each of its outputs does; one that is a failure in all."""
+SUCCEEDED = "succeeded"
+
+T = TypeVar("T")
 
 
 class Runs:
@@ -43,7 +49,8 @@ class Runs:
         self._service, self._pool, self._holdings = service, service.pool, holdings
         self._closed, self._meter, self._steps = closed, meter, steps
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed_for_good = False
 
     def ask(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         """frames: with the header. What was asked before, by this number or by its key, is the same request.
@@ -55,30 +62,30 @@ class Runs:
         if known is not None:
             if known.run.done and known.sent is not session.channel:
                 self._send(known)
-        elif message.number in session.tasks:
+            return
+        if message.number in session.tasks:
             raise InvalidRequest(f"question {message.number} is not answered yet")
-        elif not (message.key and self._joined(session, message)):
+        client, key = session.client, message.key
+        if len(key.encode()) > LONGEST_NAME:
+            raise InvalidRequest(f"a key has at most {LONGEST_NAME} bytes of UTF-8, not {len(key.encode())}")
+        run = client.runs.get(key) or client.finished.get(key) if key else None
+        if run is None:
             self._begin(session, message, frames)
+        else:
+            self._join(session, message, run)
 
-    def _joined(self, session: Session, message: wire.Invoke) -> bool:
-        """Whether a request is known by its key, and is waited for once more.
+    def _join(self, session: Session, message: wire.Invoke, run: Run) -> None:
+        """A request that is known by its key is waited for once more.
 
         Raises:
             InvalidRequest, QueueFull
         """
-        client, key = session.client, message.key
-        if len(key) > LONGEST_NAME:
-            raise InvalidRequest(f"a key has at most {LONGEST_NAME} characters, not {len(key)}")
-        run = client.runs.get(key) or client.finished.get(key, self._loop.time())
-        if run is None:
-            return False
         if run.asked != message.function:
-            raise InvalidRequest(f"key {key!r} is of a request to another function, {run.asked!r}")
-        client.check(run.nbytes)
+            raise InvalidRequest(f"key {run.key!r} is of a request to another function, {run.asked!r}")
+        session.client.check(run.nbytes)
         wait = _wait(session, message.number, run, run.nbytes)
         if run.done:
             self._send(wait)
-        return True
 
     def _begin(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         if self.draining:
@@ -86,59 +93,128 @@ class Runs:
         client = session.client
         remote = self._holdings.functions.named(client.name, message.function)
         function = remote.function
-        input_bytes = sum([len(frame) for frame in frames]) - len(frames[0])
+        input_bytes = sum(map(len, frames)) - len(frames[0])
         nbytes = sum(function.output_bytes)
         client.check(input_bytes + nbytes)
         outputs = self._outputs(client, remote, message.store) if message.store else remote.outputs
         run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
         if message.store or remote.after:
             run.store, run.remote = message.store, remote
-        request = None if remote.before else self._request(run, message, frames, remote)
+        if remote.before or remote.after or remote.etask is not None:
+            run.ends_s = self._ends_s(message)
+        request = None
+        self._meter.admit(client.name)
+        try:
+            if remote.before or remote.etask is not None:
+                self._prepare(run, message, frames, remote)
+            else:
+                request = self._request(run, message, frames, remote)
+        except BaseException as error:
+            self._meter.refused(client.name, run.label, type(error).__name__, admitted=True)
+            raise
         _wait(session, message.number, run, input_bytes + nbytes)
         if message.key:
             client.runs[message.key] = run
         if request is not None:
+            run.moved_bytes = input_bytes
             request.answer.add_done_callback(partial(self._answered, run, request))
-        else:
-            run.task = self._task(self._before(run, message, frames, remote))
 
     def _request(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> Request:
-        """What the pool is asked for.
+        """What the pool is asked for, of one that was admitted.
 
         Raises:
             KaasError
         """
-        client = run.client.name
-        invocation, payload = invocation_of(client, message, frames, remote, self._holdings.values)
-        self._meter.admit(client)
-        try:
-            request = self._service.begin(remote.function, invocation, payload, None, "")
-        except BaseException as error:
-            self._meter.refused(client, run.label, type(error).__name__, admitted=True)
-            raise
-        if message.trace:
-            request.trace = continued(message.trace)
+        invocation, payload = invocation_of(run.client.name, message, frames, remote, self._holdings.values)
+        return self._begun(run, self._service.call(remote.function, invocation, payload, ""), message.trace)
+
+    def _begun(self, run: Run, call: Call, trace: str) -> Request:
+        request = self._pool.begin(call)
+        if trace:
+            request.trace = continued(trace)
             run.trace = request.trace.traceparent
         run.request = request
         return request
 
-    async def _before(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
-        """Have a step make the inputs out of what came."""
-        try:
-            made = await self._steps.run(remote.before, given_values(message, frames))
+    # --- steps
+
+    def _ends_s(self, message: wire.Invoke) -> float | None:
+        """When its deadline is over.
+
+        Raises:
+            InvalidRequest
+        """
+        check_deadline(message.deadline_s)
+        return None if message.deadline_s is None else self._loop.time() + message.deadline_s
+
+    def _prepare(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
+        """Have a step make the inputs out of what came, and of an eTask have them where it finds them.
+
+        Raises:
+            InvalidRequest
+        """
+        given = given_values(message, frames) if remote.before else None
+        run.task = self._task(self._call(run, message, frames, remote, given))
+        run.task.add_done_callback(partial(self._prepared, run, message.trace))
+
+    async def _call(
+        self,
+        run: Run,
+        message: wire.Invoke,
+        frames: Sequence[Any],
+        remote: RemoteFunction,
+        given: Mapping[str, Any] | None,
+    ) -> Call:
+        """
+        Raises:
+            KaasError
+        """
+        if given is not None:
+            made = await self._step(run, remote.before, given)
             inputs = {name: wire.Input(frame=frame) for frame, name in enumerate(made, 1)}
-            message = msgspec.structs.replace(message, inputs=inputs)
-            request = self._request(run, message, [b"", *made.values()], remote)
+            frames = [b"", *(each.data for each in made.values())]
+            message = msgspec.structs.replace(message, inputs=inputs, deadline_s=self._left_s(run))
+        client, values = run.client.name, self._holdings.values
+        run.moved_bytes = sum(map(len, frames)) - len(frames[0])
+        if remote.etask is not None:
+            return await remote.etask.call(client, message, frames, remote, values)
+        return self._service.call(remote.function, *invocation_of(client, message, frames, remote, values), "")
+
+    def _left_s(self, run: Run) -> float | None:
+        return None if run.ends_s is None else max(1e-3, run.ends_s - self._loop.time())
+
+    def _prepared(self, run: Run, trace: str, task: asyncio.Future[Call]) -> None:
+        run.task = None
+        try:
+            call = task.result()
+            if not run.waits:
+                raise asyncio.CancelledError  # too late for the step
+            request = self._begun(run, call, trace)
+        except asyncio.CancelledError:  # and all who waited know
+            self._meter.refused(run.client.name, run.label, "cancelled", admitted=True)
+            self._end(run)
         except Exception as error:  # noqa: BLE001 - who waits is told
+            self._meter.refused(run.client.name, run.label, type(error).__name__, admitted=True)
             _fail(run, error)
             self._end(run)
-        except asyncio.CancelledError:
-            self._end(run)
-            raise
         else:
             request.answer.add_done_callback(partial(self._answered, run, request))
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    async def _step(self, run: Run, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
+        """
+        Raises:
+            StepFailed, DeadlineExceeded
+        """
+        begun_s = self._loop.time()
+        try:
+            async with asyncio.timeout_at(run.ends_s):
+                return await self._steps.run(name, values)
+        except TimeoutError as error:
+            left_s = (run.ends_s or begun_s) - begun_s
+            message = f"step {name!r} did not end within the {left_s:.3f} s that were left of the request's deadline"
+            raise DeadlineExceeded(message, task=run.label, deadline_s=left_s) from error
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -150,13 +226,13 @@ class Runs:
         Raises:
             InvalidRequest, QuotaExceeded
         """
+        if len({*store.values()}) != len(store):
+            raise InvalidRequest("two outputs cannot be stored under one name")
+        if remote.after:  # what that makes is known once it is made
+            return remote.outputs
         sizes = dict(zip(remote.outputs, remote.function.output_bytes, strict=True))
         for name in store.keys() - sizes.keys():
             raise InvalidRequest(f"function {remote.function.label!r} has no output {name!r} to store", buffer=name)
-        if remote.after:
-            raise InvalidRequest(f"step {remote.after!r} makes what comes out of the outputs: none can be stored")
-        if len({*store.values()}) != len(store):
-            raise InvalidRequest("two outputs cannot be stored under one name")
         self._holdings.values.check_room(client.name, {store[name]: sizes[name] for name in store})
         return tuple(name for name in remote.outputs if name not in store)
 
@@ -171,41 +247,74 @@ class Runs:
             outcome = run.failure.error
         else:
             run.frames = answer.result()
-            outcome = "succeeded"
-        run.nbytes = sum([len(frame) for frame in run.frames])
+            outcome = SUCCEEDED
+        run.nbytes = sum(map(len, run.frames))
+        run.moved_bytes += run.nbytes
         if self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
             request.left = partial(self._left, run, request, outcome)
+        elif run.remote is not None and outcome == SUCCEEDED:
+            self._task(self._after(run, request, run.remote))
+            return
         else:
-            try:
-                self._charge(run, request, outcome)
-            except UsageUnavailable as error:  # nothing is given that is not charged
-                _fail(run, error)
-        if run.remote is None or run.failure is not None or not run.waits:
-            self._end(run)
-        else:
-            self._task(self._after(run, run.remote))
+            self._settle(run, request, outcome)
+        self._end(run)
 
-    async def _after(self, run: Run, remote: RemoteFunction) -> None:
-        """Store outputs, or have a step make others out of them."""
-        come = []
+    async def _after(self, run: Run, request: Request, remote: RemoteFunction) -> None:
+        """Have a step make other outputs out of them, and store those that stay."""
+        outcome = SUCCEEDED
+        found = {
+            name: Made(dtype, shape, frame)
+            for name, (dtype, shape), frame in zip(remote.outputs, remote.function.outputs, run.frames, strict=True)
+        }
         try:
             if remote.after:
-                made = await self._steps.run(remote.after, dict(zip(remote.outputs, run.frames, strict=True)))
-                run.outputs, run.frames = tuple(made), list(made.values())
-                run.nbytes = sum(map(len, run.frames))
-                return
-            for name, (dtype, shape), frame in zip(remote.outputs, remote.function.outputs, run.frames, strict=True):
-                if name in run.store:
-                    await self._holdings.values.store(run.client.name, run.store[name], dtype, shape, frame)
-                else:
-                    come.append(frame)
-            run.frames, run.nbytes = come, sum(map(len, come))
+                found = await self._step(run, remote.after, {name: each.data for name, each in found.items()})
+            for name in run.store.keys() - found.keys():
+                raise InvalidRequest(f"step {remote.after!r} has made no output {name!r} to store", buffer=name)
+            come = {name: each.data for name, each in found.items() if name not in run.store}
+            run.outputs, run.frames, run.nbytes = tuple(come), list(come.values()), sum(map(len, come.values()))
         except Exception as error:  # noqa: BLE001 - who waits is told
+            outcome = type(error).__name__
             _fail(run, error)
-        finally:
-            self._end(run)
+        self._settle(run, request, outcome)
+        if run.failure is None and run.store:
+            named = [Given(stored, *found[name]) for name, stored in run.store.items()]
+            try:
+                await self._holdings.values.store(run.client.name, named, self._lasting(run))
+            except Exception as error:  # noqa: BLE001 - who waits is told
+                run.lasting = False
+                _fail(run, error)
+        self._end(run)
+
+    def _lasting(self, run: Run) -> dict[str, dict[str, bytes]]:
+        """What is to be written down of its answer, for it is not to be run again."""
+        run.lasting = bool(run.key) and run.client.finished.takes(_kept_bytes(run))
+        if not run.lasting:
+            return {}
+        said = lasting.entry(run.client.name, run.key, run.asked, run.label, run.outputs, run.frames)
+        return {lasting.ANSWERS: {run.key: said}}
+
+    def remember(self, client: Client, answer: lasting.Lasting) -> None:
+        """An answer of an earlier life."""
+        nbytes = sum(map(len, answer.frames))
+        run = Run(client, answer.key, answer.asked, answer.label, answer.outputs, 0, nbytes, done=True, lasting=True)
+        run.frames = answer.frames
+        client.finished.add(answer.key, run, _kept_bytes(run), self._loop.time())
+
+    def forgotten(self, key: str, run: Run) -> None:
+        """Its answer is not kept any more."""
+        if run.lasting:
+            self._holdings.answers.remove(run.client.name, key)
+
+    def _settle(self, run: Run, request: Request, outcome: str) -> None:
+        try:
+            self._charge(run, request, outcome)
+        except UsageUnavailable as error:  # nothing is given that is not charged
+            _fail(run, error)
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:
+        if self._closed_for_good:  # so is the usage
+            return
         with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
             self._charge(run, request, outcome)
 
@@ -214,18 +323,18 @@ class Runs:
         Raises:
             UsageUnavailable
         """
-        sizes = run.input_bytes, run.nbytes
+        sizes = run.input_bytes, run.nbytes, run.moved_bytes
         self._meter.ended(run.client.name, run.label, run.key, outcome, *sizes, request.record)
 
     def _end(self, run: Run) -> None:
         """Tell all who wait."""
         run.done, run.request, run.remote, run.task = True, None, None, None
         client, key = run.client, run.key
-        if key:
+        if key and client.runs.get(key) is run:
             del client.runs[key]
-            if run.waits and (run.failure is None or run.failure.retry_s is None):
-                nbytes = ENTRY_BYTES + run.nbytes if run.failure is None else FAILURE_BYTES
-                client.finished.add(key, run, nbytes, self._loop.time())
+            if (run.waits or run.lasting) and (run.failure is None or run.failure.retry_s is None):
+                nbytes = FAILURE_BYTES if run.failure is not None else _kept_bytes(run)
+                client.finished.add(key, run, nbytes, monotonic())
         waits, run.waits = run.waits, []
         for wait in waits:
             client.held_bytes += run.nbytes - wait.nbytes
@@ -246,15 +355,10 @@ class Runs:
             sent = session.channel.send(wire.Result(wait.number, run.outputs, run.trace), run.frames)
         else:
             sent = session.channel.send(_numbered(run.failure, wait.number, run.trace))
-        if sent:
-            wait.sent = session.channel
-        else:
-            wait.sent = None
-            session.unsent.add(wait.number)
+        wait.sent = session.channel if sent else None
 
     def send_again(self, session: Session) -> None:
         """On a new connection: all that has not been received."""
-        session.unsent.clear()
         for wait in session.waits.values():
             if wait.run.done and wait.sent is not session.channel:
                 self._send(wait)
@@ -266,11 +370,9 @@ class Runs:
         for number in numbers:
             wait = session.waits.get(number)
             if wait is not None and wait.run.done:
+                if wait.run.key:
+                    self._meter.received(session.client.name, wait.run.key)
                 self._leave(wait)
-        if session.unsent:  # it reads again
-            unsent, session.unsent = session.unsent, set()
-            for number in unsent & session.waits.keys():
-                self._send(session.waits[number])
 
     def cancel(self, session: Session, number: int) -> None:
         """What others wait for too goes on."""
@@ -291,6 +393,15 @@ class Runs:
         for wait in list(session.waits.values()):
             self._leave(wait)
 
+    def close(self, sessions: Iterable[Session]) -> None:
+        """These programs are told that what they wait for does not come. What runs on is nobody's."""
+        self._closed_for_good = True
+        stopped = PoolStopped("the server has ended")
+        for session in sessions:
+            for wait in session.waits.values():
+                if not wait.run.done:
+                    session.channel.send(failure_of(wait.number, stopped))
+
     def _leave(self, wait: Wait) -> None:
         session, run = wait.session, wait.run
         del session.waits[wait.number]
@@ -309,6 +420,11 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
     return wait
 
 
+def _kept_bytes(run: Run) -> int:
+    """What it takes while its answer, a result, is kept."""
+    return ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
+
+
 def _numbered(failure: wire.Failure, number: int, trace: str) -> wire.Failure:
     return wire.Failure(number, failure.error, failure.message, failure.fields, failure.retry_s, trace)
 
@@ -324,4 +440,5 @@ def _leave_alone(run: Run) -> None:
     if run.request is not None:
         run.request.answer.cancel()
     elif run.task is not None:
-        run.task.cancel()
+        run.task.cancel()  # which takes a while: who asks for it again asks for another one
+        run.client.runs.pop(run.key, None)

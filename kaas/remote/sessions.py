@@ -12,12 +12,13 @@ import msgspec
 
 from kaas.errors import InvalidRequest, QueueFull
 from kaas.pool.records import Request
+from kaas.pool.transport import Call
 from kaas.remote import wire
 from kaas.remote.finished import Finished
 from kaas.remote.making import RemoteFunction
 
 LONGEST_NAME = 64
-"""Characters of a session's id, and of a key of idempotency."""
+"""Bytes of a session's id, and of a key of idempotency."""
 
 
 class Channel(Protocol):
@@ -26,8 +27,13 @@ class Channel(Protocol):
     @property
     def user(self) -> str: ...
 
+    @property
+    def leaving_bytes(self) -> int:
+        """Of what its user, on all channels, was answered and has not taken yet; little answers do not count."""
+        ...
+
     def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
-        """Waits for nobody. False: the program is not there, or does not read."""
+        """Waits for nobody. False: the connection has ended, or does now, since nobody reads."""
         ...
 
     def drop(self) -> None:
@@ -45,7 +51,9 @@ class Run(msgspec.Struct, eq=False):
         request: the pool's, until there is an answer. waits: who has none yet. done: there is one: frames, or failure
             instead. trace: the traceparent of it, if who asked first had one.
         store: names under which outputs are put instead of coming. remote: the function, if something is to be done
-            after it. task: what is done before it.
+            after it. task: what is done before it. ends_s: its deadline, for what is done before and after.
+        lasting: its answer is there in the next life of the server too.
+        moved_bytes: of the kTask's inputs that came, or that a step made of what came, and of its outputs.
     """
 
     client: Client
@@ -63,7 +71,10 @@ class Run(msgspec.Struct, eq=False):
     trace: str = ""
     store: dict[str, str] = {}
     remote: RemoteFunction | None = None
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[Call] | None = None
+    ends_s: float | None = None
+    lasting: bool = False
+    moved_bytes: int = 0
 
 
 class Wait(msgspec.Struct, eq=False):
@@ -82,7 +93,7 @@ class Session:
     """A program. channel: its newest one. tasks: questions of other kinds that take a while.
 
     Fields:
-        lost_s: since when it cannot be reached, None if it can. unsent: numbers of answers that could not be sent.
+        lost_s: since when it cannot be reached, None if it can.
     """
 
     id: str
@@ -90,7 +101,6 @@ class Session:
     channel: Channel
     waits: dict[int, Wait] = field(default_factory=dict)
     tasks: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
-    unsent: set[int] = field(default_factory=set)
     lost_s: float | None = None
 
     @property
@@ -135,6 +145,19 @@ class Client:
             message = (
                 f"client {self.name!r} may have {limits.credit_bytes} bytes of inputs and outputs open: it has "
                 f"{self.held_bytes}, and this request takes {nbytes}"
+            )
+            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
+
+    def check_taken(self, leaving_bytes: int) -> None:
+        """Whether it may have answers that are large: who asks and does not read gets no more.
+
+        Raises:
+            QueueFull
+        """
+        limits = self.limits
+        if leaving_bytes > limits.credit_bytes:
+            message = (
+                f"{leaving_bytes} bytes that client {self.name!r} has asked for are not sent yet: it does not take them"
             )
             raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
 

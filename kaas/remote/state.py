@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,8 +64,21 @@ class State:
         Raises:
             KaasError
         """
+        self.put_all(client, {kind: {name: entry}})
+
+    def put_all(self, client: str, kinds: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Entries of a client by kind and name: all of them, or none.
+
+        Raises:
+            KaasError
+        """
         with _written_down():
-            self._store.put(kind, {_key(client, name): entry})
+            self._store.put_all(
+                {
+                    kind: {_key(client, name): entry for name, entry in entries.items()}
+                    for kind, entries in kinds.items()
+                }
+            )
 
     def remove(self, kind: str, client: str, name: str) -> None:
         """

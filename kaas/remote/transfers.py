@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from kaas.errors import KaasError
 from kaas.futures import Pending
 from kaas.remote import wire
@@ -99,7 +101,7 @@ class Transfers:
             if progress is not None:
                 progress(there, header.bytes)
             value, part = self.answer(flying.popleft())
-            if (value.bytes, value.dtype, value.shape) != (header.bytes, header.dtype, header.shape) or not part:
+            if structs.replace(value, number=header.number) != header or not part:
                 raise TryAgain(KaasError(f"object {name!r} was replaced while it was read"))
             data[there : there + len(part)] = part
             there += len(part)

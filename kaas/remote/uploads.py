@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kaas.errors import InvalidRequest, MissingContent, QueueFull, WrongContent
 from kaas.library import Library
 from kaas.remote import wire
-from kaas.remote.allow import Allowed
+from kaas.remote.allow import SIGNATURE_BYTES, Allowed
 from kaas.remote.contents import KINDS, LIBRARY, Changed, Content, Contents, LimitsOf, no_paths
 from kaas.remote.state import State
 from kaas.remote.tasks import decode_images
@@ -63,7 +63,12 @@ class Uploads:
                 f"an upload is one of {', '.join(KINDS)} and has 1 to {MOST_BYTES} bytes, "
                 f"not {message.kind!r} of {message.bytes}"
             )
+        if len(message.signature) > SIGNATURE_BYTES:  # it is kept, and counts for nothing
+            raise InvalidRequest(f"a signature has {SIGNATURE_BYTES} bytes, not {len(message.signature)}")
         content = self.contents.find(client, message.hash)
+        if content is not None and not content.complete and content.idle and content.nbytes != message.bytes:
+            self.contents.remove(content)  # what was announced before was a mistake, as will be seen of this too
+            content = None
         if content is None:
             content = self.contents.begin(client, message.hash, message.bytes, message.kind, message.signature)
         elif (content.kind, content.nbytes) != (message.kind, message.bytes):

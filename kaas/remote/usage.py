@@ -183,8 +183,15 @@ class Totals:
         if len(known) > KEYS_PER_CLIENT:
             known.popitem(last=False)
 
-    def usage(self) -> tuple[FlowUsage, ...]:
-        return tuple(self.flows[name].usage(*name) for name in sorted(self.flows))
+    def forget(self, client: str, key: str) -> None:
+        keys = self.keys.get(client)
+        if keys is not None:
+            keys.pop(key, None)
+
+    def usage(self, client: str | None = None) -> tuple[FlowUsage, ...]:
+        """Of one client, or all."""
+        names = sorted(name for name in self.flows if client in (None, name[0]))
+        return tuple(self.flows[name].usage(*name) for name in names)
 
 
 def told(usage: Usage) -> Any:

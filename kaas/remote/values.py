@@ -9,7 +9,8 @@ import asyncio
 import hashlib
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from kaas.dtypes import DTYPE_BYTES
 from kaas.errors import InvalidRequest, KaasError, UnknownObject, WrongSize
 from kaas.pool.objects import Held, HeldObjects
 from kaas.remote import wire
+from kaas.remote.connections import Leaving
 from kaas.remote.contents import GRAIN_BYTES, VALUE, Content, no_paths, too_many
 from kaas.remote.state import State, digest_of
 from kaas.remote.tasks import MOST_DIMENSIONS
@@ -49,6 +51,41 @@ class Stored:
     shape: tuple[int, ...]
     nbytes: int
     content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value that is to get a name. value: its bytes, or the hash of what was uploaded."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    value: Any
+
+    def check(self) -> None:
+        """
+        Raises:
+            InvalidRequest
+        """
+        _check_name(self.name)
+        _bytes_of(self.dtype, self.shape)
+        if self.value is None:
+            message = f"object {self.name!r} is put by its hash or has its bytes in a frame; here is neither"
+            raise InvalidRequest(message)
+
+    def check_size(self, given: int) -> None:
+        """
+        Raises:
+            WrongSize
+        """
+        nbytes = _bytes_of(self.dtype, self.shape)
+        if given != nbytes:
+            raise WrongSize(
+                f"object {self.name!r} of {self.dtype}{list(self.shape)} has {nbytes} bytes, given: {given}",
+                buffer=self.name,
+                expected_bytes=nbytes,
+                given_bytes=given,
+            )
 
 
 class Values:
@@ -104,7 +141,7 @@ class Values:
         except KeyError:
             raise UnknownObject(f"this client has put no object {shown(name)} here", object=name[:NAME_BYTES]) from None
 
-    def get(self, client: str, message: wire.Get) -> tuple[wire.Value, bytes]:
+    def get(self, client: str, message: wire.Get) -> tuple[wire.Value, Leaving]:
         """At most CHUNK_BYTES of it.
 
         Raises:
@@ -114,8 +151,8 @@ class Values:
         if not (0 <= message.offset <= stored.nbytes and message.bytes >= 0):
             raise InvalidRequest(f"object {message.name!r} has {stored.nbytes} bytes, and none at {message.offset}")
         end = message.offset + min(message.bytes, wire.CHUNK_BYTES)
-        part = bytes(self._objects.view(stored.ref)[message.offset : end])
-        return wire.Value(message.number, stored.dtype, stored.shape, stored.nbytes), part
+        part = Leaving(self._objects.view(stored.ref)[message.offset : end])
+        return wire.Value(message.number, stored.dtype, stored.shape, stored.nbytes, stored.content.hash), part
 
     def list(self, client: str, message: wire.Objects) -> wire.Listed:
         entries: list[dict[str, Any]] = [
@@ -123,6 +160,10 @@ class Values:
             for name, stored in self._names.get(client, {}).items()
         ]
         return wire.Listed(message.number, entries)
+
+    def view(self, ref: Held) -> memoryview:
+        """Of a value, to be read as long as somebody refers to it."""
+        return self._objects.view(ref)
 
     def stored_bytes(self, client: str) -> int:
         """Of values, as they count."""
@@ -156,55 +197,52 @@ class Values:
         Raises:
             InvalidRequest, WrongSize, MissingContent, QuotaExceeded, KaasError
         """
-        await self._uploads.unbroken(
-            self._put(client, message.name, message.dtype, message.shape, message.hash or frame)
-        )
+        given = Given(message.name, message.dtype, message.shape, message.hash or frame)
+        await self._uploads.unbroken(self._put(client, [given], {}))
         return wire.Done(message.number)
 
-    async def store(self, client: str, name: str, dtype: str, shape: tuple[int, ...], data: Any) -> None:
-        """Give an output a name, instead of another object of it.
+    async def store(self, client: str, outputs: Sequence[Given], lasting: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Give outputs names, instead of other objects of these. lasting: entries of the state by kind and name, which
+        are there from the same moment on.
 
         Raises:
-            As `put`.
+            As `put`; then nothing has changed.
         """
-        await self._uploads.unbroken(self._put(client, name, dtype, shape, data))
+        await self._uploads.unbroken(self._put(client, outputs, lasting))
 
-    async def _put(self, client: str, name: str, dtype: str, shape: tuple[int, ...], value: Any) -> None:
-        """value: its bytes, or the hash of what was uploaded."""
-        _check_name(name)
-        nbytes = _bytes_of(dtype, shape)
-        if value is None:
-            raise InvalidRequest(f"object {name!r} is put by its hash or has its bytes in a frame; here is neither")
+    async def _put(self, client: str, values: Sequence[Given], lasting: Mapping[str, Mapping[str, bytes]]) -> None:
+        for given in values:
+            given.check()
         async with self.turn(client):
-            self._check_number(client, {name: nbytes})
-            if isinstance(value, str):
-                content, data = self._uploaded(client, value), None
-                given = content.nbytes
-            else:
-                data = memoryview(value).cast("B")
-                given = len(data)
-            if given != nbytes:
-                raise WrongSize(
-                    f"object {name!r} of {dtype}{list(shape)} has {nbytes} bytes, given: {given}",
-                    buffer=name,
-                    expected_bytes=nbytes,
-                    given_bytes=given,
-                )
-            if data is not None:
-                content = await self._uploads.put(client, await _hash(data), VALUE, data)
-            content.uses += 1  # so that it does not give way meanwhile
-            try:
-                held = await self.held(content, data)
-                if held is None:
-                    raise missing(content.hash)
-                kept = _Kept(client, name, content.hash, dtype, shape)
-                self._state.put(_OBJECTS, client, name, msgspec.msgpack.encode(kept))
-                before = self._names.get(client, {}).get(name)
-                self._name(kept, held, content)
-            finally:
-                self._uploads.contents.release(content)
-            if before is not None:
-                self._uploads.contents.release(before.content)
+            self._check_number(client, {given.name: given for given in values})
+            with ExitStack() as used:  # what is new does not give way meanwhile, nor what it takes the place of
+                found = []
+                for given in values:
+                    content, held = await self._found(client, given, used)
+                    found.append((_Kept(client, given.name, content.hash, given.dtype, given.shape), held, content))
+                entries = {kept.name: msgspec.msgpack.encode(kept) for kept, _, _ in found}
+                self._state.put_all(client, {_OBJECTS: entries, **lasting})
+                for kept, held, content in found:
+                    before = self._names.get(client, {}).get(kept.name)
+                    if before is not None:
+                        used.callback(self._uploads.contents.release, before.content)
+                    self._name(kept, held, content)
+
+    async def _found(self, client: str, given: Given, used: ExitStack) -> tuple[Content, Held]:
+        """A value on disk and in memory, used once more until that ends."""
+        if isinstance(given.value, str):
+            content, data = self._uploaded(client, given.value), None
+            given.check_size(content.nbytes)
+        else:
+            data = memoryview(given.value).cast("B")
+            given.check_size(len(data))
+            content = await self._uploads.put(client, await _hash(data), VALUE, data)
+        content.uses += 1
+        used.callback(self._uploads.contents.release, content)
+        held = await self.held(content, data)
+        if held is None:
+            raise missing(content.hash)
+        return content, held
 
     def _uploaded(self, client: str, sha256: str) -> Content:
         content = self._uploads.contents.complete(client, sha256, VALUE)

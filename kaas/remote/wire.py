@@ -209,12 +209,14 @@ class Listed(_Message, frozen=True):
 
 
 class Value(_Message, frozen=True):
-    """Frame: the part of the value that was asked for. bytes: of the whole."""
+    """Frame: the part of the value that was asked for. bytes, hash (SHA-256, hex): of the whole; parts that differ in
+    it are of two values of one name."""
 
     number: int
     dtype: str
     shape: tuple[int, ...]
     bytes: int
+    hash: str = ""
 
 
 class Result(_Message, frozen=True):

@@ -34,6 +34,7 @@ class FakeServer:
         self.heard: list[Any] = []
         self.silent = False
         self.failing: list[wire.Failure] = []  # one for each of the next Invokes
+        self.putting: list[bytes] = []  # values that take the place of one after the next Gets of it
         self.breaks_after: int | None = None  # bytes of an upload
         self.uploads: dict[str, bytearray] = {}
         self.objects: dict[str, tuple[wire.Put, bytes]] = {}
@@ -203,8 +204,10 @@ class FakeServer:
                 self._send(identity, wire.Done(number))
             case wire.Get(name=name, offset=offset, bytes=nbytes):
                 put, data = self.objects[name]
-                value = wire.Value(number, put.dtype, put.shape, len(data))
+                value = wire.Value(number, put.dtype, put.shape, len(data), hashlib.sha256(data).hexdigest())
                 self._send(identity, value, [data[offset : offset + nbytes]])
+                if self.putting:
+                    self.objects[name] = (put, self.putting.pop(0))
             case wire.Objects():
                 entries = [{"name": name, "bytes": len(data)} for name, (_, data) in self.objects.items()]
                 self._send(identity, wire.Listed(number, entries))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,3 +25,13 @@ def fail(values: Mapping[str, bytes]) -> dict[str, Any]:
 
 def end(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
     os._exit(1)
+
+
+def wait(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
+    threading.Event().wait()
+    return {}
+
+
+def halves(values: Mapping[str, bytes]) -> dict[str, Any]:
+    y = values["y"]
+    return {"first": np.frombuffer(y, np.float32)[: len(y) // 8].reshape(2, -1), "rest": y[len(y) // 2 :]}

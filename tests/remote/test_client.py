@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 
 import kaas
+from kaas import receiving
 from kaas.errors import (
     DeadlineExceeded,
     InvalidConfig,
@@ -26,8 +29,9 @@ from kaas.errors import (
     Unreachable,
     WrongSize,
 )
-from kaas.remote import remote_calls, wire
+from kaas.remote import later, remote_calls, wire
 from kaas.remote.credit import PART
+from kaas.remote.remote_calls import RemoteCalls
 from tests.patience import PATIENCE_S
 from tests.remote.fake_server import LIMITS, FakeServer
 
@@ -320,6 +324,39 @@ def test_a_forked_process_needs_a_client_of_its_own(client: kaas.Client) -> None
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_a_forked_process_may_close_what_is_not_its_own(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.silent = True
+    future = client.call(function, {"x": ONES})
+    asked(server, 1)
+    child = os.fork()
+    if child == 0:
+        client.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    server.answer_all()
+    assert (future.result(PATIENCE_S) == 2).all()
+    assert not server.of(wire.Cancel)
+
+
+def test_a_client_that_is_forgotten_is_closed(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (receiving, later):
+        monkeypatch.setattr(module, "LINGER_S", 0.01)
+
+    def used() -> weakref.ref[RemoteCalls]:
+        client, done = kaas.Client(server.address), threading.Event()
+        client.call(TASK, {"x": ONES}).add_done_callback(lambda _: done.set())
+        assert done.wait(PATIENCE_S)
+        return weakref.ref(client.calls)
+
+    calls = used()
+    for thread in threading.enumerate():
+        if thread.name in ("kaas-answers", "kaas-later"):
+            thread.join(PATIENCE_S)
+    gc.collect()
+    assert calls() is None
+
+
 # --- registering and values
 
 
@@ -344,6 +381,13 @@ def test_signed_code_goes_with_its_signature(server: FakeServer) -> None:
     with kaas.Client(server.address, signatures={LIBRARY.hash: b"signed"}) as client:
         client.register(TASK)
     assert [upload.signature for upload in server.of(wire.Upload)] == [b"signed"]
+
+
+def test_a_value_that_is_replaced_while_it_is_read_is_not_mixed(server: FakeServer, client: kaas.Client) -> None:
+    before, after = (np.full(4 * wire.CHUNK_BYTES // 8, number, np.float64) for number in (1, 2))
+    client.put("values", before)
+    server.putting = [after.tobytes()]
+    assert (client.get("values") == after).all()
 
 
 def test_an_upload_goes_on_where_it_broke_off(server: FakeServer, client: kaas.Client) -> None:

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from kaas.errors import InvalidConfig
+from kaas.pool import drain
 from kaas.pool.drain import TURN
 from kaas.pool.lines import LARGE_BYTES
 from kaas.remote import connections, door, wire
@@ -132,7 +133,11 @@ def test_each_connection_is_a_channel_of_its_client(opened: Open, come: Come, al
     assert [client.receive() for client in clients] == [[wire.encode(wire.Done(2))]] * 3
 
 
-def test_more_messages_than_fit_in_a_turn(opened: Open, come: Come, alice: OwnKeys) -> None:
+@pytest.mark.parametrize("turn_s", [0.0, drain.TURN_S, 1000.0])
+def test_more_messages_than_fit_in_a_turn(
+    opened: Open, come: Come, alice: OwnKeys, turn_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "TURN_S", turn_s)
     client = come(alice)
     for number in range(3 * TURN):
         client.send(b"%d" % number)
@@ -153,6 +158,22 @@ def test_an_error_of_who_receives_keeps_nobody_waiting(opened: Open, come: Come,
     assert "of mine" in str(opened.faults.get(timeout=PATIENCE_S)["exception"])
 
 
+def test_what_a_client_has_not_taken_yet_is_known(opened: Open, come: Come, alice: OwnKeys) -> None:
+    client = come(alice, rcvhwm=1)
+    echoes(client)
+    channel, _ = opened.arrived()
+    answer = wire.Listed(1, [{"name": "x" * 1000}] * 250)
+
+    def send() -> int:
+        assert all(channel.send(answer) for _ in range(64))
+        return channel.leaving_bytes
+
+    assert opened.do(send) > 1 << 20
+    for _ in range(64):
+        assert client.receive() == [wire.encode(answer)]
+    until(lambda: opened.do(lambda: channel.leaving_bytes) == 0)
+
+
 # --- who comes in
 
 
@@ -167,6 +188,22 @@ def test_a_key_that_is_not_known_gets_nothing(opened: Open, come: Come, alice: O
     assert stranger.refused()
     echoes(come(alice))
     assert opened.received.qsize() == 1
+
+
+def test_too_many_keys_that_are_not_known_shut_their_address(
+    opened: Open, come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REFUSALS", 2)
+    monkeypatch.setattr(connections, "REFUSED_S", 1000.0)
+    inside = come(alice)
+    echoes(inside)
+    for _ in range(2):
+        assert come(stranger_keys(alice)).refused()
+    assert come(alice).put_out()
+    echoes(inside)
+    assert opened.received.qsize() == 2
+    monkeypatch.setattr(connections, "REFUSED_S", 0.001)
+    until(lambda: bool(come(alice).happened() & zmq.Event.HANDSHAKE_SUCCEEDED))
 
 
 def test_nor_does_who_has_none(opened: Open, come: Come, alice: OwnKeys) -> None:
@@ -298,13 +335,14 @@ def test_a_frame_has_so_many_bytes(come: Come, alice: OwnKeys, bob: OwnKeys) -> 
     echoes(other)
 
 
-def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys) -> None:
+@pytest.mark.parametrize("extra", [1, 2, 3, FRAMES, 3 * FRAMES + 1])
+def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys, extra: int) -> None:
     other, client, second = come(bob), come(alice), come(alice)
     frames = [b"%d" % number for number in range(FRAMES)]
     echoes(client, *frames)
     for each in (other, second):
         echoes(each)
-    client.send(*frames, b"one more")
+    client.send(*frames, *[b"more"] * extra)
     assert client.put_out()
     assert second.put_out()
     assert come(alice).refused()
@@ -315,9 +353,16 @@ def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, 
 def test_who_was_put_out_comes_in_later(come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "OUT_S", 0.01)
     client = come(alice)
-    client.send(*[b""] * (FRAMES + 1))
-    assert client.put_out()
-    until(lambda: bool(come(alice).happened() & zmq.Event.HANDSHAKE_SUCCEEDED))
+    for _ in range(3):
+        client.send(*[b""] * (FRAMES + 1))
+        assert client.put_out()
+
+        def comes() -> bool:
+            nonlocal client
+            client = come(alice)
+            return bool(client.happened() & zmq.Event.HANDSHAKE_SUCCEEDED)
+
+        until(comes)
 
 
 def send_for_ever(stranger: Plain, said: bytes) -> None:
@@ -340,7 +385,7 @@ def test_a_message_has_an_end(unlocked: Open, before: bytes) -> None:
         assert unlocked.received.qsize() == 1 + bool(before)
 
 
-def test_who_reads_nothing_gets_so_much(folder: Path, alice: OwnKeys) -> None:
+def test_who_reads_nothing_gets_so_much_and_is_put_out(folder: Path, alice: OwnKeys) -> None:
     opened = Open(Keys(folder), queued=8)
     with closing(opened), closing(Client(opened, alice, rcvhwm=1)) as client:
         client.send(b"hello")
@@ -354,8 +399,7 @@ def test_who_reads_nothing_gets_so_much(folder: Path, alice: OwnKeys) -> None:
             return sent
 
         assert opened.do(fill) >= 8
-        client.receive()
-        until(lambda: client.receive() != [] and opened.do(lambda: channel.send(wire.Done(2))))  # there is room again
+        assert client.put_out()
 
 
 # --- strangers

@@ -13,25 +13,36 @@ def test_the_oldest_go_first() -> None:
     finished.add("a", "A", 4, 0.0)
     finished.add("b", "B", 4, 1.0)
     finished.add("c", "C", 4, 2.0)
-    assert [finished.get(key, 3.0) for key in "abc"] == [None, "B", "C"]
+    assert [finished.get(key) for key in "abc"] == [None, "B", "C"]
 
 
 def test_they_are_kept_for_a_time() -> None:
     finished: Finished[str] = Finished(10, 100.0)
     finished.add("a", "A", 4, 0.0)
     finished.add("b", "B", 4, 50.0)
-    assert finished.get("a", 99.0) == "A"
-    assert finished.get("a", 100.0) is None
+    finished.expire(99.0)
+    assert finished.get("a") == "A"
     finished.expire(100.0)
+    assert finished.get("a") is None
     assert len(finished) == 1
+
+
+def test_who_wants_to_know_hears_of_each_that_is_kept_no_more() -> None:
+    gone: list[tuple[str, str]] = []
+    finished = Finished[str](10, 100.0, lambda key, ended: gone.append((key, ended)))
+    for number, (key, nbytes) in enumerate((("a", 4), ("b", 4), ("a", 4), ("c", 4), ("d", 11))):
+        finished.add(key, key + str(number), nbytes, float(number))
+    assert gone == [("a", "a0"), ("b", "b1"), ("d", "d4")]
+    finished.expire(102.0)
+    assert gone[3:] == [("a", "a2")]
 
 
 def test_one_that_is_too_large_is_not_kept() -> None:
     finished: Finished[str] = Finished(10, 100.0)
     finished.add("a", "A", 4, 0.0)
     finished.add("b", "B", 11, 0.0)
-    assert finished.get("a", 1.0) == "A"
-    assert finished.get("b", 1.0) is None
+    assert finished.get("a") == "A"
+    assert finished.get("b") is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 12), st.integers(0, 30))))
@@ -44,7 +55,7 @@ def test_it_never_keeps_more(entries: list[tuple[str, int, int]]) -> None:
         finished.expire(now_s)
         finished.add(key, nbytes, nbytes, now_s)
         sizes[key] = nbytes
-        kept = {key: found for key in "abcd" if (found := finished.get(key, now_s)) is not None}
+        kept = {key: found for key in "abcd" if (found := finished.get(key)) is not None}
         assert sum(kept.values()) <= 20
         assert kept.items() <= sizes.items()
         assert kept.get(key) == nbytes

@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -28,6 +29,7 @@ from kaas.pool import wire as pool_wire
 from kaas.remote import functions as functions_module
 from kaas.remote import wire
 from kaas.remote.allow import Allowed
+from kaas.remote.answers import plain
 from kaas.remote.quotas import Quotas
 from kaas.remote.tasks import encode_library, encode_task
 from kaas.store import SqliteStore
@@ -41,7 +43,9 @@ FLOATS = ("float32", (N,))
 
 
 def listed(had: Had, client: str) -> list[dict[str, Any]]:
-    return had.functions.list(client, wire.Functions(8)).entries
+    told = wire.decode_from_server(wire.encode(had.functions.list(client, wire.Functions(8))))
+    assert isinstance(told, wire.Listed)
+    return told.entries
 
 
 def names(had: Had, client: str) -> list[str]:
@@ -74,8 +78,8 @@ def test_a_function_is_known_by_name_and_key_and_again_in_the_next_life(tmp_path
                 "function": task.key,
                 "task": task.key,
                 "label": task.label,
-                "inputs": {"x": FLOATS},
-                "outputs": {"y": FLOATS},
+                "inputs": {"x": [*map(plain, FLOATS)]},
+                "outputs": {"y": [*map(plain, FLOATS)]},
                 "scalars": {"factor": "f32"},
                 "constants": {},
                 "before": "",
@@ -314,6 +318,20 @@ def test_who_registers_at_once_gets_one_function(tmp_path: Path) -> None:
             assert names(had, "ada") == ["f"]
             await had.functions.unregister("ada", wire.Unregister(1, "f"))
             assert not had.registry.labels
+
+    asyncio.run(life())
+
+
+def test_what_is_sent_beside_a_task_is_not_kept(tmp_path: Path) -> None:
+    async def life() -> None:
+        async with Had(tmp_path) as had:
+            plain = await had.register("ada", add_task(), "f")
+            sent = msgspec.msgpack.decode(encode_task(add_task()))
+            sent["buffers"] += [{"name": f"unused {number}", "shape": [1], "dtype": "int8"} for number in range(10_000)]
+            more = wire.Register(3, "g")
+            assert (await had.functions.register("ada", more, msgspec.msgpack.encode(sent))).function == plain.function
+            f, g = (functions_module._decode(entry) for entry in had.state.read("remote functions"))
+            assert f.task == g.task
 
     asyncio.run(life())
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -202,8 +203,9 @@ def test_a_key_of_another_function_is_refused(alice: Speaker) -> None:
     assert isinstance(alice.receive()[0], wire.Result)
     failure = failed(alice, wire.Invoke(800, "treble", {"x": wire.Input(frame=1)}, key=key), ONES)
     assert failure.error == "InvalidRequest"
-    failure = failed(alice, wire.Invoke(801, "double", {"x": wire.Input(frame=1)}, key="k" * 65), ONES)
-    assert failure.error == "InvalidRequest"
+    for long in ("k" * 65, "ü" * 33):
+        failure = failed(alice, wire.Invoke(801, "double", {"x": wire.Input(frame=1)}, key=long), ONES)
+        assert failure.error == "InvalidRequest"
 
 
 def test_what_may_be_asked_again_is_not_remembered(alice: Speaker) -> None:
@@ -239,6 +241,19 @@ def test_credit_is_taken_until_answers_are_received(alice: Speaker, server: Serv
     status = other.ask("status")
     assert (status["open"], status["credit_bytes"]) == (0, 0)
     other.close()
+
+
+def test_who_asks_and_does_not_read_is_given_no_more(serve: Serve) -> None:
+    speaker = serve({"limits": {**LIMITS, "requests": 1024}}).speaker()
+    data = bytes(15 * len(ONES))
+    speaker.told(wire.Done, wire.Put(speaker.number(), "large", shape=(len(data),)), data)
+    for _ in range(2000):
+        speaker.send(wire.Get(speaker.number(), "large"))
+    while not isinstance(answer := speaker.receive()[0], wire.Failure):
+        assert isinstance(answer, wire.Value)
+    assert answer.error == "QueueFull"
+    assert answer.retry_s
+    speaker.close()
 
 
 def test_who_has_gone_holds_no_credit_for_what_it_finds_again(alice: Speaker, server: Server) -> None:
@@ -440,3 +455,34 @@ def test_a_slow_reader_holds_up_nobody(serve: Serve) -> None:
     assert busy.ask("status")["open"] == 0
     idle.close()
     busy.close()
+
+
+def test_who_does_not_read_has_its_answers_on_another_connection(serve: Serve) -> None:
+    server = serve({"limits": {"requests": 4}})
+    idle = server.speaker()
+    idle.register(scaled(width=1 << 20), "large")
+    idle.told(wire.Done, wire.Put(idle.number(), "part", "uint8", (4000,)), bytes(4000))
+    ended = idle.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    while not ended.poll(0):
+        idle.send(wire.Get(idle.number(), "part"))
+    number = 1_000_000
+    value = bytes(4 << 20)
+    again = server.speaker(session=idle.session)
+    again.invoke("large", value, number=number)
+    assert again.receive()[0] == wire.Result(number, ("y",))
+    again.close()
+    idle.socket.disable_monitor()
+    ended.close()
+    idle.close()
+
+
+def test_a_key_is_no_way_to_run_for_nothing(serve: Serve) -> None:
+    alice = serve({"limits": {"answers_bytes": 1}}).speaker()
+    alice.register(scaled(), "f")
+    for _ in range(3):
+        number = alice.invoke("f", ONES, key="the same")
+        assert isinstance(alice.receive()[0], wire.Result)
+        alice.received([number])
+    (flow,) = alice.ask("usage")["flows"]
+    assert (flow["requests"], flow["repeats"]) == (3, 0)
+    alice.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replaced
 
 import kaas
 from kaas.errors import NotAllowed
@@ -115,4 +116,31 @@ def test_quotas_hold(serve: Callable[..., Server], quota: str) -> None:
     kind = {"stored_bytes": "value", "library_bytes": "library"}[quota]
     failure, _ = alice.told(wire.Failure, wire.Upload(alice.number(), hash_of(LARGE), len(LARGE), kind))
     assert (failure.error, failure.fields["quota"], failure.fields["limit"]) == ("QuotaExceeded", quota, 100_000)
+    alice.close()
+
+
+@pytest.mark.parametrize("received", [True, False])
+def test_what_changes_an_object_is_not_run_again_in_the_next_life(serve: Callable[..., Server], received: bool) -> None:
+    first = serve()
+    alice = first.speaker("alice")
+    plus = alice.register(add_task()).function
+    put(alice, "sum", A)
+    adds = {"a": wire.Input(object="sum"), "b": wire.Input(frame=1)}
+    one, two = (wire.Invoke(alice.number(), plus, adds, key=key, store={"c": "sum"}) for key in ("one", "two"))
+    for message in (one, two):
+        assert alice.told(wire.Result, message, B.tobytes())[1] == []
+    if received:
+        alice.received((one.number, two.number))
+    charged = alice.ask("usage")["flows"]
+    first.process.kill()
+    first.wait()
+    alice.close()
+
+    second = serve()
+    alice = second.speaker("alice")
+    for message in (two, one, two):
+        again = replaced(message, number=alice.number())
+        assert alice.told(wire.Result, again, B.tobytes()) == (wire.Result(again.number), [])
+    assert alice.told(wire.Value, wire.Get(alice.number(), "sum"))[1] == [(A + B + B).tobytes()]
+    assert alice.ask("usage")["flows"] == charged
     alice.close()

@@ -74,11 +74,11 @@ def in_loop(test: Callable[..., Any]) -> Callable[..., Any]:
 async def test_what_is_charged(folder: Path) -> None:
     meter = opened(folder)
     meter.admit("a")
-    assert meter.ended("a", "f", "k1", "succeeded", 10, 20, ran(0.25, device=1000, host=100, store=50))
+    assert meter.ended("a", "f", "k1", "succeeded", 10, 20, 30, ran(0.25, device=1000, host=100, store=50))
     meter.admit("a")
-    assert meter.ended("a", "f", "", "DeviceError", 10, 0, None)
+    assert meter.ended("a", "f", "", "DeviceError", 10, 0, 10, None)
     meter.admit("b")
-    assert meter.ended("b", "f", "k1", "succeeded", 1, 2, ran(0.5))
+    assert meter.ended("b", "f", "k1", "succeeded", 1, 2, 3, ran(0.5))
     meter.refused("a", "g", "UnknownFunction")
     expected = (
         FlowUsage("a", "f", 2, {"succeeded": 1, "DeviceError": 1}, 0, 250_000_000, 20, 20, 180),
@@ -99,12 +99,12 @@ async def test_a_key_is_charged_once_in_this_life_and_the_next(folder: Path) -> 
     meter = opened(folder)
     for charged in (True, False):
         meter.admit("a")
-        assert meter.ended("a", "f", "k", "succeeded", 1, 1, ran(1.0)) is charged
+        assert meter.ended("a", "f", "k", "succeeded", 1, 1, 2, ran(1.0)) is charged
     killed(meter)
     for _ in range(2):  # out of the journal, then out of the file
         meter = opened(folder)
         meter.admit("a")
-        assert not meter.ended("a", "f", "k", "succeeded", 1, 1, ran(1.0))
+        assert not meter.ended("a", "f", "k", "succeeded", 1, 1, 2, ran(1.0))
         await meter.close()
     (flow,) = read_usage(folder).flows
     assert (flow.requests, flow.outcomes, flow.device_s, flow.bytes_in) == (1, {"succeeded": 1}, 1.0, 1)
@@ -112,11 +112,24 @@ async def test_a_key_is_charged_once_in_this_life_and_the_next(folder: Path) -> 
 
 
 @in_loop
+async def test_a_key_whose_answer_has_come_is_of_another_request(folder: Path) -> None:
+    meter = opened(folder)
+    for _ in range(2):
+        for charged in (True, False):
+            meter.admit("a")
+            assert meter.ended("a", "f", "k", "succeeded", 1, 1, 2, ran(1.0)) is charged
+        meter.received("a", "k")
+    await meter.close()
+    (flow,) = read_usage(folder).flows
+    assert (flow.requests, flow.device_s, flow.repeats) == (2, 2.0, 2)
+
+
+@in_loop
 async def test_what_may_be_asked_again_is_charged_when_it_was_run(folder: Path) -> None:
     meter = opened(folder)
     for outcome in ("QueueFull", "PoolStopped", "succeeded"):
         meter.admit("a")
-        assert meter.ended("a", "f", "k", outcome, 0, 0, ran(1.0) if outcome == "succeeded" else None)
+        assert meter.ended("a", "f", "k", outcome, 0, 0, 0, ran(1.0) if outcome == "succeeded" else None)
     (flow,) = meter.usage().flows
     assert (flow.requests, flow.device_s, flow.repeats) == (1, 1.0, 0)
     assert flow.outcomes == {"QueueFull": 1, "PoolStopped": 1, "succeeded": 1}
@@ -165,15 +178,15 @@ async def test_quotas_are_read_from_the_usage(folder: Path) -> None:
         meter.admit("a")
     assert raised.value.fields.keys() == {"client", "quota", "limit", "used", "retry_s"}
     assert (raised.value.client, raised.value.quota, raised.value.used) == ("a", "concurrent_requests", 2)
-    meter.ended("a", "f", "k", "succeeded", 0, 0, ran(0.6))
-    meter.ended("a", "f", "l", "succeeded", 0, 0, ran(0.6))
+    meter.ended("a", "f", "k", "succeeded", 0, 0, 0, ran(0.6))
+    meter.ended("a", "f", "l", "succeeded", 0, 0, 0, ran(0.6))
     for life in range(3):
         with pytest.raises(QuotaExceeded) as raised:
             meter.admit("a")
         assert raised.value.quota == "device_s_per_minute"
         assert 60 - 3 <= raised.value.retry_s + clock.now_s - 1000 <= 63
         meter.admit("b")
-        meter.ended("b", "f", "", "succeeded", 0, 0, ran(0.6))
+        meter.ended("b", "f", "", "succeeded", 0, 0, 0, ran(0.6))
         if life == 0:
             killed(meter)
         else:
@@ -220,7 +233,7 @@ def test_charges_are_exact_wherever_the_process_ends(steps: list[tuple[Any, ...]
                 case ("ask" | "answer lost", number, nanoseconds):
                     key = f"key {number}"
                     meter.admit("a")
-                    charged = meter.ended("a", "f", key, "succeeded", 3, 5, ran(nanoseconds / 1e9))
+                    charged = meter.ended("a", "f", key, "succeeded", 3, 5, 8, ran(nanoseconds / 1e9))
                     assert charged == (key not in expected)
                     expected.setdefault(key, nanoseconds)
                     if step[0] == "ask":
@@ -274,7 +287,7 @@ async def main():
     for line in sys.stdin:
         client, key = line.split()
         meter.admit(client)
-        meter.ended(client, "f", key, "succeeded", 1, 1, record)
+        meter.ended(client, "f", key, "succeeded", 1, 1, 2, record)
         print(client, key, flush=True)
         await asyncio.sleep(0)
 asyncio.run(main())
@@ -315,7 +328,7 @@ def test_a_server_that_is_killed_has_charged_what_it_answered(tmp_path: Path, an
 async def test_charges_reach_the_file_by_themselves(folder: Path) -> None:
     meter = opened(folder)
     meter.admit("a")
-    meter.ended("a", "f", "k", "succeeded", 1, 1, ran(1.0))
+    meter.ended("a", "f", "k", "succeeded", 1, 1, 2, ran(1.0))
     assert [path.name for path in folder.glob(SEGMENT + "*")] == [SEGMENT + "1"]
     async with asyncio.timeout(PATIENCE_S):
         while list(folder.glob(SEGMENT + "*")):
@@ -334,14 +347,14 @@ async def test_a_full_disk_is_told_and_nothing_is_lost(folder: Path) -> None:
 
     meter._file.apply = full  # type: ignore[method-assign,assignment]
     meter.admit("a")
-    meter.ended("a", "f", "k", "succeeded", 1, 1, ran(1.0))
+    meter.ended("a", "f", "k", "succeeded", 1, 1, 2, ran(1.0))
     async with asyncio.timeout(PATIENCE_S):
         while not meter.trouble:
             await asyncio.sleep(0.01)
     assert "no space left" in meter.trouble
     assert read_usage(folder).flows == meter.usage().flows
     meter.admit("a")
-    meter.ended("a", "f", "l", "succeeded", 1, 1, ran(1.0))
+    meter.ended("a", "f", "l", "succeeded", 1, 1, 2, ran(1.0))
     meter._file.apply = apply  # type: ignore[method-assign]
     async with asyncio.timeout(PATIENCE_S):
         while meter.trouble or list(folder.glob(SEGMENT + "*")):
@@ -351,7 +364,7 @@ async def test_a_full_disk_is_told_and_nothing_is_lost(folder: Path) -> None:
     assert meter.usage().flows[0].requests == 2
     for key in ("k", "l"):
         meter.admit("a")
-        assert not meter.ended("a", "f", key, "succeeded", 1, 1, ran(1.0))
+        assert not meter.ended("a", "f", key, "succeeded", 1, 1, 2, ran(1.0))
     await meter.close()
 
 
@@ -359,17 +372,17 @@ async def test_a_full_disk_is_told_and_nothing_is_lost(folder: Path) -> None:
 async def test_what_cannot_be_charged_is_not_given(folder: Path) -> None:
     meter = opened(folder)
     meter.admit("a")
-    meter.ended("a", "f", "k", "succeeded", 1, 1, None)
+    meter.ended("a", "f", "k", "succeeded", 1, 1, 2, None)
     assert meter._journal is not None
     journal, meter._journal = meter._journal, Broken(meter._journal)
     meter.grant("a", Quotas(concurrent_requests=1))
     meter.admit("a")
     with pytest.raises(UsageUnavailable) as raised:
-        meter.ended("a", "f", "l", "succeeded", 1, 1, None)
+        meter.ended("a", "f", "l", "succeeded", 1, 1, 2, None)
     assert raised.value.path == str(folder)
     meter._journal = journal
     meter.admit("a")  # its place was given back
-    assert meter.ended("a", "f", "l", "succeeded", 1, 1, None)
+    assert meter.ended("a", "f", "l", "succeeded", 1, 1, 2, None)
     killed(meter)
     assert read_usage(folder).flows[0].requests == 2
 
@@ -409,7 +422,7 @@ async def test_one_server_to_a_folder(folder: Path) -> None:
 async def test_nobody_else_may_read_it(folder: Path) -> None:
     meter = opened(folder)
     meter.admit("a")
-    meter.ended("a", "f", "k", "succeeded", 1, 1, None)
+    meter.ended("a", "f", "k", "succeeded", 1, 1, 2, None)
     assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.iterdir()))
     await meter.close()
 

@@ -44,7 +44,7 @@ def test_a_soak() -> None:
 
 
 def test_hostile_clients() -> None:
-    report = reported("hostile", "--mutated", "8000", "--replayed", "800", "--quiet-seconds", "5")
+    report = reported("hostile", "--mutated", "8000", "--replayed", "800")
     assert broken(report, "crashes") == {}, report
     assert report["detail"]["attack, sent"] > 6_000
     assert report["detail"]["requests"] > 100

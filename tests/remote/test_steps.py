@@ -10,9 +10,10 @@ import pytest
 from kaas.errors import InvalidConfig
 from kaas.remote import tasks, wire
 from kaas.remote.steps import Steps
+from tests.remote.conftest import Serve
 from tests.remote.servers import WIDTH, Server, Speaker, scaled
 
-STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "total", "fail", "end")}
+STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "total", "fail", "end", "wait", "halves")}
 TEXT = b"1 " * WIDTH
 
 
@@ -100,5 +101,89 @@ def test_only_steps_of_the_server_can_be_named(alice: Speaker) -> None:
 
 def test_a_step_is_a_function_of_a_module() -> None:
     with pytest.raises(InvalidConfig) as caught:
-        Steps({"name": "function"}, 1)
+        Steps({"name": "function"}, 1, 1.0)
     assert caught.value.field == "steps.name"
+
+
+def test_what_was_cancelled_can_be_asked_again_at_once(alice: Speaker) -> None:
+    chain(alice, "from_text")
+    inputs = {"text": wire.Input(frame=1)}
+    first, second = alice.number(), alice.number()
+    alice.send(wire.Invoke(first, "chain", inputs, key="the same"), TEXT)
+    alice.send(wire.Cancel(first))
+    alice.send(wire.Invoke(second, "chain", inputs, key="the same"), TEXT)
+    answers = [alice.receive() for _ in range(2)]
+    cancelled, (result, frames) = sorted(answers, key=lambda answer: isinstance(answer[0], wire.Result))
+    assert isinstance(cancelled[0], wire.Failure)
+    assert cancelled[0].error == "Cancelled"
+    assert result == wire.Result(second, ("y",))
+    assert (np.frombuffer(frames[0], np.float32) == 2).all()
+    alice.received((first, second))
+
+
+def test_a_step_that_does_not_end_is_ended_and_its_request_in_time(serve: Serve) -> None:
+    device, steps = {"kind": "software", "memory_bytes": 256 << 20}, {"steps": STEPS, "step_processes": 1}
+    speaker = serve({**steps, "pool": {"devices": [device], "run_limit_s": 10.0}}).speaker()
+    speaker.register(scaled())
+    chain(speaker, "wait")
+    number = speaker.number()
+    speaker.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, deadline_s=0.05), TEXT)
+    told, _ = speaker.receive()
+    assert isinstance(told, wire.Failure)
+    assert told.error == "DeadlineExceeded"
+    chain(speaker, "from_text")
+    answer, _ = ask(speaker)  # the only process for steps was free
+    assert isinstance(answer, wire.Result)
+    chain(speaker, "wait")
+    assert failure(speaker).fields == {"step": "wait", "error_type": ""}
+    chain(speaker, "from_text")
+    answer, _ = ask(speaker)
+    assert isinstance(answer, wire.Result)
+    speaker.close()
+
+
+def test_quotas_count_before_a_step_is_run(serve: Serve) -> None:
+    speaker = serve({"steps": STEPS, "limits": {"quotas": {"requests_per_s": 0.01}}}).speaker()
+    speaker.register(scaled())
+    chain(speaker, "fail")
+    assert [failure(speaker).error for _ in range(2)] == ["StepFailed", "QuotaExceeded"]
+    (flow, *_) = [each for each in speaker.ask("usage")["flows"] if each["function"]]
+    assert flow["outcomes"] == {"StepFailed": 1}
+    speaker.close()
+
+
+def test_what_comes_goes_and_is_copied_is_counted_each(alice: Speaker) -> None:
+    def counted() -> list[int]:
+        (flow,) = alice.ask("usage")["flows"]
+        return [flow[name] for name in ("bytes_in", "bytes_out", "bytes_copied")]
+
+    values = 4 * WIDTH
+    alice.send(wire.Invoke(alice.number(), scaled().key, {"x": wire.Input(frame=1)}), bytes(values))
+    alice.receive()
+    before = counted()
+    chain(alice, "from_text", "total")
+    ask(alice)
+    assert [now - then for now, then in zip(counted(), before, strict=True)] == [len(TEXT), 4, 2 * values]
+    before = counted()
+    message = wire.Invoke(alice.number(), scaled().key, {"x": wire.Input(frame=1)}, store={"y": "kept"})
+    alice.told(wire.Result, message, bytes(values))
+    assert [now - then for now, then in zip(counted(), before, strict=True)] == [values, 0, 2 * values]
+
+
+def test_what_the_step_after_makes_can_stay(alice: Speaker) -> None:
+    chain(alice, "from_text", "halves")
+    number = alice.number()
+    alice.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, store={"first": "kept"}), TEXT)
+    answer, frames = alice.receive()
+    alice.received([number])
+    assert isinstance(answer, wire.Result)
+    assert answer.outputs == ("rest",)
+    assert (np.frombuffer(frames[0], np.float32) == 2).all()
+    value, _ = alice.told(wire.Value, wire.Get(alice.number(), "kept"))
+    assert (value.dtype, tuple(value.shape)) == ("float32", (2, WIDTH // 4))
+    number = alice.number()
+    alice.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, store={"second": "kept"}), TEXT)
+    answer, _ = alice.receive()
+    alice.received([number])
+    assert isinstance(answer, wire.Failure)
+    assert (answer.error, answer.fields) == ("InvalidRequest", {"buffer": "second"})

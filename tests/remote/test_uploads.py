@@ -185,6 +185,7 @@ def test_other_bytes_than_announced_are_forgotten(tmp_path: Path) -> None:
         {"bytes": 0},
         {"bytes": -1},
         {"bytes": 1 << 62},
+        {"kind": "library", "signature": bytes(65)},
     ],
 )
 def test_senseless_offers(change: dict[str, Any], tmp_path: Path) -> None:
@@ -203,9 +204,24 @@ def test_what_has_begun_as_one_thing_is_no_other(tmp_path: Path) -> None:
     async def life() -> None:
         async with Had(tmp_path) as had:
             await offered(had, "ada", LARGE)
-            for size, kind in ((len(LARGE) + 1, "value"), (len(LARGE), "library")):
-                with pytest.raises(InvalidRequest, match="has begun as"):
-                    await had.uploads.offer("ada", wire.Upload(1, hash_of(LARGE), size, kind))
+            with pytest.raises(InvalidRequest, match="has begun as"):
+                await had.uploads.offer("ada", wire.Upload(1, hash_of(LARGE), len(LARGE), "library"))
+            await had.upload("ada", LARGE)
+            with pytest.raises(InvalidRequest, match="has begun as"):
+                await had.uploads.offer("ada", wire.Upload(1, hash_of(LARGE), len(LARGE) + 1, "value"))
+
+    asyncio.run(life())
+
+
+@pytest.mark.parametrize("announced", [1 << 16, len(LARGE) + 1])
+def test_who_has_announced_a_wrong_size_can_begin_anew(announced: int, tmp_path: Path) -> None:
+    async def life() -> None:
+        async with Had(tmp_path) as had:
+            offer = wire.Upload(1, hash_of(LARGE), announced, "value")
+            await had.uploads.offer("ada", offer)
+            await had.uploads.chunk("ada", wire.Chunk(2, hash_of(LARGE), 0), LARGE[:1000])
+            assert await had.upload("ada", LARGE) == hash_of(LARGE)
+            assert had.held["ada", "objects"] == len(LARGE)
 
     asyncio.run(life())
 

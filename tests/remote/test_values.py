@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kaas.remote import values as values_module
 from kaas.remote import wire
 from kaas.remote.contents import GRAIN_BYTES
 from kaas.remote.quotas import Quotas
+from kaas.remote.values import Given
 from tests.remote.states import Had, hash_of
 from tests.remote.test_uploads import files
 
@@ -50,8 +52,8 @@ def test_what_is_put_can_be_had_in_parts_and_is_there_in_the_next_life(tmp_path:
             assert had.held == before
             assert had.values.stored_bytes("ada") == GRAIN_BYTES + LARGE.nbytes
             value, part = had.values.get("ada", wire.Get(5, "large", 8, 16))
-            assert value == wire.Value(5, "float64", (400_000,), LARGE.nbytes)
-            assert part == LARGE[1:3].tobytes()
+            assert value == wire.Value(5, "float64", (400_000,), LARGE.nbytes, hash_of(LARGE.tobytes()))
+            assert bytes(part) == LARGE[1:3].tobytes()
             assert len(had.values.get("ada", wire.Get(5, "large", 0, 1 << 60))[1]) == wire.CHUNK_BYTES
 
     asyncio.run(lives())
@@ -94,8 +96,13 @@ def test_outputs_are_stored_under_names(tmp_path: Path) -> None:
     async def life() -> None:
         async with Had(tmp_path, {"ada": Quotas(stored_bytes=4 * GRAIN_BYTES)}) as had:
             had.values.check_room("ada", {"y": 40, "z": GRAIN_BYTES})
-            await had.values.store("ada", "y", "float32", (10,), SMALL.data)
-            assert await had.get("ada", "y") == SMALL.tobytes()
+            both = [Given("y", "float32", (10,), SMALL.data), Given("z", "uint8", (40,), SMALL.data)]
+            await had.values.store("ada", both, {"more": {"k": b"entry"}})
+            assert [await had.get("ada", name) for name in "yz"] == [SMALL.tobytes()] * 2
+            assert had.state.read("more") == [b"entry"]
+            with pytest.raises(WrongSize):
+                await had.values.store("ada", [replace(both[0], value=LARGE.data), replace(both[1], shape=(1,))], {})
+            assert [await had.get("ada", name) for name in "yz"] == [SMALL.tobytes()] * 2
             with pytest.raises(QuotaExceeded):
                 had.values.check_room("ada", {"y": 40, "z": 40, "a": 40, "b": 40})
             with pytest.raises(InvalidRequest):

@@ -9,6 +9,7 @@ write some of them, which a reader has to take for the same; `refused` what is n
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import sys
@@ -84,7 +85,7 @@ FROM_SERVER: list[Message] = [
     ),
     ("listed nothing", wire.Listed(6, []), []),
     ("listed", wire.Listed(13, [{"name": "weights", "bytes": 16}]), []),
-    ("value", wire.Value(10, "float32", (2, 2), 16), [ONES]),
+    ("value", wire.Value(10, "float32", (2, 2), 16, hashlib.sha256(ONES).hexdigest()), [ONES]),
     ("value of no dimension", wire.Value(10, "float64", (), 8), [bytes(8)]),
     ("result whose outputs are all stored", wire.Result(14), []),
     ("result", wire.Result(15, ("y", "z")), [ONES, b""]),

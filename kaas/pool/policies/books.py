@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+import msgspec
+
 from kaas.pool.events import ObjectUse, PhysicalDevice, WorkerKind
 from kaas.pool.policies.accounts import Account
 
@@ -19,8 +21,7 @@ class Serves(NamedTuple):
     function: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(msgspec.Struct, eq=False):
     """A request from its arrival to its end. Fields: ready: it stands in a queue. worker: where it runs. estimate_s:
     what its client was charged at the dispatch; None if an earlier life of the pool dispatched it."""
 

@@ -51,7 +51,8 @@ class Fleet:
         self._last_failure = ""
         self._stuck = False
         """No crew has a device to give just now: all are promised."""
-        self._last: dict[int, Worker] = {}
+        self.promised: dict[int, Worker] = {}
+        """Workers whose devices go to others."""
         for territory in self.territories:
             territory.free = {device.index for device in territory.devices}
             territory.shared_places = any(device.spec.etask_workers > 1 for device in territory.devices)
@@ -115,7 +116,7 @@ class Fleet:
         worker.version += 1
         device.territory.alive -= 1
         crew.leaving -= worker.stopping or worker.last
-        self._last.pop(worker.id, None)
+        self.promised.pop(worker.id, None)
         if worker.starting and not worker.stopping:
             crew.coming -= 1
             self._failed(device, crew, event.reason)
@@ -183,7 +184,8 @@ class Fleet:
         _, slot = worker.free.pop()
         worker.running[request.id] = request
         worker.served = True
-        worker.used = self._change()
+        self._changes += 1
+        worker.used = self._changes
         worker.crew.running += 1
         if request.alone:
             worker.alone = request
@@ -192,7 +194,8 @@ class Fleet:
 
     def free_slot(self, worker: Worker, slot: int, request: Request) -> None:
         del worker.running[request.id]
-        worker.free.append((self._change(), slot))
+        self._changes += 1
+        worker.free.append((self._changes, slot))
         worker.used = self._changes
         worker.crew.running -= 1
         if worker.alone is request:
@@ -226,20 +229,20 @@ class Fleet:
         """Its device goes to others, once it has run what it was started for: who took it just now may not lose it to
         the next before."""
         worker.last = True
-        self._last[worker.id] = worker
+        self.promised[worker.id] = worker
         worker.crew.leaving += 1
         self._held_by(worker.crew)
 
     def keep_promises(self) -> None:
         """Stop the workers that have run what they were started for, or for which nothing waits any more."""
-        for worker in [worker for worker in self._last.values() if worker.served or not worker.crew.ready]:
+        for worker in [worker for worker in self.promised.values() if worker.served or not worker.crew.ready]:
             self.stop(worker)
 
     def stop(self, worker: Worker) -> None:
         worker.stopping = True
         crew = worker.crew
         crew.leaving += not worker.last
-        self._last.pop(worker.id, None)
+        self.promised.pop(worker.id, None)
         crew.coming -= worker.starting
         if worker.alone is not None and worker.alone.worker is None:
             worker.alone = None
@@ -265,6 +268,8 @@ class Fleet:
         """Give free devices, and those that may be taken from others, to crews that wait; always next to the one whose
         first request that no worker is on the way for is the most urgent."""
         waiting = [crew for crew in territory.hungry.values() if self._contested(crew)]
+        if not waiting and not territory.free:
+            return
         if not territory.free and not self._conserving and not territory.shared_places:
             largest = max((self._relative(crew) for crew in territory.holding.values()), default=0.0)
             waiting = [crew for crew in waiting if self._smaller(crew, largest)]

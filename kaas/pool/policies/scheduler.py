@@ -222,7 +222,8 @@ class Scheduler:
         """Something ended on a worker: whoever waited for that may go on."""
         self._stir(worker.crew)
         for other in worker.device.workers.values():
-            self._stir(other.crew)
+            if other is not worker:
+                self._stir(other.crew)
         if account is not None and account.limited:
             self._stir_all()
 
@@ -296,6 +297,7 @@ class Scheduler:
     # --- decisions
 
     def _decide(self) -> list[Decision]:
+        fleet = self._fleet
         while self._stirred:
             stirred = list(self._stirred)
             self._stirred.clear()
@@ -303,25 +305,29 @@ class Scheduler:
                 stirred = sorted((crew for crew in stirred if crew.ready), key=self.urgency)
             for crew in stirred:
                 self._dispatch_crew(crew)
-        self._fleet.keep_promises()
+        if fleet.promised:
+            fleet.keep_promises()
         if self._open:
             for where in self._touched:
-                self._fleet.serve(where, self.urgency)
-            self._fleet.keep_promises()
+                if where.hungry or where.free:
+                    fleet.serve(where, self.urgency)
+            if fleet.promised:
+                fleet.keep_promises()
         self._touched.clear()
-        decisions, self._fleet.decisions = self._fleet.decisions, []
+        decisions, fleet.decisions = fleet.decisions, []
         wake_s = self._accounts.wake_s
         if wake_s is not None and (self._wake_s is None or wake_s < self._wake_s):
             self._wake_s = wake_s
             decisions.append(WakeAt(wake_s))
-        if len(self._fleet.crews) > self._most_crews:
-            self._fleet.forget({request.crew for request in self._requests.values()})
-            self._most_crews = max(CREWS, 2 * len(self._fleet.crews))
+        if len(fleet.crews) > self._most_crews:
+            fleet.forget({request.crew for request in self._requests.values()})
+            self._most_crews = max(CREWS, 2 * len(fleet.crews))
         return decisions
 
     def _dispatch_crew(self, crew: Crew) -> None:
-        for request in sorted(crew.alone.values(), key=lambda request: request.id):
-            self._dispatch_alone(request)
+        if crew.alone:
+            for request in sorted(crew.alone.values(), key=lambda request: request.id):
+                self._dispatch_alone(request)
         while crew.queues and (chosen := self.choose(crew)) is not None:
             request, worker = chosen
             if request.late(self._now_s):

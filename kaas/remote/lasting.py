@@ -1,0 +1,52 @@
+"""Answers that outlive the server: to requests with a key that put outputs under names, and so are not run again.
+
+A kTask is pure, and may run once more when its answer was lost with the server. What it reads by a name is not: a
+request that replaces what it has read would be done twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from kaas.errors import KaasError
+from kaas.remote.state import State
+
+ANSWERS = "answers"
+_log = logging.getLogger(__name__)
+
+
+class Lasting(msgspec.Struct, frozen=True, array_like=True):
+    """asked: the function, as it was named. label: of it. outputs: names of those that came, as frames."""
+
+    client: str
+    key: str
+    asked: str
+    label: str
+    outputs: tuple[str, ...]
+    frames: Sequence[bytes]
+
+
+class LastingAnswers:
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def read(self) -> Iterable[Lasting]:
+        """Of earlier lives, in the order in which they came."""
+        return map(_decode, self._state.read(ANSWERS))
+
+    def remove(self, client: str, key: str) -> None:
+        try:
+            self._state.remove(ANSWERS, client, key)
+        except KaasError as error:  # the next life finds it, and forgets it when it is old
+            _log.warning("an answer of %s stays: %s", client, error.message)
+
+
+def entry(client: str, key: str, asked: str, label: str, outputs: tuple[str, ...], frames: Sequence[Any]) -> bytes:
+    return msgspec.msgpack.encode(Lasting(client, key, asked, label, outputs, [bytes(frame) for frame in frames]))
+
+
+_decode = msgspec.msgpack.Decoder(Lasting).decode
