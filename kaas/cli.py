@@ -16,7 +16,7 @@ from kaas import code_command, compile_command, file_commands, keys_command, obs
 from kaas.errors import KaasError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-console = Console()
+console = Console(emoji=False)
 
 OnRay = Annotated[bool, typer.Option("--ray/--no-ray", help="a pool on Ray, or one of plain processes")]
 
@@ -47,13 +47,12 @@ def demo(
 def status(
     address: Annotated[str, typer.Option(help="of the Ray cluster")] = "auto",
     name: Annotated[str, typer.Option(help="of the pool")] = "kaas",
-    ray: OnRay = True,
+    ray: observe_commands.EitherPool = None,
 ) -> None:
     """Show a running pool: its devices, executors and queue."""
-    from kaas.api import attach
     from kaas.api import status as pool_status
 
-    attach(name, address=address, ray=ray)
+    observe_commands.attach_either(name, address, ray)
     found = pool_status()
     columns = ("device", "kind", "state", "worker", "busy slots", "pins", "pid", "name", "memory")
     table = Table(*columns, title=f"pool {found.pool}")
@@ -125,12 +124,19 @@ def replay(
 
 
 def main() -> None:
-    """The command's entry: an error of KaaS is one line and exit status 1."""
+    """The command's entry: an error of KaaS, or of a file that was named, is one line and exit status 1."""
     try:
         app()
+    except OSError as error:
+        if error.filename is None:
+            raise
+        Console(stderr=True, soft_wrap=True, emoji=False).print(escape(f"{error.filename}: {error.strerror}"))
+        sys.exit(1)
     except KaasError as error:
         original = getattr(error, "cause", error)  # what Ray raises is a class made of its own error and ours
-        Console(stderr=True, soft_wrap=True).print(f"[red]{type(original).__name__}[/]: {escape(error.message)}")
+        Console(stderr=True, soft_wrap=True, emoji=False).print(
+            f"[red]{type(original).__name__}[/]: {escape(error.message)}"
+        )
         sys.exit(1)
 
 

@@ -13,7 +13,7 @@ from kaas import CompiledModel, KTask, Library, model_file
 from kaas.images import ELF, FATBIN
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, emoji=False)
 
 SIGNER, SIGNATURES = Path("signer.pem"), Path("signatures.json")
 Files = Annotated[

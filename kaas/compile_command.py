@@ -22,7 +22,7 @@ GROUP = "kaas.compilers"
 """Entry points that are called as `compile(path, examples, target=..., batch_sizes=..., name=..., tune=...,
 progress=...)` and return a `kaas.CompiledModel`."""
 
-console = Console()
+console = Console(emoji=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def reference(a: Matrix, x: Matrix, iterations: int) -> Matrix:
 
 def run(size: Size | None = None, console: Console | None = None, *, ray: bool = True) -> bool:
     """Run the demonstration and print what happened; whether every result was right. ray: on what the pool runs."""
-    size, console = size or Size(), console or Console()
+    size, console = size or Size(), console or Console(emoji=False)
     began = perf_counter()
     with console.status("starting Ray and the pool" if ray else "starting the pool"):
         opened = kaas.init(config=_config(), ray=ray)

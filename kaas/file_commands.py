@@ -22,7 +22,7 @@ from kaas.variant import Variant, described
 if TYPE_CHECKING:
     from kaas.executor.profile import KernelTime
 
-console = Console()
+console = Console(emoji=False)
 
 GivenFile = Annotated[
     Path,

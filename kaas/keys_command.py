@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, emoji=False)
 
 FOLDER = Path("keys")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,15 @@ from rich.table import Table
 from kaas.errors import InvalidRequest
 from kaas.remote.usage import Usage
 
-console = Console()
+console = Console(emoji=False)
+
+
+SERVER_CONFIG = Path("kaas.yaml")
+
+EitherPool = Annotated[
+    bool | None,
+    typer.Option("--ray/--no-ray", help="a pool on Ray, or one without, as of a server; else whichever runs here"),
+]
 
 
 class By(Enum):
@@ -29,17 +38,28 @@ def trace(
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="where the trace goes")] = Path("trace.json"),
     address: Annotated[str, typer.Option(help="of the Ray cluster")] = "auto",
     name: Annotated[str, typer.Option(help="of the pool, or of the server's")] = "kaas",
-    ray: Annotated[bool, typer.Option("--ray/--no-ray", help="a pool on Ray, or one without, as of a server")] = True,
+    ray: EitherPool = None,
 ) -> None:
     """Take down what the requests of a running pool do, for https://ui.perfetto.dev or chrome://tracing."""
-    from kaas.api import attach
     from kaas.pool.tracing import chrome
     from kaas.session import current_session
 
-    attach(name, address=address, ray=ray)
-    told = current_session().trace(seconds)
-    out.write_bytes(chrome(told))
+    attach_either(name, address, ray)
+    with out.open("wb") as file:  # before anybody waits for what could not be written
+        file.write(chrome(current_session().trace(seconds)))
     console.print(f"{out}: {seconds:g} s of pool {name}", markup=False, highlight=False, soft_wrap=True)
+
+
+def attach_either(name: str, address: str, ray: bool | None) -> None:
+    """To a pool that runs. ray: None for one without Ray, if there is one of this name on this machine.
+
+    Raises:
+        NotInitialized
+    """
+    from kaas.api import attach
+    from kaas.pool.names import Place
+
+    attach(name, address=address, ray=Place(name).running() is None if ray is None else ray)
 
 
 def usage(
@@ -50,25 +70,47 @@ def usage(
     json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
     server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,
     keys: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="of the client that asks")] = None,
+    config: Annotated[Path, typer.Option(dir_okay=False, help="the server's, which names its state")] = SERVER_CONFIG,
 ) -> None:
-    """Show what clients have used: of a server that runs, for administrators that of all, or of its state folder."""
+    """Show what clients have used: of a server on this machine by its state, or of one that is asked; it tells
+    administrators of all."""
     import msgspec
 
     from kaas.remote.usage_file import read_usage
 
-    if folder is not None and server is None:
-        found = read_usage(folder)
-    elif folder is not None or server is None:
-        raise InvalidRequest("kaas usage takes the server's state folder or --server, one of both")
-    else:
+    if server is not None:
+        if folder is not None:
+            raise InvalidRequest("kaas usage takes the server's state folder or --server, not both")
         from kaas import Client
 
         with Client(server, keys=keys) as client:
             found = msgspec.convert(client.usage(), Usage)
+    else:
+        found = read_usage(folder or _state(config))
     if json:
         print(msgspec.json.encode(found).decode())
         return
-    console.print(_table(found, by))
+    table = _table(found, by)
+    any_width = console.options.update(max_width=sys.maxsize)
+    needed = console.measure(table, options=any_width).maximum  # a figure that lacks digits is wrong
+    Console(width=max(console.width, needed), emoji=False).print(table)
+
+
+def _state(config: Path) -> Path:
+    """
+    Raises:
+        InvalidRequest, InvalidConfig
+    """
+    from kaas.remote.serve_config import parse
+
+    if not config.exists():
+        raise InvalidRequest(
+            f"kaas usage takes the server's state folder, its configuration (there is no {config} here), or --server"
+        )
+    state = parse(config.read_bytes()).state
+    if state is None:
+        raise InvalidRequest(f"the server of {config} keeps no state: ask it with --server while it runs")
+    return Path(state)
 
 
 def _table(found: Usage, by: By) -> Table:

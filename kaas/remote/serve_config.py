@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from kaas.arguments import Buffer
 from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
-from kaas.errors import InvalidConfig
+from kaas.errors import InvalidConfig, KaasError
 from kaas.remote import wire
 from kaas.remote.allow import Allowed
 from kaas.remote.quotas import Quotas
+from kaas.remote.steps import check_target
 
 PORT = 7600
 TOLD = ("requests_per_s", "stored_bytes", "library_bytes", "device_s_per_minute")
@@ -33,6 +35,16 @@ class DeviceSettings(_Settings, frozen=True):
     speed: float = 1.0
 
 
+class ShareSettings(_Settings, frozen=True):
+    """As `kaas.ClientSettings`."""
+
+    weight: float = 1.0
+    priority: int = 0
+    max_running: int | None = None
+    max_share: float | None = None
+    max_queued: int | None = None
+
+
 class PoolSettings(_Settings, frozen=True):
     """As `kaas.Config`."""
 
@@ -44,8 +56,9 @@ class PoolSettings(_Settings, frozen=True):
     cache_bytes: int | None = None
     host_cache_bytes: int | None = None
     whole_object_bytes: int = 64 << 20
-    clients: dict[str, ClientSettings] = {}
+    clients: dict[str, ShareSettings] = {}
     queue_limit: int = QUEUE_LIMIT
+    etask_workers: int = 1
     faults_allowed: int = 1
     record: str | None = None
 
@@ -54,10 +67,30 @@ class PoolSettings(_Settings, frozen=True):
         Raises:
             InvalidConfig
         """
-        options = {name: getattr(self, name) for name in self.__struct_fields__ if name != "devices"}
-        devices = self.devices
-        made = None if devices is None else tuple(Device(**msgspec.structs.asdict(device)) for device in devices)
-        return Config(devices=made, store=store, **options)
+        options = msgspec.structs.asdict(self)
+        if self.devices is not None:
+            options["devices"] = tuple(Device(**msgspec.structs.asdict(device)) for device in self.devices)
+        options["clients"] = {
+            name: ClientSettings(**msgspec.structs.asdict(share)) for name, share in self.clients.items()
+        }
+        return Config(store=store, **options)
+
+
+class ETaskSettings(_Settings, frozen=True):
+    """A Python function or class of the operator's that has a device to itself (`kaas.remote.served`).
+
+    Fields:
+        function: "module:name". inputs, outputs: dtype and shape by name. before, after: steps around it. retries: how
+            often a call may run again when its worker dies. clients: who may use it; None for all.
+    """
+
+    function: str
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
+    outputs: dict[str, tuple[str, tuple[int, ...]]]
+    before: str = ""
+    after: str = ""
+    retries: int = 0
+    clients: tuple[str, ...] | None = None
 
 
 class Listen(_Settings, frozen=True):
@@ -127,12 +160,16 @@ class Settings(_Settings, frozen=True):
         name: of its pool, under which programs on this machine find it. state: folder of what outlives the server,
             only its user's; None: nothing does. keys: folder with its own keys and its clients' (`kaas keys`).
         administrators: names of keys that may ask for everything, and have it drain; keys can say so themselves.
+        ray: whether its pool is on Ray: the address of a cluster, "auto" for one that runs here, true for one that
+            the server starts.
         steps: cTasks around kTasks, "module:function" by name (`kaas.remote.steps`). step_processes: that run them.
+        etasks: by the names that clients use; only of a pool on Ray.
         drain_s: how long a server that ends waits for what is open.
         metrics_port: of the Prometheus endpoint, on loopback; None for none.
     """
 
     name: str = "kaas"
+    ray: bool | str = False
     listen: Listen = Listen()
     state: str | None = None
     keys: str | None = None
@@ -142,6 +179,7 @@ class Settings(_Settings, frozen=True):
     administrators: tuple[str, ...] = ()
     steps: dict[str, str] = {}
     step_processes: int = 2
+    etasks: dict[str, ETaskSettings] = {}
     drain_s: float = 30.0
     metrics_port: int | None = None
 
@@ -207,6 +245,11 @@ def _check(settings: Settings, insecure: bool) -> None:
         value = getattr(limits, name)
         if name != "quotas" and not value > 0:
             raise InvalidConfig(f"limits.{name} is a positive number, not {value!r}", field=f"limits.{name}")
+    metrics_port = settings.metrics_port
+    if metrics_port is not None and not 0 <= metrics_port < 1 << 16:
+        raise InvalidConfig(f"metrics_port is a port's number, not {metrics_port}", field="metrics_port")
+    if not settings.name:
+        raise InvalidConfig("name is that of the pool, and not empty", field="name")
     if not settings.step_processes > 0:
         message = f"step_processes is a positive number, not {settings.step_processes!r}"
         raise InvalidConfig(message, field="step_processes")
@@ -214,3 +257,23 @@ def _check(settings: Settings, insecure: bool) -> None:
         raise InvalidConfig(f"drain_s is a number of seconds, not {settings.drain_s!r}", field="drain_s")
     settings.pool.config(None)
     settings.code.allowed()
+    _check_etasks(settings)
+
+
+def _check_etasks(settings: Settings) -> None:
+    if settings.etasks and not settings.ray:
+        message = "eTasks need a pool on Ray: ray: true, or the address of a cluster"
+        raise InvalidConfig(message, field="etasks")
+    for name, each in settings.etasks.items():
+        field = f"etasks.{name}"
+        check_target(f"{field}.function", each.function)
+        for step in filter(None, (each.before, each.after)):
+            if step not in settings.steps:
+                raise InvalidConfig(f"{field}: there is no step {step!r}", field=field)
+        if not each.outputs or each.retries < 0:
+            raise InvalidConfig(f"{field} has outputs, and retries from 0 on", field=field)
+        for buffer, (dtype, shape) in (*each.inputs.items(), *each.outputs.items()):
+            try:
+                Buffer(buffer, shape, dtype)
+            except KaasError as error:
+                raise InvalidConfig(f"{field}: {error.message}", field=field) from error

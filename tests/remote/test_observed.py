@@ -71,6 +71,32 @@ def test_usage_is_exact_across_a_kill(serve: Serve) -> None:
     assert "usage by client" in table
 
 
+def test_usage_has_all_digits_however_narrow_the_terminal(serve: Serve) -> None:
+    server = serve()
+    speaker = server.speaker("alice")
+    speaker.register(scaled(), "f")
+    for _ in range(3):
+        speaker.invoke("f", ONES)
+    results(speaker, 3)
+    speaker.close()
+    config = str(server.folder / "kaas.yaml")
+    shown = CliRunner().invoke(app, ["usage", "--config", config], env={"COLUMNS": "40"})  # it names the state
+    assert shown.exit_code == 0
+    assert {"alice", "3", str(3 * len(ONES)), str(6 * len(ONES))} <= {*shown.stdout.split()}
+
+
+def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    for arguments, said in (
+        (["usage", "--config", str(absent)], "--server"),
+        (["keys", "new", "ada", "--folder", "/proc/absent"], "/proc/absent: No such file or directory"),
+    ):
+        command = [sys.executable, "-m", "kaas.cli", *arguments]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stderr.count("\n")) == (1, 1), ended.stderr
+        assert said in ended.stderr
+
+
 def test_usage_of_a_server_that_runs(serve: Serve) -> None:
     server = serve({"administrators": ["boss"]})
     for name in ("alice", "bob"):
@@ -170,8 +196,8 @@ def test_a_trace_goes_on_and_comes_back(serve: Serve) -> None:
     assert results(speaker, 1)[0].trace == ""
 
     path = server.folder / "trace.json"
-    command = [sys.executable, "-m", "kaas.cli", "trace", "--seconds", "1", "-o", str(path), "--no-ray"]
-    with subprocess.Popen([*command, "--name", server.name], cwd=ROOT) as tracing:
+    command = [sys.executable, "-m", "kaas.cli", "trace", "--seconds", "1", "-o", str(path), "--name", server.name]
+    with subprocess.Popen(command, cwd=ROOT) as tracing:
         while tracing.poll() is None:
             speaker.invoke("f", ONES, trace=f"00-{TRACE}-{SPAN}-01")
             (given,) = results(speaker, 1)

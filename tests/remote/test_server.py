@@ -16,6 +16,7 @@ import zmq
 
 import kaas
 from kaas.errors import InvalidConfig
+from kaas.pool.policies import factory
 from kaas.pool.processes import pidfd
 from kaas.remote import wire
 from kaas.remote.keys import OwnKeys
@@ -178,6 +179,7 @@ def test_a_stranger_gets_nothing(server: Server) -> None:
         (b"listen: {port: many}", "listen.port"),
         (b"limits: {requests: many}", "limits.requests"),
         (b"pool: {devices: [{kind: software, colour: red}]}", "pool.devices[0].colour"),
+        (b"pool: {clients: {ada: {wieght: 2}}}", "pool.clients[...].wieght"),
         (b"]", ""),
     ],
 )
@@ -195,9 +197,17 @@ def test_what_is_wrong_is_named(text: bytes, field: str) -> None:
         ("listen: {port: 65536}", "listen.port"),
         ("limits: {credit_bytes: 0}", "limits.credit_bytes"),
         ("drain_s: -1", "drain_s"),
+        ("metrics_port: 65536", "metrics_port"),
+        ("metrics_port: -1", "metrics_port"),
+        ("name: ''", "name"),
         ("pool: {slots: 0}", "slots"),
         ("code: {signers: [xyz]}", "code.signers"),
         ("keys: somewhere", "keys"),
+        ("etasks: {e: {function: 'm:f', inputs: {}, outputs: {}}}", "etasks"),
+        ("{ray: true, etasks: {e: {function: f, inputs: {}, outputs: {y: [int8, [1]]}}}}", "etasks.e.function"),
+        ("{ray: true, etasks: {e: {function: 'm:f', inputs: {}, outputs: {y: [int9, [1]]}}}}", "etasks.e"),
+        ("{ray: true, etasks: {e: {function: 'm:f', inputs: {}, outputs: {}}}}", "etasks.e"),
+        ("{ray: true, etasks: {e: {function: 'm:f', inputs: {}, outputs: {y: [int8, [1]]}, after: s}}}", "etasks.e"),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, text: str, field: str) -> None:
@@ -226,10 +236,10 @@ def test_a_key_says_more_than_the_server() -> None:
 
 
 def test_its_pool_is_as_configured() -> None:
-    settings = parse(b"pool: {policy: mqfq, slots: 2, devices: [{speed: 2.0}], clients: {alice: {weight: 2.0}}}")
+    settings = parse(b"pool: {policy: static, slots: 2, devices: [{speed: 2.0}], clients: {alice: {weight: 2.0}}}")
     config = settings.pool.config(None)
     assert config == kaas.Config(
-        devices=(kaas.Device(speed=2.0),), policy="mqfq", slots=2, clients={"alice": kaas.ClientSettings(weight=2.0)}
+        devices=(kaas.Device(speed=2.0),), policy="static", slots=2, clients={"alice": kaas.ClientSettings(weight=2.0)}
     )
 
 
@@ -237,5 +247,5 @@ def test_the_configuration_of_its_page_is_one() -> None:
     page = (ROOT / "docs" / "serve.md").read_text()
     text = page.partition("```yaml\n")[2].partition("```")[0]
     settings = parse(text.encode())
-    assert settings.pool.config(None).policy == "mqfq"
+    factory(settings.pool.config(None).policy)  # there is one
     assert {*settings.__struct_fields__} == {*msgspec.yaml.decode(text)}  # all that there is

@@ -13,7 +13,7 @@ from kaas.remote.steps import Steps
 from tests.remote.conftest import Serve
 from tests.remote.servers import WIDTH, Server, Speaker, scaled
 
-STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "total", "fail", "end", "wait")}
+STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "total", "fail", "end", "wait", "halves")}
 TEXT = b"1 " * WIDTH
 
 
@@ -131,6 +131,10 @@ def test_a_step_that_does_not_end_is_ended_and_its_request_in_time(serve: Serve)
     told, _ = speaker.receive()
     assert isinstance(told, wire.Failure)
     assert told.error == "DeadlineExceeded"
+    chain(speaker, "from_text")
+    answer, _ = ask(speaker)  # the only process for steps was free
+    assert isinstance(answer, wire.Result)
+    chain(speaker, "wait")
     assert failure(speaker).fields == {"step": "wait", "error_type": ""}
     chain(speaker, "from_text")
     answer, _ = ask(speaker)
@@ -164,3 +168,22 @@ def test_what_comes_goes_and_is_copied_is_counted_each(alice: Speaker) -> None:
     message = wire.Invoke(alice.number(), scaled().key, {"x": wire.Input(frame=1)}, store={"y": "kept"})
     alice.told(wire.Result, message, bytes(values))
     assert [now - then for now, then in zip(counted(), before, strict=True)] == [values, 0, 2 * values]
+
+
+def test_what_the_step_after_makes_can_stay(alice: Speaker) -> None:
+    chain(alice, "from_text", "halves")
+    number = alice.number()
+    alice.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, store={"first": "kept"}), TEXT)
+    answer, frames = alice.receive()
+    alice.received([number])
+    assert isinstance(answer, wire.Result)
+    assert answer.outputs == ("rest",)
+    assert (np.frombuffer(frames[0], np.float32) == 2).all()
+    value, _ = alice.told(wire.Value, wire.Get(alice.number(), "kept"))
+    assert (value.dtype, tuple(value.shape)) == ("float32", (2, WIDTH // 4))
+    number = alice.number()
+    alice.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, store={"second": "kept"}), TEXT)
+    answer, _ = alice.receive()
+    alice.received([number])
+    assert isinstance(answer, wire.Failure)
+    assert (answer.error, answer.fields) == ("InvalidRequest", {"buffer": "second"})
