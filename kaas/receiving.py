@@ -150,11 +150,15 @@ class Receiver(Generic[Got]):
             watched.thread.start()
 
     def unwatch(self, number: int) -> None:
-        self._watched.numbers.discard(number)
+        watched = self._watched
+        watched.numbers.discard(number)
+        if watched.waiting and not watched.numbers:
+            watched.leave()
 
     def close(self) -> None:
         self._line = None
         self._watched.numbers.clear()
+        self._watched.leave()
         self._watched.closed = True
         self._watched.some.set()
 
@@ -183,6 +187,11 @@ class _Watched:
     @property
     def ended(self) -> bool:
         return not self.numbers
+
+    def leave(self) -> None:
+        """It waits for its turn no longer, which without a connection would never come."""
+        for turn in self.waiting:
+            turn.set()
 
 
 class _Never:
