@@ -153,14 +153,14 @@ class Receiver(Generic[Got]):
         watched = self._watched
         watched.numbers.discard(number)
         if watched.waiting and not watched.numbers:
-            watched.leave()
+            watched.let_go()
 
     def close(self) -> None:
         self._line = None
         self._watched.numbers.clear()
-        self._watched.leave()
         self._watched.closed = True
         self._watched.some.set()
+        self._watched.let_go()
 
     def _attend(self) -> None:
         watched = self._watched
@@ -188,8 +188,8 @@ class _Watched:
     def ended(self) -> bool:
         return not self.numbers
 
-    def leave(self) -> None:
-        """It waits for its turn no longer, which without a connection would never come."""
+    def let_go(self) -> None:
+        """Its thread waits for a turn, which may never come."""
         for turn in self.waiting:
             turn.set()
 

@@ -214,8 +214,8 @@ class RemoteCalls:
 
     def _take(self, header: wire.FromServer, frames: Sequence[Any]) -> None:
         match header:
-            case wire.Result(number=number):
-                self._answered(number, frames, None)
+            case wire.Result(number=number, outputs=names):
+                self._answered(number, frames, None, names)
             case wire.Failure(error="UnknownSession"):
                 line = self._line
                 if line is not None:
@@ -242,7 +242,9 @@ class RemoteCalls:
         else:
             question.end(error=TryAgain(error_of(header), header.retry_s))
 
-    def _answered(self, number: int, frames: Sequence[Any], failure: wire.Failure | None) -> None:
+    def _answered(
+        self, number: int, frames: Sequence[Any], failure: wire.Failure | None, names: Sequence[str] = ()
+    ) -> None:
         error = None if failure is None else error_of(failure)
         callbacks: Sequence[Callable[[], Any]] = ()
         credit = self._credit
@@ -252,7 +254,7 @@ class RemoteCalls:
             if call is not None and pause_s is None:
                 self._receiver.unwatch(call.number)
                 if not call.ended:
-                    call.settle(frames, error)
+                    call.settle((names, *frames) if call.named else frames, error)
                     callbacks = call.callbacks
         if first:
             self._later.after(ACKNOWLEDGED_S, self._acknowledge)
