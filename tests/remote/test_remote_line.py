@@ -71,6 +71,6 @@ def test_a_server_with_another_key(opened: Open, alice: OwnKeys) -> None:
 def test_a_server_without_keys(alice: OwnKeys) -> None:
     unlocked = Open(None)
     try:
-        assert refusal(unlocked, curve(alice)) == NOT_IT
+        assert refusal(unlocked, curve(alice)) in (NOT_IT, HUNG_UP)  # either end may be the first to see it
     finally:
         unlocked.close()
