@@ -1,7 +1,7 @@
-"""Answers that outlive the server: to requests with a key that put outputs under names, and so are not run again.
+"""Answers that outlive the server: to requests with a key that are not to be run again.
 
 A kTask is pure, and may run once more when its answer was lost with the server. What it reads by a name is not: a
-request that replaces what it has read would be done twice.
+request that replaces what it has read would be done twice. Nor is an eTask pure.
 """
 
 from __future__ import annotations

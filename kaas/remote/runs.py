@@ -102,7 +102,7 @@ class Runs:
             nbytes -= stored_bytes
         client.check(input_bytes + nbytes)
         run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
-        if message.store or remote.after:
+        if message.store or remote.after or remote.etask is not None:
             run.store, run.remote, run.stored_bytes = message.store, remote, stored_bytes
         if remote.before or remote.after or remote.etask is not None:
             run.ends_s = self._ends_s(message)
@@ -265,7 +265,7 @@ class Runs:
         self._end(run)
 
     async def _after(self, run: Run, request: Request, remote: RemoteFunction) -> None:
-        """Have a step make other outputs out of them, and store those that stay."""
+        """Have a step make other outputs out of them, and store those that stay; and what is not to be run again."""
         outcome = SUCCEEDED
         found = {
             name: Made(dtype, shape, frame)
@@ -282,7 +282,7 @@ class Runs:
             outcome = type(error).__name__
             _fail(run, error)
         self._settle(run, request, outcome)
-        if run.failure is None and run.store:
+        if run.failure is None and (run.store or remote.etask is not None):
             named = [Given(stored, *found[name]) for name, stored in run.store.items()]
             try:
                 await self._holdings.values.store(run.client.name, named, self._lasting(run))

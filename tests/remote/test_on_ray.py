@@ -170,6 +170,8 @@ def test_the_pools_process_is_killed(alice: kaas.Client) -> None:
 
 def test_it_ends_and_leaves_no_pool_of_its_own(server: Server, alice: kaas.Client) -> None:
     assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+    x = np.arange(LARGE, dtype=np.float32)
+    alice.put("about", alice.call("sums", {"x": x, "y": x}, key="once").result(PATIENCE_S).about)
     server.terminate()
     assert server.wait() == 0
     with pytest.raises(ValueError, match=NAME):
@@ -178,9 +180,12 @@ def test_it_ends_and_leaves_no_pool_of_its_own(server: Server, alice: kaas.Clien
 
 def test_one_that_is_killed_takes_its_door_along_and_leaves_the_pool(server: Server) -> None:
     """Which the next one finds."""
+    x = np.arange(LARGE, dtype=np.float32)
     first = started(server.folder)
     with kaas.Client(first.endpoint, keys=first.key_of("alice"), patience_s=PATIENCE_S) as alice:
         assert (alice.call("five", {"x": ONES}).result(PATIENCE_S) == 5).all()
+        told = alice.call("sums", {"x": x, "y": x}, key="once").result(PATIENCE_S)
+        assert (told.about == alice.get("about")).all()  # an earlier life's answer: it is not run again
     pool = ray.get_actor(NAME, namespace="kaas")
     first.process.kill()
     second = started(server.folder)
