@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any, overload
 from kaas.errors import InvalidRequest, KaasError
 from kaas.function import Options
 from kaas.pool import wire
+from kaas.pool.etasks import etask_spec
 from kaas.pool.values import packed, pickled, split
 from kaas.ray_session import STORE, RaySession, ray_session_for
 
@@ -138,6 +138,11 @@ class ETask:
         return f"<kaas.ETask {self._label}>"
 
     @property
+    def plain(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """What it was made of: a function, or a class with what its instance is made with."""
+        return self._target, *self._bound
+
+    @property
     def _label(self) -> str:
         return self._target.__qualname__.rpartition("<locals>.")[2]
 
@@ -165,9 +170,7 @@ class ETask:
             self._code = pickled((self._target, *self._bound))
         except Exception as error:  # what pickling raises depends on what is pickled
             raise InvalidRequest(f"{self._label} cannot be sent: {type(error).__name__}: {error}") from error
-        path = tuple(os.path.abspath(entry) for entry in sys.path)
-        digest = hashlib.sha256(self._code + "\0".join(path).encode()).hexdigest()
-        self._spec = wire.ETaskSpec(f"etask:{digest}", self._label, path)
+        self._spec = etask_spec(self._label, self._code, [os.path.abspath(entry) for entry in sys.path])
         return self._spec
 
 

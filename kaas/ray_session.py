@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, ClassVar
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kaas.config import Config
 from kaas.errors import InvalidConfig, KaasError, NotInitialized, PolicyError, PoolStopped
@@ -28,6 +29,8 @@ from kaas.session import HERE, Session, needs_ray
 
 SOFTWARE_SLOTS = 16
 """Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
+LOCAL = "local"
+"""The address that has Ray start a cluster of its own."""
 CONCURRENT_REQUESTS = 100_000
 POOL_OPTIONS: dict[str, Any] = {
     "namespace": NAMESPACE,
@@ -200,9 +203,9 @@ class RaySession(Session):
 # --- a pool is started or found
 
 
-def open_session(name: str, wanted: Config | None, address: str | None) -> tuple[RaySession, bool]:
+def open_session(name: str, wanted: Config | None, address: str | None, here: bool = False) -> tuple[RaySession, bool]:
     """This process's session, or a new one, with the pool of this name; True: this call started the pool. Belongs to
-    who holds HERE's lock.
+    who holds HERE's lock. here: a pool that it starts stays on this machine.
 
     Raises:
         ConfigMismatch, InvalidConfig
@@ -210,7 +213,7 @@ def open_session(name: str, wanted: Config | None, address: str | None) -> tuple
     session = HERE.session
     assert session is None or isinstance(session, RaySession), "the caller refuses pools of another kind"
     started = session.started_ray if session else connect(address, wanted)
-    pool, opened = _open_pool(name, wanted)
+    pool, opened = _open_pool(name, wanted, here)
     if session is None or session.pool != pool:
         session = RaySession.to(name, pool, started)
     return session, opened
@@ -220,22 +223,22 @@ def connect(address: str | None, wanted: Config | None) -> bool:
     """Connect to Ray; whether that started one."""
     if ray.is_initialized():
         return False
-    if address is not None:
+    if address not in (None, LOCAL):
         ray.init(address=address)
         return False
     software = sum(device.kind == "software" for device in (wanted and wanted.devices) or ())
     try:
-        ray.init(resources={SOFTWARE_RESOURCE: max(SOFTWARE_SLOTS, software)})
+        ray.init(address, resources={SOFTWARE_RESOURCE: max(SOFTWARE_SLOTS, software)})
     except ValueError:  # Ray has found a cluster to connect to, and says so before it connects
         ray.init()
         return False
     return True
 
 
-def _open_pool(name: str, wanted: Config | None) -> tuple[Any, bool]:
+def _open_pool(name: str, wanted: Config | None, here: bool) -> tuple[Any, bool]:
     """The running pool of this name, or a new one and True; a pool that is just ending gives way to a new one."""
     gpus = int(cluster_resources().get("GPU", 0))
-    actor: Any = ray.remote(PoolActor).options(name=name, **POOL_OPTIONS)
+    actor: Any = ray.remote(PoolActor).options(name=name, **POOL_OPTIONS, **(_pinned() if here else {}))
     refused = False
     while True:
         pool = actor.remote(name, (wanted or Config()).resolved(gpus))
@@ -252,6 +255,12 @@ def _open_pool(name: str, wanted: Config | None) -> tuple[Any, bool]:
                 raise plain(error) from None
         else:
             return pool, opened
+
+
+def _pinned() -> dict[str, Any]:
+    """What an actor is told that starts on this node, and again only there."""
+    node = ray.get_runtime_context().get_node_id()
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
 def attach(name: str, address: str) -> None:

@@ -21,9 +21,12 @@ def serve(
 ) -> None:
     """Serve remote clients until SIGTERM or Ctrl-C; what is open is answered first."""
     from kaas.remote.serve_config import read
-    from kaas.remote.server import serve as run
 
     settings = read(config, insecure=insecure)
+    if settings.ray:
+        from kaas.remote.ray_server import serve as run
+    else:
+        from kaas.remote.server import serve as run
     if insecure:
         warning = "[bold red]INSECURE[/]: without keys every program on this machine may use it, with any code"
         Console(stderr=True, soft_wrap=True, emoji=False).print(warning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -14,7 +15,7 @@ from kaas.pool import wire
 from kaas.pool.etask_actor import WATCH, ETaskActor
 from kaas.pool.etasks import ETaskPayload, ETasks
 from kaas.pool.events import StartWorker
-from kaas.pool.outputs import Packed, Stored
+from kaas.pool.outputs import Packed, Stored, unpacked
 from kaas.pool.ray_hosts import Resources, one_line
 from kaas.pool.readiness import Readiness
 from kaas.pool.results import fetched
@@ -77,6 +78,8 @@ class ETaskWorkers:
         record = wire.RunRecord(stages, {}, [], [], sum(stages.values()))
         if answer.failure is not None:
             return Reply(error=_failed(payload.label, answer.failure), record=record)
+        if payload.direct:
+            return Reply(await _buffers(answer.value, ref), record=record)
         if answer.value:
             return Reply(Packed(answer.value), record=record)
         incomplete = self._readiness.of([ref])
@@ -107,6 +110,12 @@ class ETaskWorkers:
         actor = self._actors.pop(worker, None)
         if actor is not None:
             ray.kill(actor)
+
+
+async def _buffers(value: Sequence[bytes], ref: Any) -> list[memoryview]:
+    """The value of a call that is wanted here. It was pickled by a worker of this pool, as Ray's messages are."""
+    found = unpacked(value) if value else await ref
+    return [memoryview(each) for each in found]
 
 
 def _failed(label: str, failure: wire.ETaskFailure) -> KaasError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +19,12 @@ REGISTRATION_LIMIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ETaskPayload:
-    """A call on its way to a worker."""
+    """A call on its way to a worker. direct: its value, a list of buffers, is wanted as these."""
 
     label: str
     message: bytes
     refs: Sequence[Any]
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +34,24 @@ class RegisteredETask:
     spec: wire.ETaskSpec
     code: bytes = field(repr=False)
 
-    def call(self, header: wire.ETaskCall, message: bytes, refs: Sequence[Any]) -> Call:
+    def call(self, header: wire.ETaskCall, message: bytes, refs: Sequence[Any], direct: bool = False) -> Call:
         label = f"{self.spec.label}.{header.method}" if header.method else self.spec.label
         return Call(
             label=label,
             client=header.client,
             deadline_s=header.deadline_s,
             retries=header.retries,
-            payload=ETaskPayload(label, message, refs),
+            payload=ETaskPayload(label, message, refs, direct),
             function=self.spec.key,
             kind=WorkerKind.ETASK,
             session=header.caller,
         )
+
+
+def etask_spec(label: str, code: bytes, path: Sequence[str]) -> wire.ETaskSpec:
+    """What names an eTask: its code, with what it is bound to, and where that looks for modules."""
+    digest = hashlib.sha256(code + "\0".join(path).encode()).hexdigest()
+    return wire.ETaskSpec(f"etask:{digest}", label, tuple(path))
 
 
 class ETasks:

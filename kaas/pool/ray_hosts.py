@@ -6,16 +6,20 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool import adoption
+from kaas.pool.beside import Parts
+from kaas.pool.blocks import Inbox
 from kaas.pool.events import StartWorker
 from kaas.pool.executor_actor import GROUPS, ExecutorActor
 from kaas.pool.lives import Adoption, Post
-from kaas.pool.messages import Address
+from kaas.pool.messages import Address, Block, Framed
+from kaas.pool.objects import Held
 from kaas.pool.outputs import Stored
 from kaas.pool.readiness import Readiness
 from kaas.pool.results import fetched
@@ -45,6 +49,7 @@ class RayHosts:
         self._options = {option: getattr(config, option) for option in OPTIONS}
         self._readiness = readiness
         self._resources = Resources()
+        self._inbox = Inbox()
         self._actors: dict[int, Any] = {}
         self._lives: dict[int, str] = {}
 
@@ -76,9 +81,19 @@ class RayHosts:
             self._lives[each.start.worker] = address.life
         return [each for each, _ in adopted]
 
-    def supply(self, worker: int, number: int, refs: Sequence[Any]) -> None:
-        """In a list, so that Ray hands over references and not what they name."""
-        self._actors[worker].supply.remote(self._lives[worker], number, list(refs))
+    def supply(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Block]] | None:
+        """In a list, so that Ray hands over references and not what they name. What the pool holds for clients outside
+        Ray goes over the line, unless a policy wants both at a time."""
+        held = [isinstance(ref, Held) for ref in refs]
+        if any(held) and all(mine or ref is None for mine, ref in zip(held, refs, strict=True)):
+            return [() if ref is None else ref.blocks for ref in refs]
+        sent = [self._parts(ref) if mine else ref for mine, ref in zip(held, refs, strict=True)]
+        self._actors[worker].supply.remote(self._lives[worker], number, sent)
+        return None
+
+    def _parts(self, held: Held) -> Parts:
+        views = [np.frombuffer(self._inbox.view(block), np.uint8) for block in held.blocks]
+        return Parts([Framed(position) for position in range(1, len(views) + 1)], views)
 
     async def collect(self, worker: int, parcel: int, count: int) -> Sequence[Stored]:
         """They are return values, owned by the pool: so they survive the executor."""

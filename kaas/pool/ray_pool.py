@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, RayError
 from kaas.config import Config
 from kaas.errors import ConfigMismatch, PoolStopped
 from kaas.pool import wire
+from kaas.pool.fronts import Front, Fronts
 from kaas.pool.keeping import Keeping
 from kaas.pool.loop import PoolThread
 from kaas.pool.messages import Address
@@ -36,6 +37,7 @@ class _Life:
         self.service = service
         self.ground = ground
         self.keeping = Keeping(service, own, references)
+        self.fronts = Fronts()
         self._turns = Turns()
 
     async def call(self, message: bytes, refs: Sequence[Any]) -> Any:
@@ -213,6 +215,35 @@ class PoolActor:
             return await self._thread.run(life.call(message, refs))
         finally:
             self._answered()
+
+    # --- fronts
+
+    async def serve(self, session: str, opener: Callable[[Service, RayGround], Awaitable[Front]]) -> None:
+        """Have requests come in at one door more, until that has drained or whoever asks for it has ended. It is asked
+        for in each life."""
+        self._open_calls += 1
+        try:
+            life = await self._opened()
+            asks = asyncio.ensure_future(self._sessions.setdefault(session, asyncio.Event()).wait())
+            opening = opener(life.service, life.ground)
+            serving = asyncio.ensure_future(self._thread.run(life.fronts.serve(session, opening)))
+            await asyncio.wait((serving, asks), return_when=asyncio.FIRST_COMPLETED)
+            asks.cancel()
+            if not self._stopping.is_set():  # else it sees that, and tells all who wait
+                self._thread.post(life.fronts.end, session)
+            await serving
+        finally:
+            self._answered()
+
+    async def endpoint(self, session: str) -> str:
+        """Where a front is, once it is open."""
+        return (await self._front(session)).endpoint
+
+    async def drain(self, session: str, reason: str) -> None:
+        self._thread.post((await self._front(session)).drain, reason)
+
+    async def _front(self, session: str) -> Front:
+        return await self._thread.run((await self._opened()).fronts.opened(session))
 
     # --- caches and the pool itself
 

@@ -164,7 +164,11 @@ class Service:
         Raises:
             KaasError
         """
-        call = Call(
+        return self.pool.begin(self.call(function, invocation, payload, session), ready)
+
+    def call(self, function: RegisteredFunction, invocation: wire.Invocation, payload: Payload, session: str) -> Call:
+        """An invocation as the core takes it."""
+        return Call(
             label=function.label,
             client=invocation.client,
             deadline_s=invocation.deadline_s,
@@ -174,7 +178,6 @@ class Service:
             function=function.key,
             session=session,
         )
-        return self.pool.begin(call, ready)
 
     def session_ended(self, session: str) -> None:
         """A program has ended."""

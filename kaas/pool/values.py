@@ -83,6 +83,11 @@ def pickled(value: Any) -> bytes:
     return data
 
 
+def stored(value: Any) -> Any:
+    """A reference to it, in Ray's store."""
+    return ray.put(value)
+
+
 def split(args: Sequence[Any], kwargs: Mapping[str, Any], first: int) -> tuple[Any, list[Any]]:
     """Arguments with an Argument for each that is a reference, and these references.
 

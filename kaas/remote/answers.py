@@ -10,6 +10,8 @@ from kaas.remote.wire import Failure
 
 RETRY_S: dict[type[KaasError], float] = {QueueFull: 0.05, PoolStopped: 1.0, DeviceUnavailable: 1.0}
 """After how long a request that failed so may be sent again."""
+UNTOLD = ("traceback",)
+"""Fields that name the server's files."""
 DEEPEST = 8
 """Of lists and maps in a field, one in the other."""
 LONGEST_MESSAGE = 16 << 10
@@ -21,7 +23,7 @@ def failure_of(number: int, error: BaseException) -> Failure:
     if not isinstance(error, KaasError):
         error = InvalidRequest(f"the server cannot make sense of a message: {type(error).__name__}: {error}")
     known = next(base for base in type(error).__mro__ if vars(errors).get(base.__name__) is base)
-    fields = {name: plain(value) for name, value in error.fields.items()}
+    fields = {name: plain(value) for name, value in error.fields.items() if name not in UNTOLD}
     retry_s = fields.get("retry_s", RETRY_S.get(known))
     return Failure(number, known.__name__, _text(error.message)[:LONGEST_MESSAGE], fields, retry_s)
 

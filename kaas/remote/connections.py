@@ -24,6 +24,9 @@ STRANGER_S = 10.0
 """How long one may be such a connection."""
 STRANGER_BYTES = 64 << 10
 """What may have come over one: a greeting and a handshake are below 1 KB."""
+REFUSALS, REFUSED_S = 100, 1.0
+"""So many keys that nobody knows may come from one address in this time, each for most of a millisecond of ZeroMQ's
+thread; from one with more no connection is taken until then."""
 LOOK_S, LOOK_S_EACH = 0.1, 0.0004
 """How often all are looked at, and how much more seldom for each of them: it takes about 2 us of the loop."""
 LOOK_AGAIN_S = 0.01
@@ -98,6 +101,7 @@ class Connections(Generic[T]):
         self._loop, self._unfinished_bytes, self._ended = loop, unfinished_bytes, ended
         self._by_fd: dict[int, Connection[T]] = {}
         self._strangers: dict[int, Connection[T]] = {}  # of these, the oldest first
+        self._refused: dict[str, tuple[float, float]] = {}  # by address: how many now count, and when the last came
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.rcvhwm = 0  # or ZeroMQ's own thread waits for this one
         where = f"inproc://{secrets.token_hex(8)}"
@@ -134,6 +138,16 @@ class Connections(Generic[T]):
         connection.owner = owner
         return connection
 
+    def refused(self, address: str) -> None:
+        """Somebody there has shown a key that nobody knows."""
+        now_s = self._loop.time()
+        self._refused[address] = self._count(address, now_s) + 1, now_s
+
+    def _count(self, address: str, now_s: float) -> float:
+        """Refusals that still count."""
+        count, last_s = self._refused.get(address, (0.0, now_s))
+        return max(0.0, count - REFUSALS * (now_s - last_s) / REFUSED_S)
+
     def shut(self, fd: int) -> None:
         """End it; `ended` hears of it later, as of others."""
         # if it has ended, ZeroMQ may have closed it, and will not wait with that for us: hence the copy
@@ -147,7 +161,9 @@ class Connections(Generic[T]):
         fd = told["value"]
         if told["event"] == zmq.Event.ACCEPTED:
             self._by_fd[fd] = self._strangers[fd] = Connection(fd, self._loop.time())
-            if len(self._strangers) > STRANGERS:
+            if self._refused and self._count(_address(fd), self._loop.time()) >= REFUSALS:
+                self._put_out(fd)
+            elif len(self._strangers) > STRANGERS:
                 self._put_out(next(iter(self._strangers)))
         elif (connection := self._by_fd.pop(fd, None)) is not None:
             self._strangers.pop(fd, None)
@@ -156,6 +172,7 @@ class Connections(Generic[T]):
 
     def _look(self) -> None:
         now_s = self._loop.time()
+        self._refused = {address: of for address, of in self._refused.items() if self._count(address, now_s)}
         for fd in [fd for fd, one in self._by_fd.items() if one.looked_at(now_s, self._unfinished_bytes)]:
             self._put_out(fd)
         wait_s = LOOK_AGAIN_S if any(one.suspect for one in self._by_fd.values()) else LOOK_S
@@ -164,6 +181,13 @@ class Connections(Generic[T]):
     def _put_out(self, fd: int) -> None:
         self._strangers.pop(fd, None)
         self.shut(fd)
+
+
+def _address(fd: int) -> str:
+    """Of who is at the other end; "" if it has just gone."""
+    with suppress(OSError), tcp.socket(fileno=os.dup(fd)) as connection:
+        return str(connection.getpeername()[0])
+    return ""
 
 
 def _received(fd: int) -> int:

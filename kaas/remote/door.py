@@ -156,11 +156,12 @@ class RemoteDoor:
 
     def _admit(self, asked: Socket, keys: Keys, version: bytes, number: bytes, *question: bytes) -> None:
         """Answer a question of ZeroMQ: whether somebody with this key may come in."""
-        _domain, _address, _identity, _mechanism, key = question
+        _domain, address, _identity, _mechanism, key = question
         public_key = z85.encode(key)
         if keys.who(public_key.decode()) is None and keys.added():
             self._see(keys)
         if keys.who(public_key.decode()) is None:
+            self._connections.refused(address.decode())
             answer = [b"400", b"", b"", b""]
         elif self._shut_for(public_key.decode()):
             answer = [b"500", b"", b"", b""]  # 300 would be the word for it, but then ZeroMQ lets them wait

@@ -18,6 +18,7 @@ from kaas.pool.registry import Registry
 from kaas.remote import wire
 from kaas.remote.contents import too_many
 from kaas.remote.making import Entry, Kept, Maker, RemoteFunction
+from kaas.remote.served import NONE_SERVED, Served, described
 from kaas.remote.state import State
 from kaas.remote.uploads import Uploads
 from kaas.remote.values import NAME_BYTES, Values, shown
@@ -40,13 +41,16 @@ class Functions:
         objects: HeldObjects,
         registry: Registry,
         steps: Collection[str] = (),
+        served: Served = NONE_SERVED,
     ) -> None:
-        """steps: names of cTasks that functions may have around them."""
+        """steps: names of cTasks that functions may have around them. served: the server's own functions; those of a
+        client come first where both have a name."""
         self._state = state
         self._uploads = uploads
         self._values = values
         self._maker = Maker(uploads, values, objects, registry)
         self._steps = steps
+        self._served = served
         self._clients: dict[str, dict[str, Entry]] = {}
         self._named: dict[str, dict[str, RemoteFunction | KaasError]] = {}
 
@@ -73,6 +77,9 @@ class Functions:
         try:
             found = self._named[client][function]
         except KeyError:
+            served = self._served.named(client, function)
+            if served is not None:
+                return served
             raise UnknownFunction(
                 f"this client has registered no function {shown(function)}", function=function[:NAME_BYTES]
             ) from None
@@ -81,7 +88,9 @@ class Functions:
         return found
 
     def list(self, client: str, message: wire.Functions) -> wire.Listed:
-        entries: list[Any] = [entry.listed for entry in self._clients.get(client, {}).values()]
+        own = self._clients.get(client, {})
+        entries: list[Any] = [entry.listed for entry in own.values()]
+        entries += [described(each) for each in self._served.all(client) if each.name not in own]
         return wire.Listed(message.number, entries)
 
     # --- registering

@@ -295,7 +295,9 @@ class Gateway:
             self._silence.set()
 
     def close(self) -> None:
+        """Whoever still waits is told that this server ends."""
         self._sweep.cancel()
+        self._runs.close(self._by_channel.values())
         for session in list(self._by_channel.values()):
             self._forget(session)
 

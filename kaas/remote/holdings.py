@@ -13,6 +13,7 @@ from kaas.remote import wire
 from kaas.remote.allow import Allowed
 from kaas.remote.functions import Functions
 from kaas.remote.lasting import LastingAnswers
+from kaas.remote.served import NONE_SERVED, Served
 from kaas.remote.state import State
 from kaas.remote.uploads import Uploads
 from kaas.remote.values import Values
@@ -49,6 +50,7 @@ class Holdings:
         allowed: Allowed,
         steps: Collection[str],
         changed: Callable[[str, Any, int], None],
+        served: Served = NONE_SERVED,
     ) -> None:
         """folder: of what outlives the server. changed: is told what a client holds from now on: its name, "libraries"
         or "objects", bytes."""
@@ -56,7 +58,7 @@ class Holdings:
         self._uploads = Uploads(self._state, limits, allowed, changed)
         self.values = Values(self._state, self._uploads, objects)
         self.answers = LastingAnswers(self._state)
-        self.functions = Functions(self._state, self._uploads, self.values, objects, registry, steps)
+        self.functions = Functions(self._state, self._uploads, self.values, objects, registry, steps, served)
 
     async def open(self) -> None:
         """What an earlier life of the server has left is there again.

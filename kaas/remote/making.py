@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,6 +24,9 @@ from kaas.remote.tasks import SentTask, decode_task, encode_task
 from kaas.remote.uploads import AT_ONCE_BYTES, Uploads, missing
 from kaas.remote.values import NAME_BYTES, Values, shown
 from kaas.request import check_fit
+
+if TYPE_CHECKING:
+    from kaas.remote.served import ServedETask
 
 _Arrays = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -58,7 +61,7 @@ class RemoteFunction:
         name: "" for none. key: what the client knows it by; it differs by constants, unlike that of `function`.
         constants: the pool's object of all together. given: inputs that an invocation brings, in order. scalars: their
             kinds. iterations: the one that says how often the kernels run, "" for none. outputs: names.
-        before, after: the server's cTasks around it.
+        before, after: the server's cTasks around it. etask: it is one of the server's; None if it is a kTask.
     """
 
     name: str
@@ -71,6 +74,7 @@ class RemoteFunction:
     outputs: tuple[str, ...]
     before: str = ""
     after: str = ""
+    etask: ServedETask | None = field(default=None, repr=False)
 
     @property
     def described(self) -> tuple[_Arrays, _Arrays, dict[str, str]]:

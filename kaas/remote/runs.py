@@ -16,6 +16,7 @@ from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
 from kaas.pool.trace_context import continued
+from kaas.pool.transport import Call
 from kaas.remote import lasting, wire
 from kaas.remote.answers import failure_of
 from kaas.remote.holdings import Holdings
@@ -23,7 +24,7 @@ from kaas.remote.invocations import check_deadline, given_values, invocation_of
 from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
-from kaas.remote.steps import Steps
+from kaas.remote.steps import Made, Steps
 from kaas.remote.values import Given
 
 ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
@@ -49,6 +50,7 @@ class Runs:
         self._closed, self._meter, self._steps = closed, meter, steps
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed_for_good = False
 
     def ask(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         """frames: with the header. What was asked before, by this number or by its key, is the same request.
@@ -98,12 +100,12 @@ class Runs:
         run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
         if message.store or remote.after:
             run.store, run.remote = message.store, remote
-        if remote.before or remote.after:
+        if remote.before or remote.after or remote.etask is not None:
             run.ends_s = self._ends_s(message)
         request = None
         self._meter.admit(client.name)
         try:
-            if remote.before:
+            if remote.before or remote.etask is not None:
                 self._prepare(run, message, frames, remote)
             else:
                 request = self._request(run, message, frames, remote)
@@ -124,9 +126,12 @@ class Runs:
             KaasError
         """
         invocation, payload = invocation_of(run.client.name, message, frames, remote, self._holdings.values)
-        request = self._service.begin(remote.function, invocation, payload, None, "")
-        if message.trace:
-            request.trace = continued(message.trace)
+        return self._begun(run, self._service.call(remote.function, invocation, payload, ""), message.trace)
+
+    def _begun(self, run: Run, call: Call, trace: str) -> Request:
+        request = self._pool.begin(call)
+        if trace:
+            request.trace = continued(trace)
             run.trace = request.trace.traceparent
         run.request = request
         return request
@@ -143,26 +148,48 @@ class Runs:
         return None if message.deadline_s is None else self._loop.time() + message.deadline_s
 
     def _prepare(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
-        """Have a step make the inputs out of what came.
+        """Have a step make the inputs out of what came, and of an eTask have them where it finds them.
 
         Raises:
             InvalidRequest
         """
-        run.task = self._task(self._step(run, remote.before, given_values(message, frames)))
-        run.task.add_done_callback(partial(self._prepared, run, message, remote))
+        given = given_values(message, frames) if remote.before else None
+        run.task = self._task(self._call(run, message, frames, remote, given))
+        run.task.add_done_callback(partial(self._prepared, run, message.trace))
 
-    def _prepared(
-        self, run: Run, message: wire.Invoke, remote: RemoteFunction, task: asyncio.Future[dict[str, bytes]]
-    ) -> None:
+    async def _call(
+        self,
+        run: Run,
+        message: wire.Invoke,
+        frames: Sequence[Any],
+        remote: RemoteFunction,
+        given: Mapping[str, Any] | None,
+    ) -> Call:
+        """
+        Raises:
+            KaasError
+        """
+        if given is not None:
+            made = await self._step(run, remote.before, given)
+            inputs = {name: wire.Input(frame=frame) for frame, name in enumerate(made, 1)}
+            frames = [b"", *(each.data for each in made.values())]
+            message = msgspec.structs.replace(message, inputs=inputs, deadline_s=self._left_s(run))
+        client, values = run.client.name, self._holdings.values
+        run.moved_bytes = sum(map(len, frames)) - len(frames[0])
+        if remote.etask is not None:
+            return await remote.etask.call(client, message, frames, remote, values)
+        return self._service.call(remote.function, *invocation_of(client, message, frames, remote, values), "")
+
+    def _left_s(self, run: Run) -> float | None:
+        return None if run.ends_s is None else max(1e-3, run.ends_s - self._loop.time())
+
+    def _prepared(self, run: Run, trace: str, task: asyncio.Future[Call]) -> None:
         run.task = None
         try:
-            made = task.result()
+            call = task.result()
             if not run.waits:
                 raise asyncio.CancelledError  # too late for the step
-            inputs = {name: wire.Input(frame=frame) for frame, name in enumerate(made, 1)}
-            left_s = None if run.ends_s is None else max(1e-3, run.ends_s - self._loop.time())
-            message = msgspec.structs.replace(message, inputs=inputs, deadline_s=left_s)
-            request = self._request(run, message, [b"", *made.values()], remote)
+            request = self._begun(run, call, trace)
         except asyncio.CancelledError:  # and all who waited know
             self._meter.refused(run.client.name, run.label, "cancelled", admitted=True)
             self._end(run)
@@ -171,10 +198,9 @@ class Runs:
             _fail(run, error)
             self._end(run)
         else:
-            run.moved_bytes = sum(map(len, made.values()))
             request.answer.add_done_callback(partial(self._answered, run, request))
 
-    async def _step(self, run: Run, name: str, values: Mapping[str, Any]) -> dict[str, bytes]:
+    async def _step(self, run: Run, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
         """
         Raises:
             StepFailed, DeadlineExceeded
@@ -200,13 +226,13 @@ class Runs:
         Raises:
             InvalidRequest, QuotaExceeded
         """
+        if len({*store.values()}) != len(store):
+            raise InvalidRequest("two outputs cannot be stored under one name")
+        if remote.after:  # what that makes is known once it is made
+            return remote.outputs
         sizes = dict(zip(remote.outputs, remote.function.output_bytes, strict=True))
         for name in store.keys() - sizes.keys():
             raise InvalidRequest(f"function {remote.function.label!r} has no output {name!r} to store", buffer=name)
-        if remote.after:
-            raise InvalidRequest(f"step {remote.after!r} makes what comes out of the outputs: none can be stored")
-        if len({*store.values()}) != len(store):
-            raise InvalidRequest("two outputs cannot be stored under one name")
         self._holdings.values.check_room(client.name, {store[name]: sizes[name] for name in store})
         return tuple(name for name in remote.outputs if name not in store)
 
@@ -234,21 +260,25 @@ class Runs:
         self._end(run)
 
     async def _after(self, run: Run, request: Request, remote: RemoteFunction) -> None:
-        """Store outputs, or have a step make others out of them."""
-        outputs, outcome = list(zip(remote.outputs, remote.function.outputs, run.frames, strict=True)), SUCCEEDED
+        """Have a step make other outputs out of them, and store those that stay."""
+        outcome = SUCCEEDED
+        found = {
+            name: Made(dtype, shape, frame)
+            for name, (dtype, shape), frame in zip(remote.outputs, remote.function.outputs, run.frames, strict=True)
+        }
         try:
             if remote.after:
-                made = await self._step(run, remote.after, {name: frame for name, _, frame in outputs})
-                run.outputs, run.frames = tuple(made), list(made.values())
-            else:
-                run.frames = [frame for name, _, frame in outputs if name not in run.store]
-            run.nbytes = sum(map(len, run.frames))
+                found = await self._step(run, remote.after, {name: each.data for name, each in found.items()})
+            for name in run.store.keys() - found.keys():
+                raise InvalidRequest(f"step {remote.after!r} has made no output {name!r} to store", buffer=name)
+            come = {name: each.data for name, each in found.items() if name not in run.store}
+            run.outputs, run.frames, run.nbytes = tuple(come), list(come.values()), sum(map(len, come.values()))
         except Exception as error:  # noqa: BLE001 - who waits is told
             outcome = type(error).__name__
             _fail(run, error)
         self._settle(run, request, outcome)
         if run.failure is None and run.store:
-            named = [Given(run.store[name], *array, frame) for name, array, frame in outputs if name in run.store]
+            named = [Given(stored, *found[name]) for name, stored in run.store.items()]
             try:
                 await self._holdings.values.store(run.client.name, named, self._lasting(run))
             except Exception as error:  # noqa: BLE001 - who waits is told
@@ -283,6 +313,8 @@ class Runs:
             _fail(run, error)
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:
+        if self._closed_for_good:  # so is the usage
+            return
         with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
             self._charge(run, request, outcome)
 
@@ -360,6 +392,15 @@ class Runs:
         """A program has ended."""
         for wait in list(session.waits.values()):
             self._leave(wait)
+
+    def close(self, sessions: Iterable[Session]) -> None:
+        """These programs are told that what they wait for does not come. What runs on is nobody's."""
+        self._closed_for_good = True
+        stopped = PoolStopped("the server has ended")
+        for session in sessions:
+            for wait in session.waits.values():
+                if not wait.run.done:
+                    session.channel.send(failure_of(wait.number, stopped))
 
     def _leave(self, wait: Wait) -> None:
         session, run = wait.session, wait.run

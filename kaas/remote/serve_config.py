@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from kaas.arguments import Buffer
 from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
-from kaas.errors import InvalidConfig
+from kaas.errors import InvalidConfig, KaasError
 from kaas.remote import wire
 from kaas.remote.allow import Allowed
 from kaas.remote.quotas import Quotas
+from kaas.remote.steps import check_target
 
 PORT = 7600
 TOLD = ("requests_per_s", "stored_bytes", "library_bytes", "device_s_per_minute")
@@ -56,6 +58,7 @@ class PoolSettings(_Settings, frozen=True):
     whole_object_bytes: int = 64 << 20
     clients: dict[str, ShareSettings] = {}
     queue_limit: int = QUEUE_LIMIT
+    etask_workers: int = 1
     faults_allowed: int = 1
     record: str | None = None
 
@@ -71,6 +74,23 @@ class PoolSettings(_Settings, frozen=True):
             name: ClientSettings(**msgspec.structs.asdict(share)) for name, share in self.clients.items()
         }
         return Config(store=store, **options)
+
+
+class ETaskSettings(_Settings, frozen=True):
+    """A Python function or class of the operator's that has a device to itself (`kaas.remote.served`).
+
+    Fields:
+        function: "module:name". inputs, outputs: dtype and shape by name. before, after: steps around it. retries: how
+            often a call may run again when its worker dies. clients: who may use it; None for all.
+    """
+
+    function: str
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
+    outputs: dict[str, tuple[str, tuple[int, ...]]]
+    before: str = ""
+    after: str = ""
+    retries: int = 0
+    clients: tuple[str, ...] | None = None
 
 
 class Listen(_Settings, frozen=True):
@@ -140,12 +160,16 @@ class Settings(_Settings, frozen=True):
         name: of its pool, under which programs on this machine find it. state: folder of what outlives the server,
             only its user's; None: nothing does. keys: folder with its own keys and its clients' (`kaas keys`).
         administrators: names of keys that may ask for everything, and have it drain; keys can say so themselves.
+        ray: whether its pool is on Ray: the address of a cluster, "auto" for one that runs here, true for one that
+            the server starts.
         steps: cTasks around kTasks, "module:function" by name (`kaas.remote.steps`). step_processes: that run them.
+        etasks: by the names that clients use; only of a pool on Ray.
         drain_s: how long a server that ends waits for what is open.
         metrics_port: of the Prometheus endpoint, on loopback; None for none.
     """
 
     name: str = "kaas"
+    ray: bool | str = False
     listen: Listen = Listen()
     state: str | None = None
     keys: str | None = None
@@ -155,6 +179,7 @@ class Settings(_Settings, frozen=True):
     administrators: tuple[str, ...] = ()
     steps: dict[str, str] = {}
     step_processes: int = 2
+    etasks: dict[str, ETaskSettings] = {}
     drain_s: float = 30.0
     metrics_port: int | None = None
 
@@ -232,3 +257,23 @@ def _check(settings: Settings, insecure: bool) -> None:
         raise InvalidConfig(f"drain_s is a number of seconds, not {settings.drain_s!r}", field="drain_s")
     settings.pool.config(None)
     settings.code.allowed()
+    _check_etasks(settings)
+
+
+def _check_etasks(settings: Settings) -> None:
+    if settings.etasks and not settings.ray:
+        message = "eTasks need a pool on Ray: ray: true, or the address of a cluster"
+        raise InvalidConfig(message, field="etasks")
+    for name, each in settings.etasks.items():
+        field = f"etasks.{name}"
+        check_target(f"{field}.function", each.function)
+        for step in filter(None, (each.before, each.after)):
+            if step not in settings.steps:
+                raise InvalidConfig(f"{field}: there is no step {step!r}", field=field)
+        if not each.outputs or each.retries < 0:
+            raise InvalidConfig(f"{field} has outputs, and retries from 0 on", field=field)
+        for buffer, (dtype, shape) in (*each.inputs.items(), *each.outputs.items()):
+            try:
+                Buffer(buffer, shape, dtype)
+            except KaasError as error:
+                raise InvalidConfig(f"{field}: {error.message}", field=field) from error

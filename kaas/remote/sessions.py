@@ -12,6 +12,7 @@ import msgspec
 
 from kaas.errors import InvalidRequest, QueueFull
 from kaas.pool.records import Request
+from kaas.pool.transport import Call
 from kaas.remote import wire
 from kaas.remote.finished import Finished
 from kaas.remote.making import RemoteFunction
@@ -70,7 +71,7 @@ class Run(msgspec.Struct, eq=False):
     trace: str = ""
     store: dict[str, str] = {}
     remote: RemoteFunction | None = None
-    task: asyncio.Task[dict[str, bytes]] | None = None
+    task: asyncio.Task[Call] | None = None
     ends_s: float | None = None
     lasting: bool = False
     moved_bytes: int = 0

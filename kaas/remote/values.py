@@ -161,6 +161,10 @@ class Values:
         ]
         return wire.Listed(message.number, entries)
 
+    def view(self, ref: Held) -> memoryview:
+        """Of a value, to be read as long as somebody refers to it."""
+        return self._objects.view(ref)
+
     def stored_bytes(self, client: str) -> int:
         """Of values, as they count."""
         return self._uploads.contents.used(client, VALUE)

@@ -30,3 +30,8 @@ def end(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
 def wait(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
     threading.Event().wait()
     return {}
+
+
+def halves(values: Mapping[str, bytes]) -> dict[str, Any]:
+    y = values["y"]
+    return {"first": np.frombuffer(y, np.float32)[: len(y) // 8].reshape(2, -1), "rest": y[len(y) // 2 :]}

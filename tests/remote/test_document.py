@@ -72,13 +72,12 @@ _LONG |= {0xDB: ("text", 4), 0xDC: ("list", 2), 0xDD: ("list", 4), 0xDE: ("map",
 
 class Connection:
     def __init__(self, endpoint: str, keys: dict[str, str]) -> None:
-        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self.socket.linger, self.socket.rcvtimeo, self.number = 0, PATIENCE_MS, 0
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self.socket, self.number = context.socket(zmq.DEALER), 0
+        self.socket.linger, self.socket.rcvtimeo = 0, PATIENCE_MS
         self.socket.curve_serverkey = keys["server_key"].encode()
-        self.socket.curve_publickey, self.socket.curve_secretkey = (
-            keys["public_key"].encode(),
-            keys["secret_key"].encode(),
-        )
+        self.socket.curve_publickey = keys["public_key"].encode()
+        self.socket.curve_secretkey = keys["secret_key"].encode()
         self.socket.connect(endpoint)
         self.welcome = self.said("hello", version=1, session="0123456789abcdef" * 2)[0]
 

@@ -190,6 +190,22 @@ def test_a_key_that_is_not_known_gets_nothing(opened: Open, come: Come, alice: O
     assert opened.received.qsize() == 1
 
 
+def test_too_many_keys_that_are_not_known_shut_their_address(
+    opened: Open, come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REFUSALS", 2)
+    monkeypatch.setattr(connections, "REFUSED_S", 1000.0)
+    inside = come(alice)
+    echoes(inside)
+    for _ in range(2):
+        assert come(stranger_keys(alice)).refused()
+    assert come(alice).put_out()
+    echoes(inside)
+    assert opened.received.qsize() == 2
+    monkeypatch.setattr(connections, "REFUSED_S", 0.001)
+    until(lambda: bool(come(alice).happened() & zmq.Event.HANDSHAKE_SUCCEEDED))
+
+
 def test_nor_does_who_has_none(opened: Open, come: Come, alice: OwnKeys) -> None:
     stranger = come(None)
     stranger.try_to_send(b"let me in")

@@ -33,7 +33,7 @@ def test_who_wants_to_know_hears_of_each_that_is_kept_no_more() -> None:
     for number, (key, nbytes) in enumerate((("a", 4), ("b", 4), ("a", 4), ("c", 4), ("d", 11))):
         finished.add(key, key + str(number), nbytes, float(number))
     assert gone == [("a", "a0"), ("b", "b1"), ("d", "d4")]
-    assert finished.get("a", 102.0) is None
+    finished.expire(102.0)
     assert gone[3:] == [("a", "a2")]
 
 

@@ -203,6 +203,11 @@ def test_what_is_wrong_is_named(text: bytes, field: str) -> None:
         ("pool: {slots: 0}", "slots"),
         ("code: {signers: [xyz]}", "code.signers"),
         ("keys: somewhere", "keys"),
+        ("etasks: {e: {function: 'm:f', inputs: {}, outputs: {}}}", "etasks"),
+        ("{ray: true, etasks: {e: {function: f, inputs: {}, outputs: {y: [int8, [1]]}}}}", "etasks.e.function"),
+        ("{ray: true, etasks: {e: {function: 'm:f', inputs: {}, outputs: {y: [int9, [1]]}}}}", "etasks.e"),
+        ("{ray: true, etasks: {e: {function: 'm:f', inputs: {}, outputs: {}}}}", "etasks.e"),
+        ("{ray: true, etasks: {e: {function: 'm:f', inputs: {}, outputs: {y: [int8, [1]]}, after: s}}}", "etasks.e"),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, text: str, field: str) -> None:

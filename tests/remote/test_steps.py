@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
 from tests.remote.servers import WIDTH, Server, Speaker, scaled
 
-STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "total", "fail", "end", "wait")}
+STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "total", "fail", "end", "wait", "halves")}
 TEXT = b"1 " * WIDTH
 
 
@@ -133,6 +133,10 @@ def test_a_step_that_does_not_end_is_ended_and_its_request_in_time(serve: Serve)
     told, _ = speaker.receive()
     assert isinstance(told, wire.Failure)
     assert told.error == "DeadlineExceeded"
+    chain(speaker, "from_text")
+    answer, _ = ask(speaker)  # the only process for steps was free
+    assert isinstance(answer, wire.Result)
+    chain(speaker, "wait")
     assert failure(speaker).fields == {"step": "wait", "error_type": ""}
     chain(speaker, "from_text")
     answer, _ = ask(speaker)
@@ -185,3 +189,22 @@ def test_a_client_calls_what_has_steps_around_it(server: Server) -> None:
         failing = client.register(scaled(), name="failing", before="fail")
         with pytest.raises(StepFailed):
             client.call(failing, {"text": TEXT}).result(PATIENCE_S)
+
+
+def test_what_the_step_after_makes_can_stay(alice: Speaker) -> None:
+    chain(alice, "from_text", "halves")
+    number = alice.number()
+    alice.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, store={"first": "kept"}), TEXT)
+    answer, frames = alice.receive()
+    alice.received([number])
+    assert isinstance(answer, wire.Result)
+    assert answer.outputs == ("rest",)
+    assert (np.frombuffer(frames[0], np.float32) == 2).all()
+    value, _ = alice.told(wire.Value, wire.Get(alice.number(), "kept"))
+    assert (value.dtype, tuple(value.shape)) == ("float32", (2, WIDTH // 4))
+    number = alice.number()
+    alice.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, store={"second": "kept"}), TEXT)
+    answer, _ = alice.receive()
+    alice.received([number])
+    assert isinstance(answer, wire.Failure)
+    assert (answer.error, answer.fields) == ("InvalidRequest", {"buffer": "second"})

@@ -1,0 +1,155 @@
+"""A server of remote clients at a pool, whatever that stands on: its door, and all that is behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from kaas.pool.metrics import Measured
+from kaas.pool.objects import HeldObjects
+from kaas.pool.service import Service
+from kaas.remote import wire
+from kaas.remote.desk import Desk
+from kaas.remote.door import RemoteDoor
+from kaas.remote.gateway import Gateway, Keeping
+from kaas.remote.holdings import Holdings
+from kaas.remote.keys import Keys
+from kaas.remote.metering import Meter
+from kaas.remote.metrics import MetricsServer
+from kaas.remote.quotas import Quotas
+from kaas.remote.serve_config import Settings
+from kaas.remote.served import ETaskPool, Served
+from kaas.remote.steps import Steps
+
+SWITCH_S = 0.0005
+"""How long another thread, which looks into a client's code say, may keep this one from its messages."""
+LAST_WORDS_S = 1.0
+"""How long answers may still go out when the server ends."""
+
+
+class Front:
+    """Belongs to the pool's event loop.
+
+    Fields:
+        endpoint: where it listens, once it is open.
+    """
+
+    endpoint: str
+
+    def __init__(
+        self,
+        settings: Settings,
+        service: Service,
+        objects: HeldObjects,
+        folder: Path,
+        etasks: ETaskPool | None = None,
+    ) -> None:
+        """objects: where clients' values are held. folder: of what outlives the server.
+
+        Raises:
+            KaasError
+        """
+        self._settings, self._service = settings, service
+        self._keys = None if settings.keys is None else Keys(Path(settings.keys))
+        self._leave = asyncio.Event()
+        self._closing = AsyncExitStack()
+        self._meter = Meter(folder)
+        steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
+        self._closing.callback(steps.close)
+        self._holdings = Holdings(
+            folder,
+            service.registry,
+            objects,
+            self._limits,
+            settings.code.allowed(),
+            settings.steps,
+            self._meter.holds,
+            Served(settings.etasks, etasks),
+        )
+        limits = settings.limits
+        keeping = Keeping(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
+        self._gateway = Gateway(service, self._holdings, self._meter, steps, self._limits, keeping)
+        self._desk = self._gateway.desk = Desk(service, self._administrator, self.drain, self._meter)
+
+    def _limits(self, client: str) -> wire.Limits:
+        """Quotas of its key, or else the server's for all."""
+        key = None if self._keys is None else self._keys.named(client)
+        limits = self._settings.limits
+        quotas = limits.granted(Quotas() if key is None else key.quotas)
+        self._meter.grant(client, quotas)
+        return limits.told(quotas)
+
+    def _administrator(self, client: str) -> bool:
+        key = None if self._keys is None else self._keys.named(client)
+        return client in self._settings.administrators or (key is not None and key.administrator)
+
+    async def open(self) -> None:
+        """
+        Raises:
+            KaasError: it cannot be.
+        """
+        try:
+            await self._open(asyncio.get_running_loop())
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> None:
+        settings, keys, closing = self._settings, self._keys, self._closing
+        self._meter.open()
+        closing.push_async_callback(self._meter.close)
+        closing.callback(self._holdings.close)
+        await self._holdings.open()
+        self._gateway.open()
+        door = RemoteDoor(
+            loop,
+            settings.listen.host,
+            settings.listen.port,
+            keys,
+            None if keys is None else keys.server,
+            self._gateway.receive,
+            frame_bytes=settings.limits.frame_bytes,
+            queued=2 * settings.limits.requests,  # all that a client may have open, and as much again of small answers
+            connections=settings.limits.sessions,
+            gone=self._gateway.gone,
+        )
+        closing.callback(door.close, LAST_WORDS_S)
+        self.endpoint = door.endpoint
+        if settings.metrics_port is not None:
+            metrics = MetricsServer(loop, self._measured, settings.metrics_port)
+            metrics.open()
+            # a scrape in progress needs this loop
+            closing.push_async_callback(loop.run_in_executor, None, metrics.close)
+        sys.setswitchinterval(SWITCH_S)
+        gc.freeze()  # what is there now stays: who collects garbage need not look at it
+
+    def drain(self, reason: str) -> None:
+        """It takes no more, and ends once what is open has been answered and received."""
+        self._desk.draining = True
+        self._gateway.drain(reason)
+        self._leave.set()
+
+    async def left(self) -> None:
+        """Until it has drained, or for as long as it may take for that."""
+        ends = [asyncio.ensure_future(event.wait()) for event in (self._leave, self._service.stopped)]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        self.drain("the pool was shut down")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_s):
+                await self._gateway.received()
+
+    async def close(self) -> None:
+        """Whoever still waits is told that it ends."""
+        self._gateway.close()
+        await self._closing.aclose()
+
+    def _measured(self) -> Measured:
+        return replace(self._service.measured(), outcomes=self._meter.outcomes())

@@ -1,0 +1,129 @@
+"""A pool on Ray for remote clients, beside Ray's own: `kaas serve`. The server lives in the pool's process, and comes
+back with it; this one asks for it, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kaas.errors import InvalidConfig, KaasError
+from kaas.pool.objects import HeldObjects
+from kaas.pool.own_etasks import OwnETasks
+from kaas.pool.ray_ground import RayGround
+from kaas.pool.service import Service
+from kaas.pool.transport import Call
+from kaas.ray_session import RaySession, open_session, plain
+from kaas.remote.front import Front
+from kaas.remote.named_etask import NamedETask
+from kaas.remote.serve_config import Settings
+from kaas.remote.server import state_folder
+from kaas.session import HERE
+
+
+async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
+    """As `kaas.remote.server.serve`. A pool, or a Ray, that runs already goes on afterwards.
+
+    Raises:
+        KaasError
+    """
+    session, first = _opened(settings)
+    with state_folder(settings) as folder:
+        opener = partial(open_front, _settled(settings), folder.absolute(), tuple(map(os.path.abspath, sys.path)))
+        served = asyncio.wrap_future(session.pool.serve.remote(session.id, opener).future())
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, _drain, session, f"it got {name.name}")
+        opened = asyncio.wrap_future(session.pool.endpoint.remote(session.id).future())
+        try:
+            await asyncio.wait((served, opened), return_when=asyncio.FIRST_COMPLETED)
+            if not served.done():
+                ready(await opened)
+            await served
+        except KaasError as error:
+            raise plain(error) from None
+        finally:
+            if first:
+                session.shut_down()
+
+
+def _opened(settings: Settings) -> tuple[RaySession, bool]:
+    """The pool, and whether it was started for this.
+
+    Raises:
+        KaasError
+    """
+    address = "local" if settings.ray is True else str(settings.ray)
+    with HERE.lock:
+        try:
+            HERE.session, first = session, _ = open_session(
+                settings.name, settings.pool.config(None), address, here=True
+            )
+        except ConnectionError as error:
+            raise InvalidConfig(f"no Ray is to be found at {address!r}: {error}", field="ray") from error
+    there, here = session.address()
+    if there.node != here:
+        message = f"pool {settings.name!r} runs on another machine: it can be served there, where its process is"
+        raise InvalidConfig(message, field="name")
+    return session, first
+
+
+def _drain(session: RaySession, reason: str) -> None:
+    """Now, and if the pool starts again meanwhile."""
+    session.register("drain", lambda: session.pool.drain.remote(session.id, reason))
+
+
+def _settled(settings: Settings) -> Settings:
+    """With what stays as it is when the server comes back: its port, and places that do not depend on a process's
+    folder."""
+    listen, keys = settings.listen, settings.keys
+    if not listen.port:
+        listen = msgspec.structs.replace(listen, port=_free_port(listen.host))
+    return msgspec.structs.replace(settings, listen=listen, keys=None if keys is None else os.path.abspath(keys))
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# --- in the pool's process
+
+
+async def open_front(
+    settings: Settings, folder: Path, path: Sequence[str], service: Service, ground: RayGround
+) -> Front:
+    """path: where the server's process looks for modules.
+
+    Raises:
+        KaasError
+    """
+    sys.path += [entry for entry in path if entry not in sys.path]  # steps are looked for there
+    front = Front(settings, service, HeldObjects(), folder, _ETaskPool(ground, path))
+    await front.open()
+    return front
+
+
+class _ETaskPool:
+    """`kaas.remote.served.ETaskPool`."""
+
+    def __init__(self, ground: RayGround, path: Sequence[str]) -> None:
+        self._etasks, self._path = OwnETasks(ground.etasks), path
+
+    def define(self, label: str, target: str, outputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> str:
+        return self._etasks.define(label, NamedETask, (target, tuple(outputs)), self._path)
+
+    async def call(
+        self, etask: str, client: str, inputs: Mapping[str, Any], deadline_s: float | None, retries: int
+    ) -> Call:
+        return await self._etasks.call(etask, client, (inputs,), deadline_s, retries)

@@ -1,0 +1,193 @@
+"""`kaas serve` of a pool on Ray, which remote clients and Ray programs share: eTasks, and kills of processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import kaas
+from kaas import errors
+from kaas.api import attach
+from kaas.pool.ray_hosts import SOFTWARE_RESOURCE
+from kaas.remote import wire
+from tests.patience import PATIENCE_S
+from tests.remote.servers import DEVICE, WIDTH, Server, scaled
+
+pytestmark = pytest.mark.ray
+
+
+NAME = "served"
+ONES = np.ones(WIDTH, np.float32)
+LARGE = 1 << 18
+ARRAY = ["float32", [WIDTH]]
+ETASKS: dict[str, Any] = {
+    name: {"function": f"tests.remote.etasks:{name}", "inputs": {"x": ARRAY}, "outputs": {"x": ARRAY}}
+    for name in ("double", "fail", "wrong", "stall", "end")
+}
+ETASKS["sums"] = {
+    "function": "tests.remote.etasks:Sums",
+    "inputs": {"x": ["float32", [LARGE]], "y": ["float32", [LARGE]]},
+    "outputs": {"sum": ["float32", [LARGE]], "about": ["int64", [2]]},
+    "clients": ["alice"],
+}
+ETASKS["from_text"] = {**ETASKS["double"], "before": "from_text", "after": "halves", "outputs": {"y": ARRAY}}
+STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "halves")}
+
+
+def started(folder: Path) -> Server:
+    settings = {
+        "name": NAME,
+        "ray": ray.get_runtime_context().gcs_address,
+        "etasks": ETASKS,
+        "steps": STEPS,
+        "pool": {"devices": [DEVICE, DEVICE], "run_limit_s": 10.0, "etask_workers": 2},
+    }
+    return Server(folder, settings)
+
+
+@pytest.fixture(scope="module")
+def server(own_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:  # noqa: ARG001 - none runs
+    ray.init("local", resources={SOFTWARE_RESOURCE: 4}, include_dashboard=False)
+    server = started(tmp_path_factory.mktemp("server"))
+    attach(NAME)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def alice(server: Server) -> Iterator[kaas.Client]:
+    with kaas.Client(server.endpoint, keys=server.key_of("alice"), patience_s=PATIENCE_S) as client:
+        yield client
+
+
+def test_both_kinds_of_clients_share_one_pool(alice: kaas.Client) -> None:
+    function = alice.register(scaled(3.0), name="triple")
+    assert (alice.call(function, {"x": ONES}).result(PATIENCE_S) == 3).all()
+    assert (ray.get(kaas.invoke(scaled(), {"x": ONES}), timeout=PATIENCE_S) == 2).all()
+    clients = {row.client for row in kaas.stats().outcomes}
+    assert "alice" in clients
+    assert len(clients) > 1
+
+
+def test_constants_and_objects_are_the_pools(alice: kaas.Client) -> None:
+    large = np.arange(LARGE, dtype=np.float32)
+    put = alice.put("large", large)
+    doubled = alice.call(scaled(2.0, LARGE), {"x": put}, store={"y": "doubled"})
+    assert doubled.result(PATIENCE_S).name == "doubled"
+    assert (alice.get("doubled") == 2 * large).all()
+    bound = alice.register(scaled(4.0, LARGE), {"x": put}, name="bound")
+    assert (alice.call(bound).result(PATIENCE_S) == 4 * large).all()
+
+
+def test_an_etask_is_called_as_a_function_is(alice: kaas.Client) -> None:
+    listed = {entry["name"]: entry for entry in alice.functions()}
+    assert listed["double"]["inputs"] == {"x": ["float32", [WIDTH]]}
+    assert listed["double"]["etask"]
+    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+    used = {flow["function"]: flow for flow in alice.usage()["flows"]}
+    assert used["double"]["device_ns"] > 0
+    assert used["double"]["outcomes"] == {"succeeded": 1}
+
+
+def test_large_values_and_what_it_remembers(alice: kaas.Client) -> None:
+    x = np.arange(LARGE, dtype=np.float32)
+    first = alice.call("sums", {"x": x, "y": x}).result(PATIENCE_S)
+    put = alice.put("x", x)
+    second = alice.call("sums", {"x": put, "y": x}, store={"sum": "total"}).result(PATIENCE_S)
+    assert (first.sum == 2 * x).all()
+    assert (first.about[0], second.about[0]) == (1, 2)
+    assert first.about[1] == second.about[1]
+    assert (alice.get("total") == 2 * x).all()
+
+
+def test_who_may_not_use_one_does_not_see_it(server: Server) -> None:
+    with kaas.Client(server.endpoint, keys=server.key_of("bob"), patience_s=PATIENCE_S) as bob:
+        assert "sums" not in {entry["name"] for entry in bob.functions()}
+        with pytest.raises(errors.UnknownFunction):
+            bob.call("sums", {"x": np.zeros(LARGE, np.float32), "y": np.zeros(LARGE, np.float32)})
+        assert (bob.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+
+
+def test_what_it_raises_is_told_without_the_servers_files(alice: kaas.Client) -> None:
+    with pytest.raises(errors.ETaskFailed) as caught:
+        alice.call("fail", {"x": ONES}).result(PATIENCE_S)
+    assert caught.value.error_type == "LookupError"
+    assert f"no {WIDTH}" in caught.value.message
+    assert __file__.rpartition("/")[0] not in str(vars(caught.value))
+    with pytest.raises(errors.ETaskFailed):
+        alice.call("wrong", {"x": ONES}).result(PATIENCE_S)
+    with pytest.raises(errors.ExecutorDied):
+        alice.call("end", {"x": ONES}).result(PATIENCE_S)
+    with pytest.raises(errors.WrongSize):
+        alice.call("double", {"x": ONES[:3]})
+
+
+def test_a_deadline_releases_the_caller(alice: kaas.Client) -> None:
+    with pytest.raises(errors.DeadlineExceeded):
+        alice.call("stall", {"x": ONES}, deadline_s=2.0).result(PATIENCE_S)
+
+
+def test_one_that_is_cancelled(alice: kaas.Client) -> None:
+    future = alice.call("stall", {"x": ONES})
+    assert future.cancel()
+
+
+def test_steps_stand_around_an_etask(server: Server) -> None:
+    speaker = server.speaker("alice")
+    text = b"1 " * WIDTH
+    number = speaker.number()
+    speaker.send(wire.Invoke(number, "from_text", {"text": wire.Input(frame=1)}, store={"first": "kept"}), text)
+    answer, frames = speaker.receive()
+    assert isinstance(answer, wire.Result), answer
+    assert answer.outputs == ("rest",)
+    assert (np.frombuffer(frames[0], np.float32) == 2).all()
+    value, _ = speaker.told(wire.Value, wire.Get(speaker.number(), "kept"))
+    assert (value.dtype, tuple(value.shape)) == ("float32", (2, WIDTH // 4))
+    speaker.close()
+
+
+def test_the_pools_process_is_killed(alice: kaas.Client) -> None:
+    function = alice.register(scaled(5.0), name="five")
+    alice.put("kept", ONES)
+    before = [device.info.pid for device in kaas.status().devices if device.info]
+    killed = kaas.status().pid
+    futures = [alice.call(function, {"x": ONES}, key=f"request {number}") for number in range(100)]
+    os.kill(killed, signal.SIGKILL)
+    for future in futures:
+        assert (future.result(PATIENCE_S) == 5).all()
+    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+    assert (alice.get("kept") == 1).all()
+    assert kaas.status().pid != killed
+    assert before
+
+
+def test_it_ends_and_leaves_no_pool_of_its_own(server: Server, alice: kaas.Client) -> None:
+    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+    server.terminate()
+    assert server.wait() == 0
+    with pytest.raises(ValueError, match=NAME):
+        ray.get_actor(NAME, namespace="kaas")
+
+
+def test_one_that_is_killed_takes_its_door_along_and_leaves_the_pool(server: Server) -> None:
+    """Which the next one finds."""
+    first = started(server.folder)
+    with kaas.Client(first.endpoint, keys=first.key_of("alice"), patience_s=PATIENCE_S) as alice:
+        assert (alice.call("five", {"x": ONES}).result(PATIENCE_S) == 5).all()
+    pool = ray.get_actor(NAME, namespace="kaas")
+    first.process.kill()
+    second = started(server.folder)
+    with kaas.Client(second.endpoint, keys=second.key_of("alice"), patience_s=PATIENCE_S) as alice:
+        assert (alice.call("five", {"x": ONES}).result(PATIENCE_S) == 5).all()
+    second.terminate()
+    assert second.wait() == 0
+    assert ray.get_actor(NAME, namespace="kaas") == pool
+    first.close()
+    second.close()
