@@ -172,25 +172,6 @@ def test_what_comes_goes_and_is_copied_is_counted_each(alice: Speaker) -> None:
     assert [now - then for now, then in zip(counted(), before, strict=True)] == [values, 0, 2 * values]
 
 
-def test_a_client_calls_what_has_steps_around_it(server: Server) -> None:
-    with kaas.Client(server.endpoint, keys=server.key_of("alice")) as client:
-        both = client.register(scaled(), name="both", before="from_text", after="total")
-        for function in (both, client.function("both")):  # as another program finds it
-            made = function.call(text=TEXT).result(PATIENCE_S)
-            assert {name: np.frombuffer(value, np.float32)[0] for name, value in made.items()} == {"total": 2 * WIDTH}
-            with pytest.raises(InvalidRequest):
-                function.call(TEXT)  # a step's inputs have no order
-        before = client.register(scaled(), name="before", before="from_text")
-        assert (client.call(before, {"text": np.frombuffer(TEXT, np.uint8)}).result(PATIENCE_S) == 2).all()
-        after = client.register(scaled(), name="after", after="total")
-        assert [*client.call(after, {"x": np.ones(WIDTH, np.float32)}).result(PATIENCE_S)] == ["total"]
-        with pytest.raises(InvalidRequest):
-            client.call(before, {"text": client.put("text", TEXT)})
-        failing = client.register(scaled(), name="failing", before="fail")
-        with pytest.raises(StepFailed):
-            client.call(failing, {"text": TEXT}).result(PATIENCE_S)
-
-
 def test_what_the_step_after_makes_can_stay(alice: Speaker) -> None:
     chain(alice, "from_text", "halves")
     number = alice.number()
@@ -208,3 +189,22 @@ def test_what_the_step_after_makes_can_stay(alice: Speaker) -> None:
     alice.received([number])
     assert isinstance(answer, wire.Failure)
     assert (answer.error, answer.fields) == ("InvalidRequest", {"buffer": "second"})
+
+
+def test_a_client_calls_what_has_steps_around_it(server: Server) -> None:
+    with kaas.Client(server.endpoint, keys=server.key_of("alice")) as client:
+        both = client.register(scaled(), name="both", before="from_text", after="total")
+        for function in (both, client.function("both")):  # as another program finds it
+            made = function.call(text=TEXT).result(PATIENCE_S)
+            assert {name: np.frombuffer(value, np.float32)[0] for name, value in made.items()} == {"total": 2 * WIDTH}
+            with pytest.raises(InvalidRequest):
+                function.call(TEXT)  # a step's inputs have no order
+        before = client.register(scaled(), name="before", before="from_text")
+        assert (client.call(before, {"text": np.frombuffer(TEXT, np.uint8)}).result(PATIENCE_S) == 2).all()
+        after = client.register(scaled(), name="after", after="total")
+        assert [*client.call(after, {"x": np.ones(WIDTH, np.float32)}).result(PATIENCE_S)] == ["total"]
+        with pytest.raises(InvalidRequest):
+            client.call(before, {"text": client.put("text", TEXT)})
+        failing = client.register(scaled(), name="failing", before="fail")
+        with pytest.raises(StepFailed):
+            client.call(failing, {"text": TEXT}).result(PATIENCE_S)
