@@ -53,9 +53,14 @@ def check_name(what: str, name: Any) -> str:
     Raises:
         InvalidGraph
     """
-    if not isinstance(name, str) or not name or "\0" in name or not (name.isascii() or _is_unicode(name)):
+    if not is_text(name) or not name or "\0" in name:
         raise InvalidGraph(f"{what} is a non-empty string of Unicode characters without NUL, not {name!r}")
-    return name
+    return str(name)
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a string that UTF-8 can carry."""
+    return isinstance(value, str) and (value.isascii() or _is_unicode(value))
 
 
 def _is_unicode(name: str) -> bool:

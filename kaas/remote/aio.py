@@ -12,6 +12,7 @@ from kaas.errors import DeadlineExceeded
 from kaas.futures import Future, Pending
 from kaas.graph import KTask
 from kaas.model import CompiledModel
+from kaas.remote import wire
 from kaas.remote.client import PATIENCE_S, Client, Invocable
 from kaas.remote.keys import OwnKeys
 from kaas.remote.prepared import prepare
@@ -109,6 +110,9 @@ class AsyncClient:
     async def get(self, name: str | RemoteObject, *, progress: Progress | None = None) -> np.ndarray[Any, Any]:
         return await self._aside(self._client.get, name, progress=progress)
 
+    async def object(self, name: str) -> RemoteObject:
+        return await self._aside(self._client.object, name)
+
     async def delete(self, name: str | RemoteObject) -> None:
         await self._aside(self._client.delete, name)
 
@@ -129,6 +133,9 @@ class AsyncClient:
 
     async def drain(self) -> Any:
         return await self._aside(self._client.drain)
+
+    def limits(self) -> wire.Limits | None:
+        return self._client.limits()
 
     async def close(self) -> None:
         await self._aside(self._client.close)

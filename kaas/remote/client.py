@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from kaas.arguments import Buffer
-from kaas.errors import InvalidConfig, InvalidRequest, MissingContent
+from kaas.dtypes import DTYPE_BYTES
+from kaas.errors import InvalidConfig, InvalidRequest, MissingContent, UnknownObject
 from kaas.executor.tensors import on_host
 from kaas.futures import Future
 from kaas.graph import KTask
@@ -19,12 +20,12 @@ from kaas.model import CompiledModel
 from kaas.pool.outputs import array_of
 from kaas.remote import wire
 from kaas.remote.connecting import Way, retried
-from kaas.remote.keys import OwnKeys, own_keys
+from kaas.remote.keys import OwnKeys, is_key, own_keys
 from kaas.remote.open_calls import TryAgain
 from kaas.remote.prepared import prepare
 from kaas.remote.registering import Registering
 from kaas.remote.remote_calls import RemoteCalls
-from kaas.remote.remote_function import RemoteFunction, RemoteObject
+from kaas.remote.remote_function import RemoteFunction, RemoteObject, check_object_name
 from kaas.remote.remote_line import CurveKeys
 from kaas.remote.transfers import Content, Progress, Transfers
 from kaas.request import raw_bytes
@@ -62,6 +63,8 @@ class Client:
         signatures: Mapping[str, bytes] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
+        if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or not patience_s >= 0:
+            raise InvalidConfig(f"patience_s is a number of seconds, not {patience_s!r}", field="patience_s")
         self._way = Way(address, _curve_keys(address, keys, server_key), patience_s)
         self._patience_s = patience_s
         self._calls = RemoteCalls(self._way, patience_s)
@@ -207,8 +210,11 @@ class Client:
         Raises:
             Unreachable, InvalidRequest, QuotaExceeded
         """
+        check_object_name(name)
         host = on_host(name, value)
         flat, dtype = raw_bytes(Buffer(name, ()), host)
+        if dtype is not None and dtype not in DTYPE_BYTES:
+            raise InvalidRequest(f"object {name!r}: no dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}")
         shape = (len(flat),) if dtype is None else np.shape(host)
         made = RemoteObject(name, dtype or "uint8", shape)
         self._tried(lambda: self._registering.put(made, Content.value(flat), progress))
@@ -220,16 +226,27 @@ class Client:
         Raises:
             Unreachable, UnknownObject
         """
-        wanted = name.name if isinstance(name, RemoteObject) else name
+        wanted = _object_name(name)
         header, data = self._tried(lambda: self._transfers.download(wanted, progress))
         return array_of(memoryview(data).toreadonly(), header.dtype, header.shape)
+
+    def object(self, name: str) -> RemoteObject:
+        """What is there under a name, also put by another program of this client's, as an input for calls.
+
+        Raises:
+            Unreachable, UnknownObject
+        """
+        for entry in self.objects():
+            if entry["name"] == name:
+                return RemoteObject(name, entry["dtype"], tuple(entry["shape"]))
+        raise UnknownObject(f"this client has put no object {name!r} there", object=str(name))
 
     def delete(self, name: str | RemoteObject) -> None:
         """
         Raises:
             Unreachable, UnknownObject
         """
-        unwanted = name.name if isinstance(name, RemoteObject) else name
+        unwanted = _object_name(name)
         self._asked(lambda number: wire.Delete(number, unwanted))
 
     def objects(self) -> list[dict[str, Any]]:
@@ -297,8 +314,18 @@ class Client:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest("a kaas.Client is of this process only, and so are its functions: others have their own")
+
     def __repr__(self) -> str:
         return f"<kaas.Client of {self._way.address}>"
+
+
+def _object_name(name: str | RemoteObject) -> str:
+    if isinstance(name, RemoteObject):
+        return name.name
+    check_object_name(name)
+    return name
 
 
 def _delay_s(error: BaseException) -> float | None:
@@ -316,6 +343,10 @@ def _curve_keys(
         if not address.startswith(LOOPBACK):
             raise InvalidConfig(f"without keys a client speaks to this machine only, not to {address}", field="keys")
         return None
+    if not isinstance(keys, str | os.PathLike | OwnKeys):
+        raise InvalidConfig(f"keys is the file that `kaas keys new` wrote, not {keys!r}", field="keys")
     own = keys if isinstance(keys, OwnKeys) else own_keys(Path(keys))
     server = server_key or own.server_key
+    if not is_key(server):
+        raise InvalidConfig(f"server_key is a CURVE key, 40 letters of Z85, not {server!r}", field="server_key")
     return CurveKeys(server.encode(), own.public_key.encode(), own.secret_key.encode())

@@ -71,8 +71,10 @@ class Desk:
                 self.draining = True
                 self._drain(f"{client.name} has it drain")
                 return {"draining": True}
+            case "drain":
+                raise InvalidRequest(f"only an administrator may have this server drain, and {client.name!r} is none")
             case _:
-                raise InvalidRequest(f"this server cannot be asked for {what!r}, or not by {client.name!r}")
+                raise InvalidRequest(f"this server cannot be asked for {what!r}")
 
     def health(self) -> dict[str, Any]:
         status = self._service.status()

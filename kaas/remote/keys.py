@@ -211,9 +211,14 @@ def _pair(path: Path, kind: type[T]) -> T:
 
 
 def _check_key(path: Path, field: str, key: str) -> None:
-    alphabet = z85.Z85CHARS.decode()
-    if len(key) != 40 or any(letter not in alphabet for letter in key):
+    if not is_key(key):
         raise InvalidConfig(f"{path}: {field} is no CURVE key: 40 letters of Z85", field=field)
+
+
+def is_key(key: object) -> bool:
+    """Whether it is one half of a pair, as text."""
+    alphabet = z85.Z85CHARS.decode()
+    return isinstance(key, str) and len(key) == 40 and all(letter in alphabet for letter in key)
 
 
 def _load(path: Path, kind: type[T]) -> T:
@@ -232,12 +237,15 @@ def _read_private(path: Path) -> bytes:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise InvalidConfig(f"{path}: {error.strerror}") from error
-    with os.fdopen(file, "rb") as opened:
+    try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_FILE_BYTES:
             raise InvalidConfig(f"{path} is no file of keys")
         _check_owner(path, found, "600")
-        return opened.read(LARGEST_FILE_BYTES)
+        with os.fdopen(file, "rb", closefd=False) as opened:
+            return opened.read(LARGEST_FILE_BYTES)
+    finally:
+        os.close(file)
 
 
 def _check_folder(folder: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kaas.arguments import is_text
 from kaas.errors import InvalidRequest
 from kaas.function import Options
 from kaas.remote import wire
 from kaas.remote.open_calls import Call
 from kaas.remote.remote_calls import RemoteCalls
-from kaas.remote.remote_function import RemoteFunction, packed
-from kaas.request import encode_scalars
+from kaas.remote.remote_function import RemoteFunction, check_object_name, packed
+from kaas.request import encode_scalars, mapping
 
 KEY_BYTES = 64
 """Of a key of idempotency, at most."""
@@ -34,16 +35,20 @@ def prepare(
     """
     if deadline_s is not None:
         Options(deadline_s=deadline_s)
-    if key and not (isinstance(key, str) and len(key.encode()) <= KEY_BYTES):
+    if key and not (is_text(key) and len(key.encode()) <= KEY_BYTES):
         raise InvalidRequest(f"a key is text of up to {KEY_BYTES} bytes, not {key!r}")
+    if trace and not is_text(trace):
+        raise InvalidRequest(f"trace is a W3C traceparent, not {trace!r}")
     task, given = function.chosen({} if inputs is None else inputs)
     named, frames = packed(task, given)
     encoded = encode_scalars(task, scalars) if scalars or task.scalars else {}
     make, reply_bytes, kept = task.make, task.reply_bytes, {}
     if store:
-        kept = dict(store)
+        kept = dict(mapping(task, "store", store))
+        for name in kept.values():
+            check_object_name(name)
         make = task.making(kept)
-        reply_bytes -= sum(task.output_bytes[name] for name in kept)
+        reply_bytes -= sum(task.output_bytes.get(name, 0) for name in kept)
     number = next(calls.numbers)
     own_key = key or f"{calls.key_prefix}{number}"
     invoke = wire.Invoke(number, task.key, named, encoded, own_key, deadline_s, kept, trace)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from kaas.arguments import Buffer, Scalar
+from kaas.arguments import Buffer, Scalar, is_text
 from kaas.dtypes import numpy_dtype
 from kaas.errors import InvalidRequest
 from kaas.executor.tensors import on_host
@@ -24,12 +24,22 @@ if TYPE_CHECKING:
 Make = Callable[[Sequence[Any]], Any]
 
 
+def check_object_name(name: Any) -> None:
+    """
+    Raises:
+        InvalidRequest
+    """
+    if not is_text(name) or not name or "\0" in name:
+        raise InvalidRequest(f"an object's name is text without NUL, and some, not {name!r}")
+
+
 class RemoteObject(HeldRef):
     """A value at the server, under a name that its client gave it: an input for any number of calls."""
 
     __slots__ = ("name", "shape")
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        check_object_name(name)
         super().__init__(name.encode(), Buffer(name, shape, dtype).nbytes, dtype)
         self.name, self.shape = name, shape
 
@@ -101,7 +111,7 @@ class RemoteTask:
         Raises:
             InvalidRequest
         """
-        if not store:
+        if not store or self.after:  # what the step makes, and whether it can stay, the server knows
             return self.make
         for name in store.keys() - self.output_bytes.keys():
             raise InvalidRequest(

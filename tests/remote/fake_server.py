@@ -209,7 +209,10 @@ class FakeServer:
                 if self.putting:
                     self.objects[name] = (put, self.putting.pop(0))
             case wire.Objects():
-                entries = [{"name": name, "bytes": len(data)} for name, (_, data) in self.objects.items()]
+                entries = [
+                    {"name": name, "dtype": put.dtype, "shape": put.shape, "bytes": len(data)}
+                    for name, (put, data) in self.objects.items()
+                ]
                 self._send(identity, wire.Listed(number, entries))
             case wire.Ask(what=what):
                 self._send(identity, wire.Told(number, {"asked": what}))

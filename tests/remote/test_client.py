@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -26,11 +27,13 @@ from kaas.errors import (
     NotInitialized,
     QueueFull,
     RequestTooLarge,
+    UnknownObject,
     Unreachable,
     WrongSize,
 )
 from kaas.remote import later, remote_calls, wire
 from kaas.remote.credit import PART
+from kaas.remote.keys import OwnKeys
 from kaas.remote.remote_calls import RemoteCalls
 from tests.patience import PATIENCE_S
 from tests.remote.fake_server import LIMITS, FakeServer
@@ -81,12 +84,46 @@ def test_inputs_are_checked_here(server: FakeServer, client: kaas.Client) -> Non
     for wrong in ({"x": ONES[:3]}, {"y": ONES}, {}):
         with pytest.raises(InvalidRequest):
             client.call(function, wrong)
-    for options in ({"deadline_s": -1}, {"key": "k" * 65}, {"store": {"z": "there"}}):
+    wrong_options: list[dict[str, Any]] = [
+        {"deadline_s": -1},
+        {"key": "k" * 65},
+        {"key": "\ud800"},
+        {"trace": 7},
+        {"store": {"z": "there"}},
+        {"store": {"y": 7}},
+        {"store": ["y"]},
+    ]
+    for options in wrong_options:
         with pytest.raises(InvalidRequest):
             client.call("f", {"x": ONES}, **options)
     with pytest.raises(InvalidRequest):
         client.call(7, {})  # type: ignore[arg-type]
     assert not server.of(wire.Invoke)
+
+
+def test_names_and_values_of_objects_are_checked_here(server: FakeServer, client: kaas.Client) -> None:
+    names: tuple[Any, ...] = ("", "\ud800", "\0", 7)
+    for name in names:
+        for use in (lambda name: client.put(name, ONES), client.get, client.delete):
+            with pytest.raises(InvalidRequest):
+                use(name)
+    with pytest.raises(InvalidRequest):
+        client.put("when", np.zeros(2, "datetime64[s]"))
+    assert not server.of(wire.Put)
+
+
+def test_an_object_is_found_by_another_program(server: FakeServer, client: kaas.Client) -> None:
+    client.put("there", ONES)
+    with kaas.Client(server.address, patience_s=PATIENCE_S) as other:
+        assert (other.call(TASK, {"x": other.object("there")}).result(PATIENCE_S) == 2).all()
+        with pytest.raises(UnknownObject):
+            other.object("nowhere")
+
+
+def test_a_client_stays_in_its_process(client: kaas.Client) -> None:
+    for each in (client, client.register(TASK)):
+        with pytest.raises(InvalidRequest):
+            pickle.dumps(each)
 
 
 def test_objects_are_inputs_and_outputs(server: FakeServer, client: kaas.Client) -> None:
@@ -481,3 +518,19 @@ def test_addresses_and_keys_that_make_no_sense(address: Any, field: str) -> None
     with pytest.raises(InvalidConfig) as raised:
         kaas.Client(address)
     assert raised.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"keys": 7}, "keys"),
+        ({"keys": "/"}, ""),
+        ({"keys": OwnKeys("ada", "k" * 40, "k" * 40, "k" * 40), "server_key": "k"}, "server_key"),
+        ({"patience_s": -1}, "patience_s"),
+        ({"patience_s": "long"}, "patience_s"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidConfig) as raised:
+        kaas.Client("tcp://127.0.0.1:1", **options)
+    assert raised.value.fields.get("field", "") == field
