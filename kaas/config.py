@@ -133,7 +133,7 @@ class Config:
     devices: tuple[Device, ...] | None = None
     policy: str | Callable[..., Any] = "fcfs"
     run_limit_s: float = 60.0
-    start_limit_s: float = 60.0
+    start_limit_s: float = 120.0
     slots: int = 1
     cache_bytes: int | None = None
     host_cache_bytes: int | None = None

@@ -1,12 +1,13 @@
 """Compiles the driver of the software GPU, `libcuda.so.1`, with the C compiler of the machine.
 
 The result lies in a cache under a hash of everything that goes into it, so that changed sources are compiled anew and
-processes that start together do the work at most twice. A wheel brings it along, and needs no compiler.
+of processes that start together one does the work. A wheel brings it along, and needs no compiler.
 `python -m kaas.softgpu.build` prints its path.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -50,7 +51,13 @@ def build(sources: Sequence[Path] | None = None, directory: Path | None = None) 
     target = (directory or cache_root() / "driver") / f"driver-{_fingerprint(files, command)}" / "libcuda.so.1"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        _compile(files, command, target)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if not target.exists():
+                _compile(files, command, target)
+        finally:
+            os.close(folder)
     return target
 
 

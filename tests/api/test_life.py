@@ -16,6 +16,7 @@ import ray
 
 import kaas
 from kaas import errors, softgpu
+from kaas.caches import cache_root
 from kaas.pool.events import Decision, Dispatch, Event, RequestArrived
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.ray_hosts import NAMESPACE
@@ -93,6 +94,7 @@ def test_init_is_idempotent_and_keeps_the_users_ray(attached: str) -> None:
 SECOND_DRIVER = """
 import ray, kaas
 from kaas import errors, softgpu
+from kaas.caches import cache_root
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from tests.api.conftest import numbers, scale_task
 kaas.init(address={address!r})
@@ -310,7 +312,8 @@ print(ray.is_initialized())
 @pytest.mark.ray
 def test_default_devices_and_authentication(tmp_path: Path) -> None:
     """Ray started by init, with the token authentication that is its default, and no devices named."""
-    environment = {"RAY_AUTH_MODE": "token", "HOME": str(tmp_path), "RAY_ADDRESS": ""}
+    caches = str(cache_root().parent)  # those of the other home have no driver: its compilation would take longest
+    environment = {"RAY_AUTH_MODE": "token", "HOME": str(tmp_path), "XDG_CACHE_HOME": caches, "RAY_ADDRESS": ""}
     printed = run_program(ALONE, **environment)
     assert printed.splitlines() == ["True ['software', 'software']", "False"]
     assert any(path.is_file() for path in tmp_path.rglob("*token*"))

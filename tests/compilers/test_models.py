@@ -1,4 +1,4 @@
-"""The models through the compiler: right through `run_local`, through `invoke` from a .kaas file, and without TVM.
+"""The models through the compiler: right through `run_local`, through a pool from a .kaas file, and without TVM.
 
 An output is right if its largest error is a thousandth of the largest magnitude in PyTorch's answer at most, and if the
 largest element of each row is in the same place.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ import pytest
 pytest.importorskip("tvm")
 pytest.importorskip("onnx")
 
-import ray
-
 import kaas
 import tvm_backend
 from benchmarks.models import MODELS, Model, relative_error, same_top1
 from benchmarks.models import __main__ as timed
+from tests.patience import PATIENCE_S
 
 # what takes longest is left to `python -m benchmarks.models`: BERT's other ten layers, ResNet-50 for eight pictures
 SUITE = {name: (1,) if name == "resnet50" else model.batch_sizes for name, model in MODELS.items() if name != "bert"}
@@ -42,8 +41,10 @@ def nothing_stored() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pool(start: Callable[..., bool]) -> None:
-    start(devices=[DEVICE])
+def pool() -> Iterator[None]:
+    kaas.init(ray=False, devices=[DEVICE], name="models")
+    yield
+    kaas.shutdown()
 
 
 @cache
@@ -69,10 +70,9 @@ def test_run_local(name: str, batch: int) -> None:
     check(model, compiled(name).run_local(*model.inputs(batch).values()), model.answers(batch))
 
 
-@pytest.mark.ray
 @pytest.mark.usefixtures("pool")
 @pytest.mark.parametrize("name", SUITE)
-def test_saved_loaded_registered_and_invoked(name: str, tmp_path: Path) -> None:
+def test_saved_loaded_registered_and_called(name: str, tmp_path: Path) -> None:
     """Each batch size finds its kTask by the shapes of the inputs."""
     model = MODELS[name]
     compiled(name).save(tmp_path / "model.kaas")
@@ -80,18 +80,15 @@ def test_saved_loaded_registered_and_invoked(name: str, tmp_path: Path) -> None:
     assert [variant.task for variant in loaded.variants] == [variant.task for variant in compiled(name).variants]
     function = loaded.register()
     for batch in SUITE[name]:
-        refs = function.remote(**model.inputs(batch))
-        given = tuple(ray.get(list(refs))) if isinstance(refs, tuple) else ray.get(refs)
-        check(model, given, model.answers(batch))
+        check(model, function.call(**model.inputs(batch)).result(PATIENCE_S), model.answers(batch))
 
 
-@pytest.mark.ray
 @pytest.mark.usefixtures("pool")
-def test_registered_as_compiled_and_invoked() -> None:
+def test_registered_as_compiled_and_called() -> None:
     model = MODELS["mlp"]
     function = compiled("mlp").register()
     for batch in model.batch_sizes:
-        check(model, ray.get(function.remote(*model.inputs(batch).values())), model.answers(batch))
+        check(model, function.call(*model.inputs(batch).values()).result(PATIENCE_S), model.answers(batch))
 
 
 @pytest.mark.usefixtures("softgpu")

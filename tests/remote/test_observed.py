@@ -6,11 +6,13 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
@@ -19,10 +21,27 @@ from kaas.remote import wire
 from kaas.remote.usage_file import read_usage
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
-from tests.remote.servers import ROOT, WIDTH, Speaker, scaled
+from tests.remote.servers import ROOT, WIDTH, Server, Speaker, scaled
 
 ONES = np.ones(WIDTH, np.float32).tobytes()
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.fixture(scope="module")
+def metrics_port() -> int:
+    """A free one."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Iterator[Server]:
+    """One for most of the tests here."""
+    settings = {"administrators": ["boss"], "metrics_port": metrics_port}
+    server = Server(tmp_path_factory.mktemp("observed"), settings)
+    yield server
+    server.close()
 
 
 def results(speaker: Speaker, count: int) -> list[wire.Result]:
@@ -97,8 +116,8 @@ def test_what_cannot_be_written_or_read_is_one_line(tmp_path: Path) -> None:
         assert said in ended.stderr
 
 
-def test_usage_of_a_server_that_runs(serve: Serve) -> None:
-    server = serve({"administrators": ["boss"]})
+def test_usage_of_a_server_that_runs(observed: Server) -> None:
+    server = observed
     for name in ("alice", "bob"):
         speaker = server.speaker(name)
         speaker.register(scaled(), "f")
@@ -114,9 +133,8 @@ def test_usage_of_a_server_that_runs(serve: Serve) -> None:
     assert seen == {"alice": ["alice"], "boss": ["alice", "bob"]}
 
 
-def test_what_a_client_holds_is_metered(serve: Serve) -> None:
-    server = serve()
-    speaker = server.speaker()
+def test_what_a_client_holds_is_metered(observed: Server) -> None:
+    speaker = observed.speaker()
     speaker.register(scaled(), "f")
     speaker.told(wire.Done, wire.Put(speaker.number(), "x", "float32", (WIDTH,)), ONES)
     held = {each["what"]: each for each in speaker.ask("usage")["holdings"]}
@@ -148,41 +166,30 @@ def test_who_is_beyond_a_quota_is_told_when_to_come_again(serve: Serve) -> None:
     other.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
-
-
-def test_metrics_of_a_server(serve: Serve) -> None:
-    port = free_port()
-    server = serve({"metrics_port": port})
-    speaker = server.speaker("alice")
+def test_metrics_of_a_server(observed: Server, metrics_port: int) -> None:
+    speaker = observed.speaker("boss")
     registered = speaker.register(scaled(), "f")
     speaker.invoke("f", ONES)
     results(speaker, 1)
     speaker.invoke("no such function", ONES)
     speaker.receive()
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
+    with urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
     samples = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert samples["kaas_requests_total", "alice", "succeeded"] == 1
+    assert samples["kaas_requests_total", "boss", "succeeded"] == 1
     assert samples["kaas_queue_seconds_count",] >= 1
     assert samples["kaas_stage_seconds_count", "kernels"] >= 1
     assert samples["kaas_cache_bytes", "device"] >= 0
     assert registered.function not in text
-    server.terminate()
-    assert server.wait() == 0
     speaker.close()
 
 
-def test_a_trace_goes_on_and_comes_back(serve: Serve) -> None:
-    server = serve()
-    speaker = server.speaker("alice")
+def test_a_trace_goes_on_and_comes_back(observed: Server) -> None:
+    speaker = observed.speaker("alice")
     speaker.register(scaled(), "f")
     speaker.invoke("f", ONES, trace=f"00-{TRACE}-{SPAN}-01")
     (given,) = results(speaker, 1)
@@ -195,8 +202,8 @@ def test_a_trace_goes_on_and_comes_back(serve: Serve) -> None:
     speaker.invoke("f", ONES)
     assert results(speaker, 1)[0].trace == ""
 
-    path = server.folder / "trace.json"
-    command = [sys.executable, "-m", "kaas.cli", "trace", "--seconds", "1", "-o", str(path), "--name", server.name]
+    path = observed.folder / "trace.json"
+    command = [sys.executable, "-m", "kaas.cli", "trace", "--seconds", "1", "-o", str(path), "--name", observed.name]
     with subprocess.Popen(command, cwd=ROOT) as tracing:
         while tracing.poll() is None:
             speaker.invoke("f", ONES, trace=f"00-{TRACE}-{SPAN}-01")

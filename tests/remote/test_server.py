@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,33 +126,38 @@ def test_functions_outlive_it(serve: Serve) -> None:
     speaker.close()
 
 
-def test_programs_on_its_machine_use_it_too(serve: Serve) -> None:
-    server = serve(insecure=True)
+@pytest.fixture(scope="module")
+def without_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """It ends as by Ctrl-C."""
+    server = Server(tmp_path_factory.mktemp("without_keys"), insecure=True)
+    yield server
+    server.process.send_signal(signal.SIGINT)
+    assert server.wait() == 0
+    server.close()
+
+
+def test_programs_on_its_machine_use_it_too(without_keys: Server) -> None:
     program = (
         "import sys; from kaas.api import attach, status; attach(sys.argv[1], ray=False); print(len(status().devices))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", program, server.name]
+    command = [sys.executable, "-c", program, without_keys.name]
     assert subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout == "1\n"
 
 
-def test_two_of_one_name_are_refused(serve: Serve, tmp_path: Path) -> None:
-    server = serve(insecure=True)
-    config = tmp_path / "kaas.yaml"
+def test_two_of_one_name_are_refused(without_keys: Server) -> None:
+    config = without_keys.folder / "kaas.yaml"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "kaas.cli", "serve", "--insecure", "--config", str(config)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 1
     assert "runs on this machine already" in ended.stderr
-    server.process.send_signal(signal.SIGINT)
-    assert server.wait() == 0
 
 
-def test_one_without_keys_says_so_loudly(serve: Serve) -> None:
-    server = serve(insecure=True)
-    speaker = server.speaker()
+def test_one_without_keys_says_so_loudly(without_keys: Server) -> None:
+    speaker = without_keys.speaker()
     assert speaker.greet().client == "local"
-    assert "INSECURE" in server.errors.read_text()
+    assert "INSECURE" in without_keys.errors.read_text()
     speaker.close()
 
 

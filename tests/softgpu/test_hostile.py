@@ -12,7 +12,8 @@ import pytest
 
 from kaas.softgpu.c_interface import INVALID_PTX, CompileError
 from kaas.softgpu.ptx import limits
-from tests.softgpu.fuzz.campaign import CASE_LIMIT_S, Worker
+from tests.patience import PATIENCE_S
+from tests.softgpu.fuzz.campaign import Worker
 from tests.softgpu.harness import HEADER
 from tests.softgpu.test_refusals import entry
 
@@ -51,7 +52,7 @@ ENORMOUS = {
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    worker = Worker(tmp_path_factory.mktemp("hostile"), run_limit_s=CASE_LIMIT_S)  # all kernels here end
+    worker = Worker(tmp_path_factory.mktemp("hostile"), run_limit_s=PATIENCE_S)  # all kernels here end
     yield worker
     worker.end()
 
