@@ -87,13 +87,9 @@ class RayHosts:
         held = [isinstance(ref, Held) for ref in refs]
         if any(held) and all(mine or ref is None for mine, ref in zip(held, refs, strict=True)):
             return [() if ref is None else ref.blocks for ref in refs]
-        sent = [self._parts(ref) if mine else ref for mine, ref in zip(held, refs, strict=True)]
+        sent = [parts_of(ref, self._inbox) if mine else ref for mine, ref in zip(held, refs, strict=True)]
         self._actors[worker].supply.remote(self._lives[worker], number, sent)
         return None
-
-    def _parts(self, held: Held) -> Parts:
-        views = [np.frombuffer(self._inbox.view(block), np.uint8) for block in held.blocks]
-        return Parts([Framed(position) for position in range(1, len(views) + 1)], views)
 
     async def collect(self, worker: int, parcel: int, count: int) -> Sequence[Stored]:
         """They are return values, owned by the pool: so they survive the executor."""
@@ -137,6 +133,12 @@ class Resources:
         if device.kind == "gpu":
             return {"num_gpus": share}
         return {"resources": {SOFTWARE_RESOURCE: share}} if self._reserve else {}
+
+
+def parts_of(held: Held, inbox: Inbox) -> Parts:
+    """What the pool holds, as Ray carries it."""
+    views = [np.frombuffer(inbox.view(block), np.uint8) for block in held.blocks]
+    return Parts([Framed(position) for position in range(1, len(views) + 1)], views)
 
 
 def cluster_resources() -> dict[str, float]:

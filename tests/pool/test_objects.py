@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import pickle
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 
 from kaas.config import Config, Device
 from kaas.errors import InvalidRequest
+from kaas.pool.beside import Objects, same
 from kaas.pool.blocks import Inbox, Outbox
 from kaas.pool.messages import Block, Framed, Named
 from kaas.pool.objects import AT_ONCE_BYTES, HeldObjects, Keep, encode_keep, key_of, key_of_all
 from kaas.pool.process_hosts import ProcessHosts, visible_gpu
+from kaas.pool.ray_hosts import parts_of
 
 SMALL = b"small value"
 OTHER = b"another one"
@@ -127,3 +130,16 @@ def test_each_executor_sees_its_own_gpu(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert [visible_gpu(devices, index) for index in range(len(devices))] == seen
+
+
+def test_what_is_held_travels_by_ray_too() -> None:
+    """Beside what Ray has, if a policy wants both at a time."""
+    objects, inbox = HeldObjects(), Inbox()
+    one = asyncio.run(objects.hold(key_of(SMALL), SMALL))
+    both = objects.together([one, asyncio.run(objects.hold(key_of(OTHER), OTHER))])
+    items = [Named(b"of Ray"), Named(one.binary()), Named(both.binary())]
+    sent = pickle.loads(pickle.dumps(["a value", parts_of(one, inbox), parts_of(both, inbox)]))
+    found = Objects(items, (), inbox, lambda: sent, same, (2,))
+    assert found(items[0]) == "a value"
+    assert bytes(found(items[1])) == SMALL
+    assert list(map(bytes, found(items[2]))) == [SMALL, OTHER]

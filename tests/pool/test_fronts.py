@@ -1,0 +1,64 @@
+"""What else takes requests for a pool, from when somebody asks for it until it has drained, or nobody does any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kaas.errors import InvalidConfig
+from kaas.pool.fronts import Fronts
+
+
+class Door:
+    endpoint = "there"
+
+    def __init__(self) -> None:
+        self.leave, self.closed = asyncio.Event(), False
+
+    def drain(self, reason: str) -> None:  # noqa: ARG002
+        self.leave.set()
+
+    async def left(self) -> None:
+        await self.leave.wait()
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def opening(door: Door) -> Door:
+    return door
+
+
+@pytest.mark.parametrize(
+    "end", [lambda fronts, _: fronts.end("a"), lambda _, door: door.drain("enough")], ids=["gone", "drained"]
+)
+def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(end: Callable[[Fronts, Door], None]) -> None:
+    async def life() -> None:
+        fronts, door = Fronts(), Door()
+        opened = asyncio.ensure_future(fronts.opened("a"))  # it is asked for before it is there
+        await asyncio.sleep(0)
+        serving = asyncio.ensure_future(fronts.serve("a", opening(door)))
+        assert (await opened).endpoint == "there"
+        end(fronts, door)
+        await serving
+        assert door.closed
+        fronts.end("a")  # it knows it no more
+
+    asyncio.run(life())
+
+
+def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
+    async def fails() -> Door:
+        raise InvalidConfig("no such port", field="listen.port")
+
+    async def life() -> None:
+        fronts = Fronts()
+        waits: list[Awaitable[object]] = [asyncio.ensure_future(fronts.opened("a"))]
+        await asyncio.sleep(0)
+        waits.append(fronts.serve("a", fails()))
+        for error in await asyncio.gather(*waits, return_exceptions=True):
+            assert isinstance(error, InvalidConfig)
+
+    asyncio.run(life())
