@@ -399,7 +399,7 @@ def test_who_reads_nothing_gets_so_much_and_is_put_out(folder: Path, alice: OwnK
             return sent
 
         assert opened.do(fill) >= 8
-        assert client.put_out()
+        assert opened.gone.get(timeout=PATIENCE_S) is channel  # the client notices when it reads
 
 
 # --- strangers
