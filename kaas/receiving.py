@@ -150,13 +150,17 @@ class Receiver(Generic[Got]):
             watched.thread.start()
 
     def unwatch(self, number: int) -> None:
-        self._watched.numbers.discard(number)
+        watched = self._watched
+        watched.numbers.discard(number)
+        if watched.waiting and not watched.numbers:
+            watched.let_go()
 
     def close(self) -> None:
         self._line = None
         self._watched.numbers.clear()
         self._watched.closed = True
         self._watched.some.set()
+        self._watched.let_go()
 
     def _attend(self) -> None:
         watched = self._watched
@@ -183,6 +187,11 @@ class _Watched:
     @property
     def ended(self) -> bool:
         return not self.numbers
+
+    def let_go(self) -> None:
+        """Its thread waits for a turn, which may never come."""
+        for turn in self.waiting:
+            turn.set()
 
 
 class _Never:

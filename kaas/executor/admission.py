@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
-from typing import NamedTuple
+
+import msgspec
 
 from kaas.errors import KaasError, OutOfDeviceMemory
 from kaas.executor.arena import Layout
@@ -22,7 +23,7 @@ Gather = Callable[[Mapping[bytes, Arriving]], Inputs]
 """Looks up what a request reads, given what has been fetched for it; under the lock."""
 
 
-class Wanted(NamedTuple):
+class Wanted(msgspec.Struct, frozen=True):
     """What a request asks for, or a prefetch, which has no kTask, no slot and no arena.
 
     Fields:
@@ -35,7 +36,7 @@ class Wanted(NamedTuple):
     layout: Callable[[int, int], Layout] | None = None
 
 
-class Admitted(NamedTuple):
+class Admitted(msgspec.Struct, frozen=True):
     """What it gets.
 
     Fields:

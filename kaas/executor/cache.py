@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from kaas.executor.eviction import Eviction
 from kaas.executor.tiers import Tier, granules
@@ -28,8 +30,8 @@ H = TypeVar("H")
 _NOTHING: Mapping[Any, int] = MappingProxyType({})
 
 
-class Reservation(NamedTuple):
-    """Room for one request. A tuple, since every request makes one.
+class Reservation(msgspec.Struct, frozen=True):
+    """Room for one request. A Struct, since every request makes one.
 
     Fields:
         hits: objects of the request that are on the device.

@@ -9,7 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from kaas.executor.arena import Layout
 from kaas.executor.device import Device, Graph, GraphInstance, Stream, Watch
@@ -54,10 +56,10 @@ class Placement:
     open: tuple[int, ...]
 
 
-class Values(NamedTuple):
+class Values(msgspec.Struct, frozen=True):
     """What a request gives a plan's launches: addresses as in its Placement, but with none left open, and scalars.
 
-    A tuple, since warm requests make one each.
+    A Struct, since warm requests make one each.
     """
 
     placement: Placement
@@ -193,7 +195,7 @@ def _build(plan: Plan, graph: Graph, length: int) -> None:
         raise
 
 
-class _Changes(NamedTuple):
+class _Changes(msgspec.Struct, frozen=True):
     """What would have to change in an instance: indices of addresses and of scalars, and in how many places."""
 
     addresses: Sequence[int]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from kaas.executor.inputs import Source
@@ -17,7 +18,7 @@ _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Request(NamedTuple):
-    """One invocation. A tuple, as the other two are: every request makes one.
+    """One invocation.
 
     Fields:
         scalars: as `kaas.request.encode_scalars` makes them.
@@ -39,7 +40,7 @@ class Request(NamedTuple):
     copy_kept: bool = False
 
 
-class RunStats(NamedTuple):
+class RunStats(msgspec.Struct, frozen=True):
     """What one request did.
 
     Fields:
@@ -82,7 +83,7 @@ class RunStats(NamedTuple):
         return sum(use.nbytes for tier, use in self.tiers.items() if tier != "device")
 
 
-class Result(NamedTuple):
+class Result(msgspec.Struct, frozen=True):
     """What came of it.
 
     Fields:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import perf_counter
-from typing import NamedTuple
+
+import msgspec
 
 from kaas.errors import WrongScalar
 from kaas.executor.admission import Admitted
@@ -18,7 +19,7 @@ from kaas.executor.tiers import TierUse
 from kaas.request import check_names, iterations_of
 
 
-class Given(NamedTuple):
+class Given(msgspec.Struct, frozen=True):
     """What a request chooses beside its inputs: the scalars in the plan's order, and how often the kernels run."""
 
     scalars: list[bytes]
@@ -41,7 +42,7 @@ def check(plan: Plan, request: Request) -> Given:
     return Given(scalars, iterations)
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True):
     """What a slot has done for a request.
 
     Fields:

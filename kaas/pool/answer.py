@@ -23,7 +23,7 @@ class Answer(Generic[T]):
     def __init__(self) -> None:
         self._state = _PENDING
         self._value: Any = None
-        self._callbacks: list[Callable[[Answer[T]], object]] = []
+        self._callbacks: tuple[Callable[[Answer[T]], object], ...] = ()
 
     @classmethod
     def of(cls, task: asyncio.Future[T]) -> Answer[T]:
@@ -85,7 +85,7 @@ class Answer(Generic[T]):
     def add_done_callback(self, callback: Callable[[Answer[T]], object]) -> None:
         """Call this with it once it is done: at once if it is, else in the call that does it."""
         if self._state == _PENDING:
-            self._callbacks.append(callback)
+            self._callbacks += (callback,)
         else:
             callback(self)
 
@@ -93,14 +93,14 @@ class Answer(Generic[T]):
         if self._state != _PENDING:
             raise asyncio.InvalidStateError("there is an answer already")
         self._state, self._value = state, value
-        callbacks, self._callbacks = self._callbacks, []
+        callbacks, self._callbacks = self._callbacks, ()
         for callback in callbacks:
             callback(self)
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._state == _PENDING:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._callbacks.append(partial(_wake, waiter))
+            self._callbacks += (partial(_wake, waiter),)
             try:
                 yield from waiter.__await__()
             except asyncio.CancelledError:

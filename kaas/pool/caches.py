@@ -75,7 +75,8 @@ class Caches:
         self._transport = transport
         self._ledger = ledger
         self._pins: dict[tuple[bytes, int], _Pin] = {}
-        self._references: References | None = None
+        self._references = References()
+        self._prefetches = False  # the policy has asked for objects: until then nobody needs to know who names them
         self._patience = Patience()
         self._limit_s = limit_s
 
@@ -208,9 +209,11 @@ class Caches:
         if isinstance(decision, Evict):
             self._host.background(self._follow(worker, lambda number: self._transport.evict(number, decision.keys)))
             return
-        if self._references is None:
-            self._references = References(requests)
         references = self._references
+        if not self._prefetches:
+            self._prefetches = True
+            for request in requests:
+                references.add(request)
         named = {key: call for key in decision.keys if (call := references.find(key)) is not None}
         if named:
             self._host.background(self._follow(worker, lambda number: self._transport.prefetch(number, named)))
@@ -222,21 +225,19 @@ class Caches:
             self._ledger.write(Entry("", "", worker.device.index, type(error).__name__))
 
     def arrived(self, request: Request) -> None:
-        if self._references is not None:
+        if self._prefetches:
             self._references.add(request)
 
     def left(self, request: Request) -> None:
-        if self._references is not None:
+        if self._prefetches:
             self._references.remove(request)
 
 
 class References:
-    """Which requests can name an object. Kept from the first time that a policy asks, since it costs every request."""
+    """Which requests can name an object."""
 
-    def __init__(self, requests: Iterable[Request]) -> None:
+    def __init__(self) -> None:
         self._requests: dict[bytes, dict[int, Request]] = {}
-        for request in requests:
-            self.add(request)
 
     def add(self, request: Request) -> None:
         for use in request.call.uses:

@@ -126,14 +126,22 @@ class Exchange:
 
     def _take_local(self, channel: Channel, frames: Frames) -> None:
         """The first message of a line is Hello."""
-        if channel in self._peers:
-            self._take(channel, frames)
-        else:
+        peer = self._peers.get(channel)
+        if peer is None:
             self._greeted(channel, frames)
+        else:
+            self._hear(peer, frames)
 
     def _take(self, channel: Channel, frames: Frames) -> None:
-        peer, header = self._peers.get(channel), _header(frames)
-        if peer is None or header is None or type(header) is Hello:
+        peer = self._peers.get(channel)
+        if peer is None:
+            self.dropped += 1
+        else:
+            self._hear(peer, frames)
+
+    def _hear(self, peer: Peer, frames: Frames) -> None:
+        header = _header(frames)
+        if header is None or type(header) is Hello:
             self.dropped += 1
         else:
             self._receive(peer, header, frames[1:])

@@ -140,7 +140,7 @@ class Executors:
         line.introduce(function)
         number = next(self._numbers)
         parcel = not (function.inline or payload.direct)
-        header = messages.Run(number, slot, tuple(payload.keep.values()), parcel, beside)
+        header = messages.Run(number, slot, tuple(payload.keep.values()) if payload.keep else (), parcel, beside)
         if parcel:
             return self._collected(line, payload, line.ask(number, header, frames, payload.refs, replies.whole))
         finish = replies.direct if payload.direct else partial(replies.inline, function)

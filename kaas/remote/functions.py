@@ -89,8 +89,8 @@ class Functions:
 
     def list(self, client: str, message: wire.Functions) -> wire.Listed:
         own = self._clients.get(client, {})
-        served = [each for each in self._served.all(client) if each.name not in own]
-        entries: list[Any] = [*(entry.listed for entry in own.values()), *map(described, served)]
+        entries: list[Any] = [entry.listed for entry in own.values()]
+        entries += [described(each) for each in self._served.all(client) if each.name not in own]
         return wire.Listed(message.number, entries)
 
     # --- registering

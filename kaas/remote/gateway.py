@@ -256,17 +256,19 @@ class Gateway:
         try:
             if number in session.tasks or number in session.waits:
                 raise InvalidRequest(f"question {number} is not answered yet")
-            client.check(nbytes)
+            client.check_asked(nbytes)
         except KaasError:
             said.close()
             raise
-        client.take(nbytes)
+        client.asked += 1
+        client.asked_bytes += nbytes
         task = session.tasks[number] = self._loop.create_task(said)
         task.add_done_callback(partial(self._said, session, number, nbytes))
 
     def _said(self, session: Session, number: int, nbytes: int, task: asyncio.Future[Said]) -> None:
         del session.tasks[number]
-        session.client.give_back(nbytes)
+        session.client.asked -= 1
+        session.client.asked_bytes -= nbytes
         if not task.cancelled():
             error = task.exception()
             if error is None:

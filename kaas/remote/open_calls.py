@@ -27,9 +27,10 @@ class TryAgain(Exception):
 
 class Call(Pending):
     """An Invoke. invoke, frames: as it was sent, and is sent again. nbytes: its part of the credit. make: its value out
-    of the frames that come. begun_s: since when it is tried. expires_s: when its deadline is over."""
+    of the frames that come, with their names before them if named. begun_s: since when it is tried. expires_s: when its
+    deadline is over."""
 
-    __slots__ = ("begun_s", "deadline_s", "expires_s", "frames_out", "invoke", "label", "make", "nbytes")
+    __slots__ = ("begun_s", "deadline_s", "expires_s", "frames_out", "invoke", "label", "make", "named", "nbytes")
 
     def __init__(
         self,
@@ -39,9 +40,11 @@ class Call(Pending):
         nbytes: int,
         make: Callable[[Sequence[Any]], Any],
         label: str,
+        named: bool = False,
     ) -> None:
         super().__init__(source, invoke.number)
         self.invoke, self.frames_out, self.nbytes, self.make, self.label = invoke, frames, nbytes, make, label
+        self.named = named
         self.begun_s = now_s = monotonic()
         self.deadline_s = deadline_s = invoke.deadline_s
         self.expires_s = None if deadline_s is None else now_s + deadline_s

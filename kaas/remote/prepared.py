@@ -47,4 +47,4 @@ def prepare(
     number = next(calls.numbers)
     own_key = key or f"{calls.key_prefix}{number}"
     invoke = wire.Invoke(number, task.key, named, encoded, own_key, deadline_s, kept, trace)
-    return Call(calls, invoke, frames, sum(map(len, frames)) + reply_bytes, make, task.label)
+    return Call(calls, invoke, frames, sum(map(len, frames)) + reply_bytes, make, task.label, task.after)

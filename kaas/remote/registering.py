@@ -62,7 +62,7 @@ class Registering:
             names[buffer_name] = found.name
         self._bring([task], own, progress)
         registered = self._register(task, name, names, around)
-        return RemoteTask.of(registered, name or task.label, task.iterations)
+        return RemoteTask.of(registered, name or task.label, task.iterations, around=around)
 
     def model(self, model: CompiledModel, name: str, progress: Progress | None) -> tuple[RemoteTask, ...]:
         """
@@ -98,10 +98,13 @@ class Registering:
         """
         for entry in self._ask(wire.Functions).entries:
             if name in (entry["name"], entry["function"]):
+                if "error" in entry:  # as its code is not allowed any more, say
+                    raise UnknownFunction(f"function {name!r} cannot be called: {entry['error']}", function=name)
                 registered = wire.Registered(
                     0, entry["function"], entry["inputs"], entry["outputs"], entry.get("scalars", {})
                 )
-                return RemoteTask.of(registered, entry["name"] or entry["function"])
+                around = entry["before"], entry["after"]
+                return RemoteTask.of(registered, entry["name"] or entry["function"], around=around)
         raise UnknownFunction(f"this client has registered no function {name!r}", function=name)
 
     def put(self, made: RemoteObject, content: Content, progress: Progress | None) -> None:

@@ -17,11 +17,11 @@ from kaas.pool.lines import AnyLine, LineLost
 from kaas.receiving import Receiver
 from kaas.remote import wire
 from kaas.remote.connecting import Way
-from kaas.remote.credit import Credit
 from kaas.remote.failures import error_of
 from kaas.remote.later import Later
 from kaas.remote.open_calls import Call, Question, TryAgain, too_large
 from kaas.remote.remote_line import RemoteLine
+from kaas.remote.standing import Standing
 
 GRACE_S = 1.0
 """So long after its deadline a call ends by itself, if the server does not end it."""
@@ -50,15 +50,12 @@ class RemoteCalls:
         self._later = Later("kaas-later")
         self._receiver = Receiver[wire.FromServer](self._take, self._line_lost)
         self.lock = self._receiver.lock  # guards all that follows, and what is pending
-        self._credit = Credit()
+        self._standing = Standing()
+        self._credit = self._standing.credit
         self._line: RemoteLine | None = None
         self._life = ""  # of the server, the last that was met
         self._connecting = self._draining = False
         self._ended: KaasError | None = None
-        self._open: dict[int, Call] = {}
-        self._resting: dict[int, Call] = {}  # until they are asked again
-        self._questions: dict[int, Question] = {}
-        self._cancelled: dict[int, int] = {}  # bytes of credit, of calls that nobody waits for
 
     # --- asking
 
@@ -131,7 +128,7 @@ class RemoteCalls:
                 return False
             ended, line = self._ended, self._line
             if ended is None:
-                self._open[call.invoke.number] = call
+                self._standing.open[call.invoke.number] = call
                 if line is not None:
                     due = self._credit.due()
         if ended is not None:
@@ -149,7 +146,7 @@ class RemoteCalls:
         self._check()
         question = Question(self, make(next(self.numbers)), frames)
         with self.lock:
-            self._questions[question.number] = question
+            self._standing.questions[question.number] = question
             line = self._line
         if line is None:
             self._connect()
@@ -204,12 +201,7 @@ class RemoteCalls:
         line = None
         with self.lock:
             self._receiver.unwatch(pending.number)
-            if not isinstance(pending, Call):
-                self._credit.leave(pending)
-            elif self._resting.pop(pending.number, None) is not None:
-                self._credit.give(pending.nbytes)
-            elif self._open.pop(pending.invoke.number, None) is not None:
-                self._cancelled[pending.invoke.number] = pending.nbytes
+            if self._standing.forget(pending):
                 line = self._line
         if line is not None and isinstance(pending, Call):
             self._send(line, wire.Cancel(pending.invoke.number))
@@ -222,13 +214,13 @@ class RemoteCalls:
 
     def _take(self, header: wire.FromServer, frames: Sequence[Any]) -> None:
         match header:
-            case wire.Result(number=number):
-                self._answered(number, frames, None)
+            case wire.Result(number=number, outputs=names):
+                self._answered(number, frames, None, names)
             case wire.Failure(error="UnknownSession"):
                 line = self._line
                 if line is not None:
                     self._line_lost(line)  # introduces the session anew
-            case wire.Failure(number=number) if number not in self._questions:
+            case wire.Failure(number=number) if number not in self._standing.questions:
                 self._answered(number, (), header)
             case wire.Goodbye():
                 self._draining = True
@@ -239,7 +231,7 @@ class RemoteCalls:
 
     def _told(self, header: Any, frames: Sequence[Any]) -> None:
         with self.lock:
-            question = self._questions.pop(header.number, None)
+            question = self._standing.questions.pop(header.number, None)
             self._receiver.unwatch(header.number)
         if question is None:
             return
@@ -250,29 +242,20 @@ class RemoteCalls:
         else:
             question.end(error=TryAgain(error_of(header), header.retry_s))
 
-    def _answered(self, number: int, frames: Sequence[Any], failure: wire.Failure | None) -> None:
+    def _answered(
+        self, number: int, frames: Sequence[Any], failure: wire.Failure | None, names: Sequence[str] = ()
+    ) -> None:
         error = None if failure is None else error_of(failure)
-        pause_s, nbytes = None, 0
         callbacks: Sequence[Callable[[], Any]] = ()
+        credit = self._credit
         with self.lock:
-            credit = self._credit
-            call = self._open.pop(number, None)
-            if call is None:
-                if number in self._cancelled:
-                    credit.give(self._cancelled.pop(number))
-            else:
-                nbytes = call.nbytes
-                if failure is not None:
-                    pause_s = call.again_s(failure, self._patience_s)
-                if pause_s is None:
-                    credit.give(nbytes)
-                    self._receiver.unwatch(call.number)
-                    if not call.ended:
-                        call.settle(frames, error)
-                        callbacks = call.callbacks
-                else:
-                    self._resting[call.number] = call
-            first = credit.answered(number, nbytes)
+            call, pause_s = self._standing.answered(number, failure, self._patience_s)
+            first = credit.answered(number, 0 if call is None else call.nbytes)
+            if call is not None and pause_s is None:
+                self._receiver.unwatch(call.number)
+                if not call.ended:
+                    call.settle((names, *frames) if call.named else frames, error)
+                    callbacks = call.callbacks
         if first:
             self._later.after(ACKNOWLEDGED_S, self._acknowledge)
         if call is not None and pause_s is not None:
@@ -285,7 +268,7 @@ class RemoteCalls:
     def _again(self, call: Call) -> None:
         number = next(self.numbers)
         with self.lock:
-            if self._resting.pop(call.number, None) is None:
+            if self._standing.resting.pop(call.number, None) is None:
                 return
         call.again(number)
         self._entered(call, taken=True)
@@ -328,13 +311,12 @@ class RemoteCalls:
                 return
             self._line = None
             self._receiver.use(None)
-            questions, self._questions = self._questions, {}
-            for number in questions:
-                self._receiver.unwatch(number)
-            wanted = self._open or self._credit.waiting
+            questions, wanted = self._standing.lost()
+            for question in questions:
+                self._receiver.unwatch(question.number)
         line.close()
         broken = Unreachable("the connection to the server broke", address=self._way.address, reason="it broke")
-        for question in questions.values():
+        for question in questions:
             question.end(error=TryAgain(broken))
         if wanted:
             self._connect()
@@ -351,12 +333,7 @@ class RemoteCalls:
             return
         with self.lock:
             same, self._life = welcome.life == self._life, welcome.life
-            self._credit.limits = welcome.limits
-            self._credit.forget_answered()  # what the server still keeps it sends again
-            cancelled, self._cancelled = self._cancelled, {}
-            for nbytes in cancelled.values():
-                self._credit.give(nbytes)
-            unanswered, questions = list(self._open.values()), list(self._questions.values())
+            cancelled, unanswered, questions = self._standing.renewed(welcome.limits)
             self._connecting = self._draining = False
             if self._ended is None:
                 self._line = line
@@ -381,19 +358,14 @@ class RemoteCalls:
     def _expire_all(self) -> None:
         now_s = monotonic()
         with self.lock:
-            expired = [call for call in self._open.values() if call.expires_s is not None and call.expires_s < now_s]
+            expired = self._standing.expired(now_s)
         for call in expired:
             self._expire(call)
 
     def _fail(self, error: KaasError) -> None:
         """All that waits gets this; further calls look for the server anew."""
         with self.lock:
-            calls = [*self._open.values(), *self._resting.values()]
-            for nbytes in (*(call.nbytes for call in calls), *self._cancelled.values()):
-                self._credit.give(nbytes)
-            pending = [*calls, *self._questions.values(), *(room for room, _ in self._credit.waiting)]
-            self._open, self._resting, self._questions, self._cancelled = {}, {}, {}, {}
-            self._credit.waiting.clear()
+            pending = self._standing.failed()
             self._connecting = False
             for each in pending:
                 self._receiver.unwatch(each.number)
@@ -411,7 +383,7 @@ class RemoteCalls:
                 return
             self._ended = closed
             line, self._line = self._line, None
-            numbers, answered = list(self._open), self._credit.all_answered()
+            numbers, answered = list(self._standing.open), self._credit.all_answered()
             self._receiver.close()
         self.stopped.set()
         self._later.close()

@@ -15,7 +15,7 @@ from kaas.executor.tensors import on_host
 from kaas.pool.held_ref import HeldRef
 from kaas.pool.outputs import array_of, outputs_from
 from kaas.remote import wire
-from kaas.request import View, check_taken, input_bytes, mapping, outputs_type
+from kaas.request import View, check_taken, input_bytes, mapping, outputs_type, raw_bytes
 from kaas.variant import by_position, choose, of_shapes
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class RemoteTask:
     Fields:
         key: by which the server knows it. given: the inputs that travel. taken: those that callers give, in order: the
             same, but for a model's inputs that no kernel reads. layouts: NumPy dtypes and sizes in bytes of the given.
-        output_bytes: of each output. reply_bytes: of all.
+        output_bytes: of each output. reply_bytes: of all. before: whether a step makes the inputs, which then are not
+            those that callers give. after: whether one makes what comes, by name, as `make` has it.
     """
 
     key: str
@@ -61,6 +62,8 @@ class RemoteTask:
     output_bytes: Mapping[str, int] = field(repr=False)
     reply_bytes: int = field(repr=False)
     make: Make = field(repr=False)
+    before: bool
+    after: bool
 
     @classmethod
     def of(
@@ -69,9 +72,12 @@ class RemoteTask:
         label: str,
         iterations: int | Scalar = 1,
         inputs: Sequence[Buffer] | None = None,
+        around: tuple[str, str] = ("", ""),
     ) -> RemoteTask:
-        """inputs: of a model's variant, all that callers give."""
-        given = {name: Buffer(name, shape, dtype) for name, (dtype, shape) in registered.inputs.items()}
+        """inputs: of a model's variant, all that callers give. around: the steps before and after it."""
+        before, after = map(bool, around)
+        described = {} if before else registered.inputs
+        given = {name: Buffer(name, shape, dtype) for name, (dtype, shape) in described.items()}
         outputs = tuple(Buffer(name, shape, dtype) for name, (dtype, shape) in registered.outputs.items())
         return cls(
             registered.function,
@@ -84,7 +90,9 @@ class RemoteTask:
             {name: (numpy_dtype(buffer.dtype), buffer.nbytes) for name, buffer in given.items()},
             {buffer.name: buffer.nbytes for buffer in outputs},
             sum(buffer.nbytes for buffer in outputs),
-            outputs_from(outputs),
+            _by_name if after else outputs_from(outputs),
+            before,
+            after,
         )
 
     def making(self, store: Mapping[str, str]) -> Make:
@@ -142,6 +150,8 @@ class RemoteFunction:
         first = self.tasks[0]
         among = [name for name in inputs if name in first.scalars and name not in first.taken]
         scalars = {name: inputs.pop(name) for name in among}
+        if arrays and first.before:
+            raise InvalidRequest(f"{self.name!r}: what a step reads is given by name", task=self.name)
         given = by_position(self.name, first.taken, arrays, inputs) if arrays else inputs
         future: Future = self._client.call(self, given, scalars=scalars or None)
         return future
@@ -185,6 +195,8 @@ def packed(task: RemoteTask, inputs: Mapping[str, Any]) -> tuple[dict[str, wire.
         InvalidRequest
     """
     inputs = mapping(task, "inputs", inputs)
+    if task.before:
+        return _for_step(inputs)
     if inputs.keys() != task.given.keys():
         check_taken(repr(task.label), task.label, task.given.values(), inputs)
     named: dict[str, wire.Input] = {}
@@ -204,6 +216,20 @@ def packed(task: RemoteTask, inputs: Mapping[str, Any]) -> tuple[dict[str, wire.
             frames.append(bytes(input_bytes(buffer, on_host(name, value))))
             named[name] = wire.Input(len(frames))
     return named, frames
+
+
+def _for_step(values: Mapping[str, Any]) -> tuple[dict[str, wire.Input], list[bytes]]:
+    for name, value in values.items():
+        if _is_object(value) or not isinstance(name, str):
+            raise InvalidRequest(f"what a step reads is sent, by name: not {value!r} as {name!r}")
+    frames = [bytes(raw_bytes(Buffer(name, ()), on_host(name, value))[0]) for name, value in values.items()]
+    return {name: wire.Input(frame) for frame, name in enumerate(values, 1)}, frames
+
+
+def _by_name(frames: Sequence[Any]) -> dict[str, bytes]:
+    """What a step has made. frames: names come first."""
+    names, *values = frames
+    return dict(zip(names, map(bytes, values), strict=True))
 
 
 def _is_object(value: Any) -> bool:

@@ -33,6 +33,10 @@ UNKNOWN_KEY = 400
 connections: then there may be room later."""
 
 BROKEN = "the connection to the server broke"
+HUNG_UP = (
+    "whoever is there hung up in the handshake: it has another key than this client was given, or takes nobody now"
+)
+FULL = "the server takes no more connections of this key now"
 REFUSED = "the server does not take this key"
 NOT_IT = "whoever is there does not have this server's key, or does not speak this protocol"
 
@@ -40,9 +44,10 @@ _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 _REFUSED = int(zmq.Event.HANDSHAKE_FAILED_AUTH)
 _NOT_IT = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
+_HUNG_UP = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 _send = zmq.backend.Socket.send  # a third of the time of what pyzmq lays over it
 _get = zmq.backend.Socket.get
-_BROKEN = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
+_BROKEN = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -65,7 +70,7 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
         """
         self._using, self._receiving = threading.Lock(), threading.Lock()
         self._socket = socket = context.socket(zmq.DEALER)
-        self._monitor = socket.get_monitor_socket(_REFUSED | _NOT_IT | _BROKEN)
+        self._monitor = socket.get_monitor_socket(_REFUSED | _NOT_IT | _HUNG_UP | _BROKEN)
         self._bell = os.eventfd(0)
         self._woken = self._waiting = False
         self._lost = ""
@@ -155,12 +160,16 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
         """What the monitor has to tell: its file descriptor too tells only that something has changed since."""
         while _readable(self._monitor):
             told = parse_monitor_message(self._monitor.recv_multipart())
-            if self._lost:
-                continue
-            if told["event"] & _REFUSED and told["value"] == UNKNOWN_KEY:
-                self._lost = REFUSED
-            else:
-                self._lost = NOT_IT if told["event"] & _NOT_IT else BROKEN
+            self._lost = self._lost or _why(told["event"], told["value"])
+
+
+def _why(event: int, value: int) -> str:
+    """A connection ended."""
+    if event & _REFUSED:
+        return REFUSED if value == UNKNOWN_KEY else FULL
+    if event & _NOT_IT:
+        return NOT_IT
+    return HUNG_UP if event & _HUNG_UP else BROKEN
 
 
 def _readable(socket: Socket) -> bool:

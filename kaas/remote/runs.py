@@ -95,11 +95,15 @@ class Runs:
         function = remote.function
         input_bytes = sum(map(len, frames)) - len(frames[0])
         nbytes = sum(function.output_bytes)
+        outputs, stored_bytes = remote.outputs, 0
+        if message.store:
+            outputs, stored_bytes = self._outputs(client, remote, message.store)
+            client.check_storing(stored_bytes)
+            nbytes -= stored_bytes
         client.check(input_bytes + nbytes)
-        outputs = self._outputs(client, remote, message.store) if message.store else remote.outputs
         run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
         if message.store or remote.after:
-            run.store, run.remote = message.store, remote
+            run.store, run.remote, run.stored_bytes = message.store, remote, stored_bytes
         if remote.before or remote.after or remote.etask is not None:
             run.ends_s = self._ends_s(message)
         request = None
@@ -113,6 +117,7 @@ class Runs:
             self._meter.refused(client.name, run.label, type(error).__name__, admitted=True)
             raise
         _wait(session, message.number, run, input_bytes + nbytes)
+        client.storing_bytes += stored_bytes
         if message.key:
             client.runs[message.key] = run
         if request is not None:
@@ -220,8 +225,8 @@ class Runs:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _outputs(self, client: Client, remote: RemoteFunction, store: Mapping[str, str]) -> tuple[str, ...]:
-        """Names of the outputs that come, when others are stored.
+    def _outputs(self, client: Client, remote: RemoteFunction, store: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
+        """Names of the outputs that come when others are stored, and the bytes of these.
 
         Raises:
             InvalidRequest, QuotaExceeded
@@ -229,12 +234,12 @@ class Runs:
         if len({*store.values()}) != len(store):
             raise InvalidRequest("two outputs cannot be stored under one name")
         if remote.after:  # what that makes is known once it is made
-            return remote.outputs
+            return remote.outputs, 0
         sizes = dict(zip(remote.outputs, remote.function.output_bytes, strict=True))
         for name in store.keys() - sizes.keys():
             raise InvalidRequest(f"function {remote.function.label!r} has no output {name!r} to store", buffer=name)
         self._holdings.values.check_room(client.name, {store[name]: sizes[name] for name in store})
-        return tuple(name for name in remote.outputs if name not in store)
+        return tuple(name for name in remote.outputs if name not in store), sum(sizes[name] for name in store)
 
     # --- answers
 
@@ -330,6 +335,7 @@ class Runs:
         """Tell all who wait."""
         run.done, run.request, run.remote, run.task = True, None, None, None
         client, key = run.client, run.key
+        client.storing_bytes -= run.stored_bytes
         if key and client.runs.get(key) is run:
             del client.runs[key]
             if (run.waits or run.lasting) and (run.failure is None or run.failure.retry_s is None):

@@ -53,6 +53,7 @@ class Run(msgspec.Struct, eq=False):
         store: names under which outputs are put instead of coming. remote: the function, if something is to be done
             after it. task: what is done before it. ends_s: its deadline, for what is done before and after.
         lasting: its answer is there in the next life of the server too.
+        stored_bytes: of outputs that are put instead of coming.
         moved_bytes: of the kTask's inputs that came, or that a step made of what came, and of its outputs.
     """
 
@@ -73,6 +74,7 @@ class Run(msgspec.Struct, eq=False):
     remote: RemoteFunction | None = None
     task: asyncio.Task[Call] | None = None
     ends_s: float | None = None
+    stored_bytes: int = 0
     lasting: bool = False
     moved_bytes: int = 0
 
@@ -114,8 +116,9 @@ class Client:
 
     Fields:
         finished: requests with a key that have ended. runs: those in progress, by key.
-        open: what is not received yet. held_bytes: of inputs and outputs. sessions: by id, the one that was greeted
-            last at the end.
+        open: what is not received yet. held_bytes: of inputs and outputs. storing_bytes: of outputs that are to be
+            stored. asked, asked_bytes: questions of other kinds, and what came with them.
+        sessions: by id, the one that was greeted last at the end.
     """
 
     name: str
@@ -124,6 +127,9 @@ class Client:
     runs: dict[str, Run] = field(default_factory=dict)
     open: int = 0
     held_bytes: int = 0
+    storing_bytes: int = 0
+    asked: int = 0
+    asked_bytes: int = 0
     sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
 
     def check(self, nbytes: int) -> None:
@@ -146,6 +152,28 @@ class Client:
                 f"client {self.name!r} may have {limits.credit_bytes} bytes of inputs and outputs open: it has "
                 f"{self.held_bytes}, and this request takes {nbytes}"
             )
+            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
+
+    def check_asked(self, nbytes: int) -> None:
+        """Whether one more question that takes a while may be open, with so many bytes.
+
+        Raises:
+            QueueFull
+        """
+        limits = self.limits
+        if self.asked >= limits.requests or (self.asked and self.asked_bytes + nbytes > limits.credit_bytes):
+            message = f"client {self.name!r} has {self.asked} questions open, with {self.asked_bytes} bytes"
+            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.asked)
+
+    def check_storing(self, nbytes: int) -> None:
+        """Whether so many bytes more may be on their way into its objects: as many as take credit, or one's alone.
+
+        Raises:
+            QueueFull
+        """
+        limits = self.limits
+        if self.storing_bytes and self.storing_bytes + nbytes > limits.credit_bytes:
+            message = f"client {self.name!r} has {self.storing_bytes} bytes of outputs on their way to be stored"
             raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
 
     def check_taken(self, leaving_bytes: int) -> None:

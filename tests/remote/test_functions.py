@@ -359,7 +359,7 @@ def test_what_cannot_be_written_down_is_refused_and_leaves_nothing(
             await had.register("ada", scale_task(), "f")
             held = dict(had.held)
             with monkeypatch.context() as patch:
-                patch.setattr(SqliteStore, "put", full)
+                patch.setattr(SqliteStore, "put_all", full)
                 patch.setattr(SqliteStore, "remove", full)
                 for doing in (
                     had.functions.register("ada", wire.Register(1, "g"), encode_task(add_task())),

@@ -256,6 +256,21 @@ def test_who_asks_and_does_not_read_is_given_no_more(serve: Serve) -> None:
     speaker.close()
 
 
+def test_other_questions_take_no_credit(alice: Speaker) -> None:
+    numbers = [alice.invoke("double", ONES) for _ in range(8)]
+    for _ in numbers:
+        assert isinstance(alice.receive()[0], wire.Result)
+    alice.told(wire.Done, wire.Put(alice.number(), "besides", "uint8", (len(ONES),)), ONES)
+    alice.received(numbers)
+    number = alice.number()
+    alice.send(wire.Put(number, "besides", "uint8", (len(ONES),)), ONES)
+    numbers = [alice.invoke("double", ONES) for _ in range(8)]
+    came = [alice.receive()[0] for _ in range(9)]
+    answers = {each.number: each for each in came if not isinstance(each, wire.Welcome | wire.Goodbye)}
+    assert all(isinstance(answers[each], wire.Result) for each in numbers)
+    assert isinstance(answers[number], wire.Done)
+
+
 def test_who_has_gone_holds_no_credit_for_what_it_finds_again(alice: Speaker, server: Server) -> None:
     gone = server.speaker("alice")
     keys = [token_hex(8) for _ in range(4)]
@@ -485,4 +500,26 @@ def test_a_key_is_no_way_to_run_for_nothing(serve: Serve) -> None:
         alice.received([number])
     (flow,) = alice.ask("usage")["flows"]
     assert (flow["requests"], flow["repeats"]) == (3, 0)
+    alice.close()
+
+
+def test_outputs_that_are_stored_take_no_credit(serve: Serve) -> None:
+    alice = serve({"limits": LIMITS}).speaker()
+    x, y = kaas.Buffer("x", WIDTH, "float32"), kaas.Buffer("y", 32 * WIDTH, "float32")
+    kernel = kaas.Kernel(STEPS, "scale", 4, 256, [kaas.In(x), kaas.Out(y), kaas.f32(2.0), kaas.u32(WIDTH)])
+    wide = kaas.KTask([kernel], [y])
+    alice.register(wide, "wide")
+    for _ in range(2):
+        number = alice.invoke("wide", ONES, store={"y": "there"})
+        assert alice.receive()[0] == wire.Result(number)
+        alice.received([number])
+    first, second = (alice.invoke("wide", ONES, store={"y": "there"}) for _ in range(2))
+    told = {getattr(answer, "number", 0): answer for answer, _ in (alice.receive(), alice.receive())}
+    refused = told[second]
+    assert told[first] == wire.Result(first)
+    assert isinstance(refused, wire.Failure)
+    assert refused.error == "QueueFull"
+    assert refused.retry_s
+    failure = failed(alice, wire.Invoke(900, "wide", {"x": wire.Input(frame=1)}), ONES)
+    assert (failure.error, failure.retry_s) == ("InvalidRequest", None)
     alice.close()

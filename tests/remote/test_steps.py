@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kaas.errors import InvalidConfig
+import kaas
+from kaas.errors import InvalidConfig, InvalidRequest, StepFailed
 from kaas.remote import tasks, wire
 from kaas.remote.steps import Steps
+from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
 from tests.remote.servers import WIDTH, Server, Speaker, scaled
 
@@ -187,3 +189,22 @@ def test_what_the_step_after_makes_can_stay(alice: Speaker) -> None:
     alice.received([number])
     assert isinstance(answer, wire.Failure)
     assert (answer.error, answer.fields) == ("InvalidRequest", {"buffer": "second"})
+
+
+def test_a_client_calls_what_has_steps_around_it(server: Server) -> None:
+    with kaas.Client(server.endpoint, keys=server.key_of("alice")) as client:
+        both = client.register(scaled(), name="both", before="from_text", after="total")
+        for function in (both, client.function("both")):  # as another program finds it
+            made = function.call(text=TEXT).result(PATIENCE_S)
+            assert {name: np.frombuffer(value, np.float32)[0] for name, value in made.items()} == {"total": 2 * WIDTH}
+            with pytest.raises(InvalidRequest):
+                function.call(TEXT)  # a step's inputs have no order
+        before = client.register(scaled(), name="before", before="from_text")
+        assert (client.call(before, {"text": np.frombuffer(TEXT, np.uint8)}).result(PATIENCE_S) == 2).all()
+        after = client.register(scaled(), name="after", after="total")
+        assert [*client.call(after, {"x": np.ones(WIDTH, np.float32)}).result(PATIENCE_S)] == ["total"]
+        with pytest.raises(InvalidRequest):
+            client.call(before, {"text": client.put("text", TEXT)})
+        failing = client.register(scaled(), name="failing", before="fail")
+        with pytest.raises(StepFailed):
+            client.call(failing, {"text": TEXT}).result(PATIENCE_S)

@@ -151,7 +151,7 @@ class Crew:
     slots: int = 1
     """Of a worker, as last seen."""
     offers: list[tuple[tuple[float, ...], int, int, Worker]] = field(default_factory=list)
-    """Heap of workers with a free slot, the best first; entries whose version has passed are skipped."""
+    """Heap of workers with a free slot, all of them, the best first; entries whose version has passed are skipped."""
 
     @property
     def provided(self) -> int:

@@ -182,6 +182,9 @@ class Fleet:
 
     def take_slot(self, worker: Worker, request: Request) -> int:
         _, slot = worker.free.pop()
+        offers = worker.crew.offers
+        if offers and offers[0][-1] is worker:  # as the best of them is, nearly always
+            heapq.heappop(offers)
         worker.running[request.id] = request
         worker.served = True
         self._changes += 1

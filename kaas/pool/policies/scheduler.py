@@ -328,7 +328,7 @@ class Scheduler:
         if crew.alone:
             for request in sorted(crew.alone.values(), key=lambda request: request.id):
                 self._dispatch_alone(request)
-        while crew.queues and (chosen := self.choose(crew)) is not None:
+        while crew.queues and crew.offers and (chosen := self.choose(crew)) is not None:
             request, worker = chosen
             if request.late(self._now_s):
                 self._dequeue(request)  # its caller has an answer, or is about to
