@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -18,6 +19,12 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # tables are as wide as a test says; readline, which pytest imports, sets these for the processes that it starts
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
+
+if find_spec("hypothesis"):  # not on every machine whose GPU is tested
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
 
 SOFTGPU_BYTES = (256 << 20, 256 << 20, 256 << 20)
 
