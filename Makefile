@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 TVM    := compilers/tvm_backend
 BLAS   := libraries/cutlass_blas
-TWO    := -n 2 --dist loadgroup --no-loadscope-reorder
+TWO    := -n 2 --dist loadfile --no-loadscope-reorder
 LOCK   := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet
 

@@ -132,8 +132,10 @@ class Havoc:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """All of the plan is done, later than planned on a slow machine."""
+        if kind is not None:
+            self._ended.set()
         self._thread.join()
 
     def _wreak(self) -> None:

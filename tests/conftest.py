@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,12 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # tables are as wide as a test says; readline, which pytest imports, sets these for the processes that it starts
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
+
+if find_spec("hypothesis"):  # not on every machine whose GPU is tested
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
 
 SOFTGPU_BYTES = (256 << 20, 256 << 20, 256 << 20)
 
@@ -73,21 +82,35 @@ def own_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Modules with a Ray of their own run last.
-
-    With `-n 2 --dist loadgroup` the tests of a file stay in one process, but all that start Ray are in the same one: so
-    at most one Ray runs at a time, as without `-n`, and its start is paid for once.
-    """
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with a Ray of their own run last."""
     items.sort(key=lambda item: "own_ray" in getattr(item, "fixturenames", ()))
-    if getattr(config.option, "loadgroup", False):
-        for item in items:
-            group = "ray" if item.get_closest_marker("ray") else item.nodeid.split("::", 1)[0]
-            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The marker `ray` is on every test that has one: `make test` goes by it."""
     if {"shared_ray", "own_ray"} & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("ray"):
         pytest.fail("it starts Ray, and has not its marker: pytest.mark.ray", pytrace=False)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2 --dist loadfile` a file stays in one process, and all files that start Ray stay in the same one.
+
+    So at most one Ray runs at a time, as without `-n`, and its start is paid for once.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    @cache
+    def starts_ray(file: str) -> bool:
+        return "mark.ray" in (config.rootpath / file).read_text()
+
+    def scope(nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "ray" if starts_ray(file) else file
+
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = scope
+    return scheduler

@@ -10,9 +10,9 @@ from kaas.futures import Pending
 from kaas.remote import wire
 from kaas.remote.open_calls import Call, Question
 from kaas.remote.standing import Standing
+from tests.patience import PATIENCE_S
 
 LIMITS = wire.Limits(requests=4, credit_bytes=100, frame_bytes=50)
-PATIENCE_S = 60.0
 BUSY = wire.Failure(1, "QueueFull", "later", retry_s=0.5)
 
 
