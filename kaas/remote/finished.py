@@ -29,20 +29,20 @@ class Finished(Generic[T]):
 
     def add(self, key: str, ended: T, nbytes: int, now_s: float) -> None:
         """One that is larger than all may be is not kept."""
-        self._forget(key)
+        self.forget(key)
         if not self.takes(nbytes):
             self._forgotten(key, ended)
         else:
             self._ended[key] = ended, nbytes, now_s + self._limit_s
             self._nbytes += nbytes
             while self._nbytes > self._limit_bytes:
-                self._forget(next(iter(self._ended)))
+                self.forget(next(iter(self._ended)))
 
     def expire(self, now_s: float) -> None:
         while self._ended and next(iter(self._ended.values()))[2] <= now_s:
-            self._forget(next(iter(self._ended)))
+            self.forget(next(iter(self._ended)))
 
-    def _forget(self, key: str) -> None:
+    def forget(self, key: str) -> None:
         found = self._ended.pop(key, None)
         if found is not None:
             self._nbytes -= found[1]

@@ -64,7 +64,8 @@ class Meter:
         self._allowances: dict[str, Allowance] = {}
         self._held: dict[tuple[str, str], _Held] = {}
         self._changed: set[tuple[str, str]] = set()
-        self._new_keys: list[tuple[str, str]] = []
+        self._new_keys: dict[tuple[str, str], None] = {}  # charged since the file was written
+        self._old_keys: set[tuple[str, str]] = set()  # there, and received since
         self._used: set[str] = set()  # clients whose device time has changed
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -199,6 +200,11 @@ class Meter:
         """The answer to what was charged under this key has come: if it is run again, once that answer is forgotten, it
         is another request."""
         self._totals.forget(client, key)
+        name = (client, key)
+        if name in self._new_keys:
+            del self._new_keys[name]
+        else:
+            self._old_keys.add(name)
 
     def refused(self, client: str, function: str, outcome: str, admitted: bool = False) -> None:
         """A request was answered without having been begun. admitted: but `admit` had been asked."""
@@ -211,7 +217,7 @@ class Meter:
     def _count(self, charge: Charge, allowance: Allowance, at_s: float) -> None:
         self._changes(self._totals.add(charge))
         if charge.key:
-            self._new_keys.append((charge.client, charge.key))
+            self._new_keys[charge.client, charge.key] = None
         self._spent(charge.client, allowance, at_s, charge.device_ns)
 
     def _spent(self, client: str, allowance: Allowance, at_s: float, nanoseconds: int) -> None:
@@ -303,7 +309,8 @@ class Meter:
         self.trouble = "" if error is None else f"{type(error).__name__}: {error}"
         if error is not None:
             self._changed.update((flow.client, flow.function) for flow in changes.flows)
-            self._new_keys[:0] = changes.keys
+            self._new_keys = dict.fromkeys(changes.keys) | self._new_keys
+            self._old_keys |= changes.old_keys
             self._used.update(changes.recent)
         if self._changed or self._used:
             self._write_within(WRITE_EVERY_S)
@@ -317,10 +324,10 @@ class Meter:
         for held in self._held.values():
             held.count(now_s)
         flows = [self._totals.flows[name].usage(*name) for name in sorted(self._changed)]
-        keys = self._new_keys
+        keys, old_keys = list(self._new_keys), self._old_keys
         recent = {client: self._recent(client) for client in self._used}
-        self._changed, self._new_keys, self._used = set(), [], set()
-        return Changes(self._number, flows, self._holdings(), keys, recent)
+        self._changed, self._new_keys, self._old_keys, self._used = set(), {}, set(), set()
+        return Changes(self._number, flows, self._holdings(), keys, old_keys, recent)
 
     def _recent(self, client: str) -> list[tuple[int, int]]:
         """On the wall clock."""

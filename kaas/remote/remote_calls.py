@@ -44,7 +44,7 @@ class RemoteCalls:
         weakref.finalize(self, way.abandon).atexit = False
         self._pid = os.getpid()
         self.session = token_hex(16)
-        self.key_prefix = f"{self.session[:16]}-"
+        self.key_prefix = f"{self.session}-"
         self.numbers = count(1)
         self.stopped = threading.Event()
         self._later = Later("kaas-later")

@@ -376,8 +376,11 @@ class Runs:
         for number in numbers:
             wait = session.waits.get(number)
             if wait is not None and wait.run.done:
-                if wait.run.key:
-                    self._meter.received(session.client.name, wait.run.key)
+                key = wait.run.key
+                if key:
+                    self._meter.received(session.client.name, key)
+                    if key.startswith(session.id):  # nobody else asks by it, nor it again
+                        session.client.finished.forget(key)
                 self._leave(wait)
 
     def cancel(self, session: Session, number: int) -> None:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,14 +102,15 @@ class Changes:
     """What the SQLite file is to say from now on, of what has changed. segment: the journal up to there is part of it.
 
     Fields:
-        keys: charged since, with their clients. recent: of clients, nanoseconds of device time by second of the wall
-            clock.
+        keys: charged since, with their clients. old_keys: received since, where they were there before. recent: of
+            clients, nanoseconds of device time by second of the wall clock.
     """
 
     segment: int
     flows: Sequence[FlowUsage] = ()
     holdings: Sequence[Holding] = ()
     keys: Sequence[tuple[str, str]] = ()
+    old_keys: Set[tuple[str, str]] = frozenset()
     recent: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
@@ -201,6 +202,7 @@ def _write(connection: sqlite3.Connection, changes: Changes) -> None:
         "INSERT OR REPLACE INTO holdings VALUES (?, ?, ?, ?)",
         [(held.client, held.what, held.nbytes, held.byte_s) for held in changes.holdings],
     )
+    connection.executemany("DELETE FROM keys WHERE client = ? AND key = ?", changes.old_keys)
     connection.executemany("INSERT OR IGNORE INTO keys (client, key) VALUES (?, ?)", changes.keys)
     connection.executemany(
         "DELETE FROM keys WHERE client = ?1 AND id <="

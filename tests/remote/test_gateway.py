@@ -503,6 +503,19 @@ def test_a_key_is_no_way_to_run_for_nothing(serve: Serve) -> None:
     alice.close()
 
 
+@pytest.mark.parametrize(("own", "runs"), [(True, 2), (False, 1)])
+def test_a_programs_own_key_is_forgotten_with_its_answer(serve: Serve, own: bool, runs: int) -> None:
+    alice = serve().speaker()
+    alice.register(scaled(), "f")
+    for _ in range(2):
+        number = alice.invoke("f", ONES, key=f"{alice.session}-1" if own else "1")
+        assert isinstance(alice.receive()[0], wire.Result)
+        alice.received([number])
+    (flow,) = alice.ask("usage")["flows"]
+    assert flow["requests"] == runs
+    alice.close()
+
+
 def test_outputs_that_are_stored_take_no_credit(serve: Serve) -> None:
     alice = serve({"limits": LIMITS}).speaker()
     x, y = kaas.Buffer("x", WIDTH, "float32"), kaas.Buffer("y", 32 * WIDTH, "float32")

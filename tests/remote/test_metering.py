@@ -125,6 +125,20 @@ async def test_a_key_whose_answer_has_come_is_of_another_request(folder: Path) -
 
 
 @in_loop
+async def test_the_next_life_too_knows_that_an_answer_has_come(folder: Path) -> None:
+    for _ in range(2):
+        meter = opened(folder)
+        for key in "kl":
+            meter.admit("a")
+            assert meter.ended("a", "f", key, "succeeded", 1, 1, 2, ran(1.0))
+        meter.received("a", "k")
+        await meter.close()
+        meter = opened(folder)  # it has written l down, and now unlearns it
+        meter.received("a", "l")
+        await meter.close()
+
+
+@in_loop
 async def test_what_may_be_asked_again_is_charged_when_it_was_run(folder: Path) -> None:
     meter = opened(folder)
     for outcome in ("QueueFull", "PoolStopped", "succeeded"):
