@@ -35,9 +35,12 @@ class RayMetrics:
         self._counters: dict[str, _Counter] = {}
         self._gauges: dict[str, _Gauge] = {}
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._shown: dict[str, set[tuple[str, ...]]] = {}  # labels of gauges, the last time
 
     def tell(self, found: Iterable[Metric]) -> None:
         for metric in found:
+            if metric.kind == "gauge":
+                self._end_absent(metric)
             for labels, value in metric.samples:
                 tags = {"pool": self._pool, **dict(zip(metric.labels, labels, strict=True))}
                 if isinstance(value, Buckets):
@@ -54,6 +57,13 @@ class RayMetrics:
         if more > 0:
             self._counters[metric.name].inc(more, tags)
             self._told[metric.name, labels] = value
+
+    def _end_absent(self, metric: Metric) -> None:
+        """A state in which no device is any more, say: Ray would go on with what it was told last."""
+        now = {labels for labels, _ in metric.samples}
+        for labels in self._shown.get(metric.name, set()) - now:
+            self._set(metric.name, metric, {"pool": self._pool, **dict(zip(metric.labels, labels, strict=True))}, 0)
+        self._shown[metric.name] = now
 
     def _histogram(self, metric: Metric, tags: dict[str, str], buckets: Buckets) -> None:
         """Its series as gauges: Ray's histograms would have to be told of every request."""

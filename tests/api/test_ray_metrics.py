@@ -40,7 +40,7 @@ def port(own_ray: None) -> Iterator[int]:  # noqa: ARG001 - none runs
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ray.init("local", include_dashboard=False, _metrics_export_port=port, _system_config=OFTEN)
-    kaas.init("measured", devices=[kaas.Device("software", DEVICE_BYTES)])
+    kaas.init(name="measured", devices=[kaas.Device("software", DEVICE_BYTES)])
     yield port
     kaas.shutdown()
 

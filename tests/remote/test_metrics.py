@@ -210,6 +210,7 @@ def test_metrics_of_ray() -> None:
     more = Measured(Figures(), outcomes={("a", "succeeded"): 5})
     ray.tell(metrics(more))
     assert ("inc", "kaas_requests_total", tags, 4) in told
+    assert ("set", "kaas_cache_bytes", {"pool": "p", "tier": "device"}, 0) in told  # it is not told of any more
 
 
 def test_buckets_hold_all_up_to_their_bound() -> None:
