@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from kaas.errors import InvalidConfig, KaasError
+from kaas.errors import InvalidConfig, KaasError, UsageUnavailable
 from kaas.pool.objects import HeldObjects
 from kaas.pool.own_etasks import OwnETasks
 from kaas.pool.ray_ground import RayGround
@@ -26,7 +27,11 @@ from kaas.remote.front import Front
 from kaas.remote.named_etask import NamedETask
 from kaas.remote.serve_config import Settings
 from kaas.remote.server import state_folder
+from kaas.remote.usage_file import TAKEN
 from kaas.session import HERE
+
+FREED_S = 30.0
+"""So long a server waits for its folder: one that was killed has it until the pool hears of that."""
 
 
 async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
@@ -109,9 +114,20 @@ async def open_front(
         KaasError
     """
     sys.path += [entry for entry in path if entry not in sys.path]  # steps are looked for there
-    front = Front(settings, service, HeldObjects(), folder, _ETaskPool(ground, path))
-    await front.open()
-    return front
+
+    async def attempt() -> Front:
+        front = Front(settings, service, HeldObjects(), folder, _ETaskPool(ground, path))
+        await front.open()
+        return front
+
+    patient = AsyncRetrying(
+        retry=retry_if_exception(_taken), stop=stop_after_delay(FREED_S), wait=wait_fixed(0.2), reraise=True
+    )
+    return await patient(attempt)
+
+
+def _taken(error: BaseException) -> bool:
+    return isinstance(error, UsageUnavailable) and error.fields["reason"] == TAKEN
 
 
 class _ETaskPool:

@@ -97,6 +97,10 @@ def charges(segment: bytes) -> Iterator[Charge]:
         at += 8 + size
 
 
+TAKEN = "another server has it"
+"""Why usage cannot be kept in a folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Changes:
     """What the SQLite file is to say from now on, of what has changed. segment: the journal up to there is part of it.
@@ -156,7 +160,7 @@ class UsageFile:
             return _kept(connection, self._folder)
         except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
             self.close()
-            reason = "another server has it" if isinstance(error, BlockingIOError) else str(error)
+            reason = TAKEN if isinstance(error, BlockingIOError) else str(error)
             message = f"the usage of clients cannot be kept in {self._folder}: {reason}"
             raise UsageUnavailable(message, path=str(self._folder), reason=reason) from error
 

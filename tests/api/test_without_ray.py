@@ -366,6 +366,7 @@ def test_interrupting_a_program_at_a_terminal_leaves_its_pool_alone() -> None:
 import os, signal
 from tests.api.conftest import numbers, scale_task
 os.setpgid(0, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 kaas.init(ray=False, devices=[kaas.Device("software", {DEVICE_BYTES})], name="notebook")
 before = kaas.status().pid
 while not kaas.status().devices[0].info: pass

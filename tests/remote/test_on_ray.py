@@ -156,7 +156,6 @@ def test_steps_stand_around_an_etask(server: Server) -> None:
 def test_the_pools_process_is_killed(alice: kaas.Client) -> None:
     function = alice.register(scaled(5.0), name="five")
     alice.put("kept", ONES)
-    before = [device.info.pid for device in kaas.status().devices if device.info]
     killed = kaas.status().pid
     futures = [alice.call(function, {"x": ONES}, key=f"request {number}") for number in range(100)]
     os.kill(killed, signal.SIGKILL)
@@ -165,7 +164,6 @@ def test_the_pools_process_is_killed(alice: kaas.Client) -> None:
     assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
     assert (alice.get("kept") == 1).all()
     assert kaas.status().pid != killed
-    assert before
 
 
 def test_it_ends_and_leaves_no_pool_of_its_own(server: Server, alice: kaas.Client) -> None:
