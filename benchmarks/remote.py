@@ -4,7 +4,7 @@
 
 4 KB go in and 4 KB come back: from a program that speaks to `kaas serve`, on a software GPU, over TCP, and from an
 actor that takes the same array and gives it back, as does its twin of bytes, which Ray moves faster. The kinds take
-turns of ten requests; a figure is a median. The rate is that of 64 requests outstanding, of which the server runs eight
+turns of ten requests; a figure is a median. The rate is that of 64 requests outstanding, of which the server runs four
 at a time (`slots`). What an idle connection costs is what the server's resident memory grows by while many more come,
 each with the handshake of CURVE and a program that has said Hello.
 """
@@ -34,7 +34,7 @@ from kaas.remote import wire
 from kaas.remote.keys import own_keys
 
 CLIENT = "ada"
-SLOTS = 8
+SLOTS = 4
 """Small requests that are outstanding keep the device busy only if the next one is there when one ends."""
 CONNECTIONS, FIRST_CONNECTIONS = 500, 50
 AT_ONCE = 50
