@@ -64,7 +64,7 @@ class Server:
             "limits": dict(limits or {}),
             "administrators": [ADMINISTRATOR],
         }
-        self._environment = dict(os.environ)
+        self._environment = {name: value for name, value in os.environ.items() if name != "KAAS_SOFTGPU_MODEL"}
         if kernels_s is not None:  # else its GPU has no model: in modelled time other threads run what is submitted
             model = "".join(f"{symbol} = [{seconds}, 1.0]\n" for symbol, seconds in kernels_s.items())
             (folder / "model.toml").write_text(f"[kernels]\n{model}")
