@@ -472,6 +472,7 @@ class Pool:
             worker.lost.add(request.id)
             self.lost(worker, reply.error, told_by=request)
         elif reply.lost:
+            request.record = reply.record
             self._answer(request, reply.error or reply)  # it ran for too long, or ended just before another did
             if isinstance(reply.error, DeadlineExceeded) and len(worker.running) == 1:
                 self._blame(request, worker, reply.error.message)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
-OPEN_LIMIT_S = 60.0
+OPEN_LIMIT_S = 300.0
 """How long somebody waits for a front to open."""
 
 

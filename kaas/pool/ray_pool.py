@@ -223,8 +223,9 @@ class PoolActor:
         for in each life."""
         self._open_calls += 1
         try:
+            ended = self._sessions.setdefault(session, asyncio.Event())  # it may end while this waits
             life = await self._opened()
-            asks = asyncio.ensure_future(self._sessions.setdefault(session, asyncio.Event()).wait())
+            asks = asyncio.ensure_future(ended.wait())
             opening = opener(life.service, life.ground)
             serving = asyncio.ensure_future(self._thread.run(life.fronts.serve(session, opening)))
             await asyncio.wait((serving, asks), return_when=asyncio.FIRST_COMPLETED)

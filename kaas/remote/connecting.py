@@ -72,6 +72,8 @@ class Way:
             self._connecting = False
             closed = self._closed
         if closed:
+            if self._line is not None:
+                self._line.close()
             self._context.term()
 
     def _connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:

@@ -300,8 +300,9 @@ class Gateway:
         """Whoever still waits is told that this server ends."""
         self._sweep.cancel()
         self._runs.close(self._by_channel.values())
-        for session in list(self._by_channel.values()):
-            self._forget(session)
+        for client in self.clients.values():
+            for session in list(client.sessions.values()):
+                self._forget(session)
 
 
 async def _told(number: int, answer: Coroutine[Any, Any, Any]) -> Said:

@@ -74,9 +74,13 @@ class RemoteCalls:
             if not call.number % TAKEN_EVERY:
                 self._receiver.take_all()
             return None
+        room = Pending(self, -next(self.numbers))
         with self.lock:
-            room = Pending(self, -next(self.numbers))
-            self._credit.waiting.append((room, call.nbytes))
+            ended = self._ended
+            if ended is None:
+                self._credit.waiting.append((room, call.nbytes))
+        if ended is not None:
+            raise type(ended)(ended.message)
         self._connect()
         self._grant()
         return room
@@ -146,9 +150,12 @@ class RemoteCalls:
         self._check()
         question = Question(self, make(next(self.numbers)), frames)
         with self.lock:
-            self._standing.questions[question.number] = question
-            line = self._line
-        if line is None:
+            ended, line = self._ended, self._line
+            if ended is None:
+                self._standing.questions[question.number] = question
+        if ended is not None:
+            question.end(error=ended)
+        elif line is None:
             self._connect()
         else:
             self._send(line, question.header, frames)

@@ -255,7 +255,7 @@ class Runs:
             outcome = SUCCEEDED
         run.nbytes = sum(map(len, run.frames))
         run.moved_bytes += run.nbytes
-        if self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
+        if outcome != SUCCEEDED and self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
             request.left = partial(self._left, run, request, outcome)
         elif run.remote is not None and outcome == SUCCEEDED:
             self._task(self._after(run, request, run.remote))
@@ -312,6 +312,8 @@ class Runs:
             self._holdings.answers.remove(run.client.name, key)
 
     def _settle(self, run: Run, request: Request, outcome: str) -> None:
+        if self._closed_for_good and outcome != "cancelled":  # so is the usage
+            return
         try:
             self._charge(run, request, outcome)
         except UsageUnavailable as error:  # nothing is given that is not charged
@@ -345,14 +347,14 @@ class Runs:
         for wait in waits:
             client.held_bytes += run.nbytes - wait.nbytes
             wait.nbytes = run.nbytes
-            if key and wait.session.lost_s is not None:
+            if wait.session.lost_s is not None and _kept(run):
                 self._leave(wait)  # it will ask again
             else:
                 self._send(wait)
 
     def lost(self, session: Session) -> None:
         """It has no connection. Answers that it finds again by their keys take none of its client's credit."""
-        for wait in [wait for wait in session.waits.values() if wait.run.done and wait.run.key]:
+        for wait in [wait for wait in session.waits.values() if _kept(wait.run)]:
             self._leave(wait)
 
     def _send(self, wait: Wait) -> None:
@@ -376,11 +378,12 @@ class Runs:
         for number in numbers:
             wait = session.waits.get(number)
             if wait is not None and wait.run.done:
-                key = wait.run.key
-                if key:
-                    self._meter.received(session.client.name, key)
+                client, key = session.client, wait.run.key
+                newest = (client.runs.get(key) or client.finished.get(key)) if key else None
+                if key and newest in (None, wait.run):  # else it was asked again since
+                    self._meter.received(client.name, key)
                     if key.startswith(session.id):  # nobody else asks by it, nor it again
-                        session.client.finished.forget(key)
+                        client.finished.forget(key)
                 self._leave(wait)
 
     def cancel(self, session: Session, number: int) -> None:
@@ -432,6 +435,11 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
 def _kept_bytes(run: Run) -> int:
     """What it takes while its answer, a result, is kept."""
     return ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
+
+
+def _kept(run: Run) -> bool:
+    """Whether who asks again finds its answer by its key."""
+    return bool(run.key) and run.client.finished.get(run.key) is run
 
 
 def _numbered(failure: wire.Failure, number: int, trace: str) -> wire.Failure:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
@@ -113,7 +114,8 @@ class _Process:
     def kill(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(self._pid, signal.SIGKILL)
 
 
 def check_target(field: str, target: str) -> None:

@@ -11,7 +11,9 @@ from kaas.pool.ledger import FUNCTIONS_PER_CLIENT, OTHERS
 
 KEYS_PER_CLIENT = 1 << 14
 """Keys of idempotency that are remembered: more than a client can have open, for it to ask again in another life."""
-ASK_AGAIN = frozenset(("cancelled", "Cancelled", "PoolStopped", "QueueFull", "QuotaExceeded", "UsageUnavailable"))
+ASK_AGAIN = frozenset(
+    ("cancelled", "Cancelled", "DeviceUnavailable", "PoolStopped", "QueueFull", "QuotaExceeded", "UsageUnavailable")
+)
 """Outcomes after which the same key may come again and then is run: it was not charged."""
 
 
