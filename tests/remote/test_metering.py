@@ -141,12 +141,12 @@ async def test_the_next_life_too_knows_that_an_answer_has_come(folder: Path) -> 
 @in_loop
 async def test_what_may_be_asked_again_is_charged_when_it_was_run(folder: Path) -> None:
     meter = opened(folder)
-    for outcome in ("QueueFull", "PoolStopped", "succeeded"):
+    for outcome in ("QueueFull", "DeviceUnavailable", "PoolStopped", "succeeded"):
         meter.admit("a")
         assert meter.ended("a", "f", "k", outcome, 0, 0, 0, ran(1.0) if outcome == "succeeded" else None)
     (flow,) = meter.usage().flows
     assert (flow.requests, flow.device_s, flow.repeats) == (1, 1.0, 0)
-    assert flow.outcomes == {"QueueFull": 1, "PoolStopped": 1, "succeeded": 1}
+    assert flow.outcomes == {"QueueFull": 1, "DeviceUnavailable": 1, "PoolStopped": 1, "succeeded": 1}
 
 
 @in_loop
