@@ -34,6 +34,7 @@ from kaas.errors import (
 from kaas.remote import later, remote_calls, wire
 from kaas.remote.credit import PART
 from kaas.remote.keys import OwnKeys
+from kaas.remote.open_calls import Call
 from kaas.remote.remote_calls import RemoteCalls
 from tests.patience import PATIENCE_S
 from tests.remote.fake_server import LIMITS, FakeServer
@@ -347,6 +348,29 @@ def test_a_closed_client_ends_what_is_open(server: FakeServer) -> None:
     with pytest.raises(NotInitialized):
         client.call(TASK, {"x": ONES})
     server.until(lambda: bool(server.of(wire.Cancel)))
+
+
+def test_what_is_asked_while_a_client_closes_ends(client: kaas.Client) -> None:
+    def make(number: int) -> wire.Ask:
+        client.close()
+        return wire.Ask(number, "status")
+
+    question = client.calls.ask(make)
+    assert isinstance(question.error, NotInitialized)
+
+
+def test_who_has_no_credit_while_a_client_closes_waits_for_none(
+    client: kaas.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = client.calls
+
+    def no_credit(*_: Any, **__: Any) -> bool:
+        client.close()
+        return False
+
+    monkeypatch.setattr(calls, "_entered", no_credit)
+    with pytest.raises(NotInitialized):
+        calls.submit(Call(calls, wire.Invoke(1, "f"), (), 10, tuple, "f"))
 
 
 def test_a_forked_process_needs_a_client_of_its_own(client: kaas.Client) -> None:
