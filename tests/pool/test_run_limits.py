@@ -6,7 +6,7 @@ from kaas.errors import DeadlineExceeded
 from kaas.pool.core import Pool
 from kaas.pool.transport import Call, Reply
 from tests.api.flows import WorkerForEachFlow
-from tests.pool.test_core import TIMED_OUT, TWO_SLOTS, FakeWorkers, begin, failure_of, play, settle
+from tests.pool.test_core import RECORD, TIMED_OUT, TWO_SLOTS, FakeWorkers, begin, failure_of, play, settle
 from tests.pool.test_etask_workers import etask
 
 
@@ -30,3 +30,16 @@ def test_who_has_told_of_its_devices_loss_runs_no_more() -> None:
         assert [request.call.label for request, _, _ in pool._runs()] == ["first"]
 
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+def test_what_ended_just_before_its_device_was_lost_has_its_record() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        request = pool.begin(Call("f", "a", None, 0))
+        records: list[object] = []
+        request.answer.add_done_callback(lambda _: records.append(request.record))
+        await settle()
+        workers.reply(Reply("value", record=RECORD, lost=TIMED_OUT.message))
+        await settle()
+        assert (request.answer.result(), records) == ("value", [RECORD])
+
+    play(scenario)

@@ -1,0 +1,174 @@
+"""Ends of requests, of connections and of the server that come at once: each request is charged and answered as it
+ran, and no key leads to another's answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kaas.errors import DeviceUnavailable
+from kaas.pool.answer import Answer
+from kaas.pool.records import Request
+from kaas.pool.transport import Call
+from kaas.pool.wire import RunRecord
+from kaas.remote import wire
+from kaas.remote.gateway import Gateway, Keeping
+from kaas.remote.metering import Meter
+from kaas.remote.values import Given
+from tests.pool.test_core import settle
+
+LIMITS = wire.Limits(requests=8, credit_bytes=1 << 20, frame_bytes=1 << 20)
+VALUE = b"four"
+RECORD = RunRecord({}, {}, [], [], 0.25)
+
+
+class Program:
+    """A connection of alice's, and what has been said on it."""
+
+    user, leaving_bytes = "alice", 0
+
+    def __init__(self) -> None:
+        self.said: list[tuple[wire.FromServer, list[Any]]] = []
+
+    def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
+        self.said.append((header, list(frames)))
+        return True
+
+    def drop(self) -> None: ...
+
+    def answers(self) -> list[tuple[wire.FromServer, list[Any]]]:
+        return [said for said in self.said if isinstance(said[0], wire.Result | wire.Failure)]
+
+
+class FakeServer:
+    """A gateway to a pool that does as the test says, and has one function, "f", with one output, "y".
+
+    Fields:
+        requests: that the pool was asked for. held: those that it holds though they are answered. stored: by name.
+    """
+
+    def __init__(self, meter: Meter, keeping: Keeping) -> None:
+        self.requests: list[Request] = []
+        self.held: list[Request] = []
+        self.stored: dict[str, Given] = {}
+        self.meter = meter
+        function = SimpleNamespace(label="f", key="f", input_bytes={}, output_bytes=(4,), outputs=(("uint8", (4,)),))
+        remote = SimpleNamespace(function=function, outputs=("y",), given={}, scalars={}, constants=None)
+        remote.before, remote.after, remote.etask = "", "", None
+        values = SimpleNamespace(check_room=lambda *_: None, store=self._store)
+        holdings = SimpleNamespace(functions=SimpleNamespace(named=lambda *_: remote), values=values)
+        holdings.answers = SimpleNamespace(remove=lambda *_: None)
+        pool = SimpleNamespace(begin=self._begin, holds=self.held.__contains__, cancelled=lambda _: None)
+        service = SimpleNamespace(pool=pool, call=lambda *_: Call("f", "alice", None, 0))
+        none: Any = None
+        self.gateway = Gateway(cast(Any, service), cast(Any, holdings), meter, none, lambda _: LIMITS, keeping)
+
+    def _begin(self, call: Call) -> Request:
+        self.requests.append(Request(len(self.requests), call, 0.0, Answer()))
+        return self.requests[-1]
+
+    async def _store(self, _: str, named: Sequence[Given], __: Any) -> None:
+        self.stored |= {each.name: each for each in named}
+
+    def program(self, session: str = "here") -> Program:
+        """One that has said Hello."""
+        program = Program()
+        self.say(program, wire.Hello(wire.VERSION, session))
+        return program
+
+    def say(self, program: Program, message: wire.FromClient) -> None:
+        self.gateway.receive(program, [wire.encode(message)])
+
+    def ran(self, request: Request) -> None:
+        request.record = RECORD
+        request.answer.set_result([VALUE])
+
+    def charged(self) -> list[tuple[int, int, dict[str, int]]]:
+        return [(flow.requests, flow.device_ns, flow.outcomes) for flow in self.meter.usage().flows]
+
+
+def play(folder: Path, scenario: Callable[[FakeServer], Awaitable[None]], **keeping: Any) -> None:
+    async def main() -> None:
+        meter = Meter(folder)
+        meter.open()
+        server = FakeServer(meter, Keeping(**keeping))
+        await scenario(server)
+        server.gateway.close()
+        await meter.close()
+
+    asyncio.run(main())
+
+
+def test_what_succeeds_as_its_device_is_lost_is_stored_and_charged_as_it_ran(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        program = server.program()
+        server.say(program, wire.Invoke(1, "f", store={"y": "there"}))
+        server.held.extend(server.requests)
+        server.ran(server.requests[0])
+        await settle()
+        assert program.answers() == [(wire.Result(1), [])]
+        assert server.stored["there"].value == VALUE
+        assert server.charged() == [(1, 250_000_000, {"succeeded": 1})]
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("lost_first", [False, True])
+def test_an_answer_that_no_key_finds_stays_for_who_has_lost_its_connection(tmp_path: Path, lost_first: bool) -> None:
+    async def scenario(server: FakeServer) -> None:
+        program = server.program()
+        server.say(program, wire.Invoke(1, "f", key="k"))
+        if lost_first:
+            server.gateway.gone(program)
+        server.ran(server.requests[0])
+        server.gateway.gone(program)
+        program = server.program()
+        server.say(program, wire.Invoke(1, "f", key="k"))
+        assert program.answers() == [(wire.Result(1, ("y",)), [VALUE])]
+        assert len(server.requests) == 1
+
+    play(tmp_path, scenario, answers_bytes=1)
+
+
+def test_who_has_no_connection_is_charged_nothing_once_the_server_has_ended(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        program = server.program()
+        server.say(program, wire.Invoke(1, "f"))
+        server.gateway.gone(program)
+        server.gateway.close()
+        assert server.requests[0].answer.cancelled()
+        assert server.charged() == [(0, 0, {"cancelled": 1})]
+
+    play(tmp_path, scenario)
+
+
+def test_what_is_done_after_a_run_is_charged_nothing_once_the_server_has_ended(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        server.say(server.program(), wire.Invoke(1, "f", store={"y": "there"}))
+        server.ran(server.requests[0])
+        server.gateway.close()
+        await settle()
+        assert server.charged() == []
+
+    play(tmp_path, scenario)
+
+
+def test_an_answer_that_could_be_asked_for_again_is_not_the_one_that_came_then(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        program, key = server.program(), "here-1"
+        server.say(program, wire.Invoke(1, "f", key=key))
+        server.requests[0].answer.set_exception(DeviceUnavailable("it restarts"))
+        server.say(program, wire.Invoke(2, "f", key=key))
+        server.ran(server.requests[1])
+        server.say(program, wire.Received((1,)))
+        server.say(program, wire.Invoke(3, "f", key=key))
+        assert program.answers()[1:] == [(wire.Result(number, ("y",)), [VALUE]) for number in (2, 3)]
+        server.say(program, wire.Received((2, 3)))
+        assert server.charged() == [(1, 250_000_000, {"DeviceUnavailable": 1, "succeeded": 1})]
+
+    play(tmp_path, scenario)
