@@ -30,6 +30,7 @@ from kaas.remote.values import Given
 ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
 """What an answer that is kept takes beside its bytes, and each of its outputs does; one that is a failure in all."""
 SUCCEEDED = "succeeded"
+ENDED = "the server has ended"
 
 T = TypeVar("T")
 
@@ -312,7 +313,8 @@ class Runs:
             self._holdings.answers.remove(run.client.name, key)
 
     def _settle(self, run: Run, request: Request, outcome: str) -> None:
-        if self._closed_for_good and outcome != "cancelled":  # so is the usage
+        if self._closed_for_good and outcome != "cancelled":  # so is the usage: it is run again in the next life
+            _fail(run, PoolStopped(ENDED))
             return
         try:
             self._charge(run, request, outcome)
@@ -408,7 +410,7 @@ class Runs:
     def close(self, sessions: Iterable[Session]) -> None:
         """These programs are told that what they wait for does not come. What runs on is nobody's."""
         self._closed_for_good = True
-        stopped = PoolStopped("the server has ended")
+        stopped = PoolStopped(ENDED)
         for session in sessions:
             for wait in session.waits.values():
                 if not wait.run.done:

@@ -147,13 +147,13 @@ def test_who_has_no_connection_is_charged_nothing_once_the_server_has_ended(tmp_
     play(tmp_path, scenario)
 
 
-def test_what_is_done_after_a_run_is_charged_nothing_once_the_server_has_ended(tmp_path: Path) -> None:
+def test_what_is_not_stored_yet_when_the_server_ends_is_neither_charged_nor_stored(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         server.say(server.program(), wire.Invoke(1, "f", store={"y": "there"}))
         server.ran(server.requests[0])
         server.gateway.close()
         await settle()
-        assert server.charged() == []
+        assert (server.charged(), server.stored) == ([], {})
 
     play(tmp_path, scenario)
 
