@@ -342,7 +342,7 @@ class Runs:
         client.storing_bytes -= run.stored_bytes
         if key and client.runs.get(key) is run:
             del client.runs[key]
-            if (run.waits or run.lasting) and (run.failure is None or run.failure.retry_s is None):
+            if (run.waits or run.lasting) and _final(run):
                 nbytes = FAILURE_BYTES if run.failure is not None else _kept_bytes(run)
                 client.finished.add(key, run, nbytes, monotonic())
         waits, run.waits = run.waits, []
@@ -380,12 +380,11 @@ class Runs:
         for number in numbers:
             wait = session.waits.get(number)
             if wait is not None and wait.run.done:
-                client, key = session.client, wait.run.key
-                newest = (client.runs.get(key) or client.finished.get(key)) if key else None
-                if key and newest in (None, wait.run):  # else it was asked again since
-                    self._meter.received(client.name, key)
-                    if key.startswith(session.id):  # nobody else asks by it, nor it again
-                        client.finished.forget(key)
+                client, run = session.client, wait.run
+                if run.key and _final(run):  # else it may have been asked again since
+                    self._meter.received(client.name, run.key)
+                    if run.key.startswith(session.id) and _kept(run):  # nobody else asks by it, nor it again
+                        client.finished.forget(run.key)
                 self._leave(wait)
 
     def cancel(self, session: Session, number: int) -> None:
@@ -437,6 +436,11 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
 def _kept_bytes(run: Run) -> int:
     """What it takes while its answer, a result, is kept."""
     return ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
+
+
+def _final(run: Run) -> bool:
+    """Whether its answer is also that to who asks again by its key."""
+    return run.failure is None or run.failure.retry_s is None
 
 
 def _kept(run: Run) -> bool:

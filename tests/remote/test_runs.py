@@ -172,3 +172,15 @@ def test_an_answer_that_could_be_asked_for_again_is_not_the_one_that_came_then(t
         assert server.charged() == [(1, 250_000_000, {"DeviceUnavailable": 1, "succeeded": 1})]
 
     play(tmp_path, scenario)
+
+
+def test_what_is_asked_again_before_an_answer_is_received_is_charged_again_if_that_was_not_kept(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        program = server.program()
+        for number in (1, 2):
+            server.say(program, wire.Invoke(number, "f", key="k"))
+            server.say(program, wire.Received((number - 1,)))
+            server.ran(server.requests[number - 1])
+        assert server.charged() == [(2, 500_000_000, {"succeeded": 2})]
+
+    play(tmp_path, scenario, answers_bytes=1)
