@@ -126,7 +126,9 @@ def test_copies_and_kernels_overlap_in_two_streams_only() -> None:
     for lane in (one, two, one, two):
         lane.step()
     assert serial == near(40)
-    assert 24 < max(run.spans_ms()) < 0.75 * serial
+    assert (
+        24 < max(run.spans_ms()) < 0.8 * serial
+    )  # 25, or 30 where one stream's second copy came before the other's first
 
 
 def test_who_comes_late_gets_the_time_that_others_left_free() -> None:
