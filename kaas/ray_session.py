@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -26,6 +26,8 @@ from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.request import outputs_type
 from kaas.session import HERE, Session, needs_ray
+
+T = TypeVar("T")
 
 SOFTWARE_SLOTS = 16
 """Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
@@ -174,6 +176,22 @@ class RaySession(Session):
     def pardon(self, function: str) -> bool:
         pardoned: bool = self._answer(self.pool.pardon, function)
         return pardoned
+
+    async def aside(self, function: Callable[..., T], *args: Any) -> T:
+        """What a function gives in a process of its own, as workers of eTasks are: on a node with devices of the pool,
+        none of which it reserves.
+
+        Raises:
+            What it raises, as Ray carries it.
+        """
+        kinds = {"GPU" if device.kind == "gpu" else SOFTWARE_RESOURCE for device in self.status().devices}
+        options: dict[str, Any] = {"num_cpus": 0, "max_calls": 1}
+        for node in ray.nodes():  # type: ignore[no-untyped-call]
+            if node["Alive"] and kinds & node["Resources"].keys():
+                options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
+        decorate: Any = ray.remote(**options)
+        made: T = await decorate(function).remote(*args)
+        return made
 
     def _answer(self, method: Any, *args: Any) -> Any:
         """What the pool's actor answers.

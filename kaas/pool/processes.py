@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
 from kaas.error_codec import decode_error, encode_error
@@ -28,10 +28,13 @@ class Child:
     """A process that runs a module's `main`. It has its orders from here, and one word to say: that it is ready, or
     what kept it from that."""
 
-    def __init__(self, module: str, orders: Any, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, module: str, orders: Any, environment: Mapping[str, str] | None = None, files: Sequence[int] = ()
+    ) -> None:
         """
         Args:
             orders: what `ordered` gives there; anything that can be pickled. environment: beside this process's own.
+            files: descriptors that it has too, by the same numbers.
         """
         packed = pickle.dumps(orders)
         self._word, says = os.pipe()
@@ -41,7 +44,7 @@ class Child:
                 [sys.executable, "-P", "-m", module, str(says)],
                 stdin=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
-                pass_fds=(says,),
+                pass_fds=(says, *files),
                 start_new_session=True,  # Ctrl-C is for the program at the terminal
             )
         except BaseException:

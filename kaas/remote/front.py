@@ -58,7 +58,7 @@ class Front:
         self._leave = asyncio.Event()
         self._closing = AsyncExitStack()
         self._meter = Meter(folder)
-        steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
+        self._steps = steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
         self._closing.callback(steps.close)
         self._holdings = Holdings(
             folder,
@@ -100,6 +100,7 @@ class Front:
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         settings, keys, closing = self._settings, self._keys, self._closing
+        await self._steps.open()
         self._meter.open()
         closing.push_async_callback(self._meter.close)
         closing.callback(self._holdings.close)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from kaas.arguments import Buffer
-from kaas.errors import InvalidRequest
+from kaas.errors import InvalidConfig, InvalidRequest
 from kaas.etasks import ETask
+from kaas.remote.targets import find_target
 from kaas.request import input_bytes
 
 
@@ -20,8 +22,7 @@ class NamedETask:
 
     def __init__(self, target: str, outputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> None:
         """target: module:name. outputs: name, dtype, shape of each."""
-        module, _, name = target.partition(":")
-        made: Any = getattr(import_module(module), name)
+        made: Any = find_target("function", target)
         args: tuple[Any, ...] = ()
         kwargs: dict[str, Any] = {}
         if isinstance(made, ETask):
@@ -55,3 +56,20 @@ class NamedETask:
         close = getattr(self._function, "close", None)
         if close is not None:
             close()
+
+
+def find_all(targets: Mapping[str, str], path: Sequence[str]) -> None:
+    """Look for what eTasks name, by the configuration's fields, in a process as their workers are but for a device.
+    path: where modules may be found besides.
+
+    Raises:
+        InvalidConfig: it is not there.
+    """
+    sys.path += [entry for entry in path if entry not in sys.path]
+    for field, target in targets.items():
+        try:
+            find_target(field, target)
+        except InvalidConfig:
+            raise
+        except Exception:  # noqa: BLE001 - its module may need a device, which its worker has
+            traceback.print_exc()

@@ -24,7 +24,7 @@ from kaas.pool.service import Service
 from kaas.pool.transport import Call
 from kaas.ray_session import RaySession, open_session, plain
 from kaas.remote.front import Front
-from kaas.remote.named_etask import NamedETask
+from kaas.remote.named_etask import NamedETask, find_all
 from kaas.remote.serve_config import Settings
 from kaas.remote.server import state_folder
 from kaas.remote.usage_file import TAKEN
@@ -42,13 +42,15 @@ async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
     """
     session, first = _opened(settings)
     with state_folder(settings) as folder:
-        opener = partial(open_front, _settled(settings), folder.absolute(), tuple(map(os.path.abspath, sys.path)))
-        served = asyncio.wrap_future(session.pool.serve.remote(session.id, opener).future())
+        path = tuple(map(os.path.abspath, sys.path))
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, _drain, session, f"it got {name.name}")
-        opened = asyncio.wrap_future(session.pool.endpoint.remote(session.id).future())
         try:
+            await _find_etasks(settings, session, path)
+            opener = partial(open_front, _settled(settings), folder.absolute(), path)
+            served = asyncio.wrap_future(session.pool.serve.remote(session.id, opener).future())
+            opened = asyncio.wrap_future(session.pool.endpoint.remote(session.id).future())
             await asyncio.wait((served, opened), return_when=asyncio.FIRST_COMPLETED)
             if not served.done():
                 ready(await opened)
@@ -79,6 +81,24 @@ def _opened(settings: Settings) -> tuple[RaySession, bool]:
         message = f"pool {settings.name!r} runs on another machine: it can be served there, where its process is"
         raise InvalidConfig(message, field="name")
     return session, first
+
+
+async def _find_etasks(settings: Settings, session: RaySession, path: Sequence[str]) -> None:
+    """Look for them once, before anybody is let in.
+
+    Raises:
+        InvalidConfig, as Ray carries it
+    """
+    targets = {f"etasks.{name}.function": each.function for name, each in settings.etasks.items()}
+    limit_s = settings.pool.start_limit_s
+    if not targets:
+        return
+    try:
+        async with asyncio.timeout(limit_s):
+            await session.aside(find_all, targets, path)
+    except TimeoutError as error:
+        message = f"the modules of eTasks take longer than the {limit_s:g} s that a worker may take to start"
+        raise InvalidConfig(message, field="etasks") from error
 
 
 def _drain(session: RaySession, reason: str) -> None:

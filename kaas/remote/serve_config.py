@@ -14,7 +14,7 @@ from kaas.errors import InvalidConfig, KaasError
 from kaas.remote import wire
 from kaas.remote.allow import Allowed
 from kaas.remote.quotas import Quotas
-from kaas.remote.steps import check_target
+from kaas.remote.targets import check_target
 
 PORT = 7600
 TOLD = ("requests_per_s", "stored_bytes", "library_bytes", "device_s_per_minute")

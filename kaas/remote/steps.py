@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import socket
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
-from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import numpy as np
+import msgspec
 
-from kaas.arguments import Buffer
-from kaas.errors import InvalidConfig, StepFailed
-from kaas.pool.processes import end_with
-from kaas.request import raw_bytes
-
-_ANY = Buffer("value", 1)
-
-T = TypeVar("T")
+from kaas.errors import InvalidConfig, KaasError, StepFailed
+from kaas.pool.processes import Child, on_end
+from kaas.remote.step_line import BEGUN, LENGTH, Asked, Gave, Raised, head
+from kaas.remote.targets import check_target
 
 
 class Made(NamedTuple):
@@ -31,14 +21,7 @@ class Made(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes
-
-
-class Raised(NamedTuple):
-    """What a step raised: exceptions may hold what cannot travel."""
-
-    kind: str
-    text: str
+    data: bytes | bytearray
 
 
 class Steps:
@@ -53,10 +36,29 @@ class Steps:
         """
         for name, target in named.items():
             check_target(f"steps.{name}", target)
-        self._named, self._limit_s = named, limit_s
+        self._named, self._limit_s = dict(named), limit_s
         self._room = asyncio.Semaphore(processes)
         self._idle: list[_Process] = []
         self._closed = False
+
+    async def open(self) -> None:
+        """Start the first process, which finds all that is named.
+
+        Raises:
+            InvalidConfig
+        """
+        if not self._named:
+            return
+        try:
+            async with asyncio.timeout(self._limit_s):
+                self._idle.append(await _started(self._named))
+        except TimeoutError as error:
+            message = f"the modules of steps take longer than the {self._limit_s:g} s that a step may run"
+            raise InvalidConfig(message, field="steps") from error
+        except InvalidConfig:
+            raise
+        except KaasError as error:
+            raise InvalidConfig(f"the modules of steps cannot be imported: {error.message}", field="steps") from error
 
     async def run(self, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
         """If the wait for this is cancelled, the step's process is ended, and replaced.
@@ -64,21 +66,17 @@ class Steps:
         Raises:
             StepFailed
         """
-        plain = {key: bytes(value) for key, value in values.items()}
         async with self._room:
-            process = self._idle.pop() if self._idle else _Process()
             try:
                 async with asyncio.timeout(self._limit_s):
-                    made = await process.call(carry_out, self._named[name], plain)
-            except BrokenProcessPool as error:
+                    process, made = await self._run(name, {key: memoryview(each) for key, each in values.items()})
+            except EOFError as error:
                 raise StepFailed(f"step {name!r}: its process has ended", step=name, error_type="") from error
+            except KaasError as error:
+                raise StepFailed(f"step {name!r}: {error.message}", step=name, error_type="") from error
             except TimeoutError as error:
-                process.kill()
                 message = f"step {name!r}: it ran for longer than {self._limit_s:g} s, and its process was ended"
                 raise StepFailed(message, step=name, error_type="") from error
-            except asyncio.CancelledError:
-                process.kill()
-                raise
         if self._closed:
             process.kill()
         else:
@@ -87,6 +85,23 @@ class Steps:
             raise StepFailed(f"step {name!r}: {made.kind}: {made.text}", step=name, error_type=made.kind)
         return made
 
+    async def _run(self, name: str, values: Mapping[str, memoryview]) -> tuple[_Process, dict[str, Made] | Raised]:
+        """A process that ended before it was asked is replaced by another one.
+
+        Raises:
+            EOFError: it ended when it had begun.
+            KaasError: what keeps one from starting.
+        """
+        while True:
+            process = self._idle.pop() if self._idle else await _started(self._named)
+            try:
+                if await process.begins(name, values):
+                    return process, await process.made()
+            except BaseException:
+                process.kill()
+                raise
+            process.kill()
+
     def close(self) -> None:
         self._closed = True
         for process in self._idle:
@@ -94,59 +109,88 @@ class Steps:
 
 
 class _Process:
-    """One that carries out steps, one at a time. It starts with the first."""
+    """One that carries out steps, one at a time."""
 
-    def __init__(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(1, spawn, end_with, (os.getpid(), _leave))
-        self._pid = 0
+    def __init__(self, named: dict[str, str]) -> None:
+        own, its = socket.socketpair()
+        with its:
+            self._child = Child("kaas.remote.step_process", (its.fileno(), named), files=[its.fileno()])
+        own.setblocking(False)
+        self._line, self._loop = own, asyncio.get_running_loop()
+        self._killed = False
+        on_end(self._loop, self._child.process.pid, self._ended)
 
-    async def call(self, function: Callable[..., T], *args: Any) -> T:
+    async def ready(self) -> None:
         """
         Raises:
-            BrokenProcessPool: it has ended.
+            KaasError: what keeps it from that.
         """
-        loop = asyncio.get_running_loop()
-        if not self._pid:
-            self._pid = await loop.run_in_executor(self._pool, os.getpid)
-        return await loop.run_in_executor(self._pool, function, *args)
+        await self._child.ready()
+
+    async def begins(self, name: str, values: Mapping[str, memoryview]) -> bool:
+        """Ask for a step; False: it had ended before."""
+        parts: list[Any] = [head(Asked(name, {key: each.nbytes for key, each in values.items()}))]
+        parts += [each.cast("B") for each in values.values()]
+        with suppress(ConnectionError):  # what it has said tells whether it had begun
+            for part in parts:
+                await self._loop.sock_sendall(self._line, part)
+        try:
+            return await self._read(len(BEGUN)) == BEGUN
+        except EOFError:
+            return False
+
+    async def made(self) -> dict[str, Made] | Raised:
+        """What it gives when it has begun.
+
+        Raises:
+            EOFError: it has ended.
+        """
+        (length,) = LENGTH.unpack(await self._read(LENGTH.size))
+        said = msgspec.msgpack.decode(await self._read(length), type=Gave | Raised)
+        if isinstance(said, Raised):
+            return said
+        return {
+            name: Made(dtype, shape, await self._read(nbytes)) for name, (dtype, shape, nbytes) in said.made.items()
+        }
+
+    async def _read(self, nbytes: int) -> bytearray:
+        """
+        Raises:
+            EOFError: it has ended.
+        """
+        data = bytearray(nbytes)
+        rest = memoryview(data)
+        while rest:
+            try:
+                count = await self._loop.sock_recv_into(self._line, rest)
+            except ConnectionError as error:
+                raise EOFError from error
+            if not count:
+                raise EOFError
+            rest = rest[count:]
+        return data
 
     def kill(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._pid:
-            with suppress(ProcessLookupError):  # it has ended by itself
-                os.kill(self._pid, signal.SIGKILL)
+        """Nobody waits for it."""
+        self._killed = True
+        self._child.process.kill()
+        self._line.close()
+
+    def _ended(self) -> None:
+        self._child.process.wait()
+        if not self._killed:  # others may hold its end
+            self._line.shutdown(socket.SHUT_RDWR)
 
 
-def check_target(field: str, target: str) -> None:
+async def _started(named: dict[str, str]) -> _Process:
     """
     Raises:
-        InvalidConfig
+        KaasError: what kept it from that.
     """
-    module, _, function = target.partition(":")
-    if not (module and function):
-        raise InvalidConfig(f"{field} is module:function, not {target!r}", field=field)
-
-
-def carry_out(target: str, values: dict[str, bytes]) -> dict[str, Made] | Raised:
-    """In a process of the server's."""
+    process = _Process(named)
     try:
-        return {name: _made(value) for name, value in _function(target)(values).items()}
-    except Exception as error:  # noqa: BLE001 - whatever the operator's function raises, the client is told
-        return Raised(type(error).__name__, str(error))
-
-
-def _made(value: Any) -> Made:
-    flat, dtype = raw_bytes(_ANY, value)
-    shape = (len(flat),) if dtype is None else np.shape(value)
-    return Made(dtype or "uint8", shape, bytes(flat))
-
-
-@cache
-def _function(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
-
-
-def _leave() -> None:
-    os._exit(0)
+        await process.ready()
+    except BaseException:
+        process.kill()
+        raise
+    return process

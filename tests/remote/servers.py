@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 import zmq
@@ -53,32 +53,10 @@ class Server:
         self.folder = folder
         self._insecure = insecure
         self.keys = folder / "keys"
-        config: dict[str, Any] = {
-            "name": f"test {token_hex(4)}",
-            "listen": {"port": 0},
-            "state": str(folder / "state"),
-            "pool": {"devices": [DEVICE]},
-            "code": {"any": True},
-            **(settings or {}),
-        }
-        if not insecure:
-            prepare(self.keys)
-            config["keys"] = str(self.keys)
-            for name in CLIENTS:  # a server knows those that come later only after a while
-                if not (folder / f"{name}.keys").exists():
-                    new_client(self.keys, name, folder / f"{name}.keys")
-        path = folder / "kaas.yaml"
-        path.write_bytes(msgspec.yaml.encode(config))
-        self.name = str(config["name"])
+        self.name = str((settings or {}).get("name", f"test {token_hex(4)}"))
         self.errors = folder / "stderr"
-        command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(path)]
         with self.errors.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [*command, "--insecure"] if insecure else command,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
+            self.process = _started(folder, {"name": self.name, **(settings or {})}, errors, insecure=insecure)
         self.endpoint = self._ready()
 
     def _ready(self) -> str:
@@ -98,8 +76,8 @@ class Server:
         speaker.greet(session)
         return speaker
 
-    def executors(self) -> list[int]:
-        """Process ids."""
+    def children(self) -> list[int]:
+        """Process ids: its executors', and those of steps."""
         children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         return [int(pid) for file in children for pid in file.read_text().split()]
 
@@ -116,6 +94,42 @@ class Server:
         self.process.wait(PATIENCE_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+def refused(folder: Path, settings: dict[str, Any]) -> str:
+    """What a server says that does not start with these."""
+    process = _started(folder, {"name": f"test {token_hex(4)}", **settings}, subprocess.PIPE)
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, said) == (1, b""), errors
+    return errors.decode()
+
+
+def _started(
+    folder: Path, settings: dict[str, Any], errors: IO[bytes] | int, *, insecure: bool = False
+) -> subprocess.Popen[bytes]:
+    keys = folder / "keys"
+    config: dict[str, Any] = {
+        "listen": {"port": 0},
+        "state": str(folder / "state"),
+        "pool": {"devices": [DEVICE]},
+        "code": {"any": True},
+        **settings,
+    }
+    if not insecure:
+        prepare(keys)
+        config["keys"] = str(keys)
+        for name in CLIENTS:  # a server knows those that come later only after a while
+            if not (folder / f"{name}.keys").exists():
+                new_client(keys, name, folder / f"{name}.keys")
+    path = folder / "kaas.yaml"
+    path.write_bytes(msgspec.yaml.encode(config))
+    command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(path)]
+    return subprocess.Popen(
+        [*command, "--insecure"] if insecure else command,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
 
 
 class Speaker:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+NOTHING = "to call"
+
 
 def from_text(values: Mapping[str, bytes]) -> dict[str, Any]:
     """Numbers as text, to what the kTask reads."""
@@ -17,6 +19,10 @@ def from_text(values: Mapping[str, bytes]) -> dict[str, Any]:
 
 def total(values: Mapping[str, bytes]) -> dict[str, Any]:
     return {"total": np.frombuffer(values["y"], np.float32).sum(keepdims=True)}
+
+
+def same(values: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    return values
 
 
 def fail(values: Mapping[str, bytes]) -> dict[str, Any]:
@@ -30,6 +36,14 @@ def end(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
 def wait(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
     threading.Event().wait()
     return {}
+
+
+def pid(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
+    return {"pid": np.array([os.getpid()])}
+
+
+def leave(values: Mapping[str, bytes]) -> dict[str, Any]:
+    raise SystemExit(len(values))
 
 
 def halves(values: Mapping[str, bytes]) -> dict[str, Any]:

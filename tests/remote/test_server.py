@@ -96,7 +96,7 @@ def test_its_executors_end_with_it(serve: Serve) -> None:
     server = serve()
     speaker = server.speaker()
     assert speaker.ask("health", b"canary")["canary_s"] < PATIENCE_S
-    watched = [pidfd(pid) for pid in server.executors()]
+    watched = [pidfd(pid) for pid in server.children()]
     assert watched
     server.process.kill()
     poller = zmq.Poller()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import kaas
-from kaas.errors import InvalidConfig, InvalidRequest, StepFailed
+from kaas.errors import InvalidRequest, StepFailed
 from kaas.remote import tasks, wire
-from kaas.remote.steps import Steps
-from tests.patience import PATIENCE_S, until
+from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
 from tests.remote.servers import WIDTH, Server, Speaker, scaled
 
@@ -102,32 +98,6 @@ def test_only_steps_of_the_server_can_be_named(alice: Speaker) -> None:
     message = wire.Register(alice.number(), "other", before="os:abort")
     told, _ = alice.told(wire.Failure, message, tasks.encode_task(scaled()))
     assert told.error == "InvalidRequest"
-
-
-def test_a_step_is_a_function_of_a_module() -> None:
-    with pytest.raises(InvalidConfig) as caught:
-        Steps({"name": "function"}, 1, 1.0)
-    assert caught.value.field == "steps.name"
-
-
-def test_a_process_that_has_ended_by_itself_is_in_nobodys_way() -> None:
-    def gone(pid: int) -> bool:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
-
-    async def scenario() -> None:
-        steps = Steps({"from_text": STEPS["from_text"]}, 2, PATIENCE_S)
-        await asyncio.gather(*(steps.run("from_text", {"text": b"1"}) for _ in range(2)))
-        first, second = (process._pid for process in steps._idle)
-        os.kill(first, signal.SIGKILL)
-        until(lambda: gone(first))
-        steps.close()  # and all others are ended
-        until(lambda: gone(second))
-
-    asyncio.run(scenario())
 
 
 def test_what_was_cancelled_can_be_asked_again_at_once(alice: Speaker) -> None:

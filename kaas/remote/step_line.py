@@ -1,0 +1,36 @@
+"""What a server and a process of its steps say to each other: a header behind its length, then bytes as they are."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import msgspec
+
+LENGTH = Struct("<Q")
+BEGUN = b"+"
+"""What a process says at once to what it is asked: one that ends without it has done nothing of that."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """sizes: of the values behind this, by name."""
+
+    step: str
+    sizes: dict[str, int]
+
+
+class Gave(msgspec.Struct, frozen=True, tag=True):
+    """made: dtype, shape and size of each value behind this."""
+
+    made: dict[str, tuple[str, tuple[int, ...], int]]
+
+
+class Raised(msgspec.Struct, frozen=True, tag=True):
+    """What a step raised: exceptions may hold what cannot travel."""
+
+    kind: str
+    text: str
+
+
+def head(said: Asked | Gave | Raised) -> bytes:
+    encoded = msgspec.msgpack.encode(said)
+    return LENGTH.pack(len(encoded)) + encoded

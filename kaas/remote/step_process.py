@@ -1,0 +1,86 @@
+"""The process of a server's steps, one at a time: `python -m kaas.remote.step_process`, started by the server's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from io import BufferedRWPair
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kaas.arguments import Buffer
+from kaas.errors import InvalidConfig, KaasError
+from kaas.pool.processes import ordered, say_failed, say_ready
+from kaas.remote.step_line import BEGUN, LENGTH, Asked, Gave, Raised, head
+from kaas.remote.targets import find_target
+from kaas.request import raw_bytes
+
+_ANY = Buffer("value", 1)
+
+Function = Callable[[dict[str, bytes]], Mapping[str, Any]]
+
+
+def main() -> None:
+    says = int(sys.argv[1])
+    line, named = ordered(sys.stdin.buffer)
+    os.set_inheritable(line, False)  # what a step starts and leaves behind does not hold it
+    try:
+        functions = {name: _function(f"steps.{name}", target) for name, target in named.items()}
+    except KaasError as error:
+        say_failed(says, error)
+        return
+    say_ready(says, b"")
+    with socket.socket(fileno=line) as connection, connection.makefile("rwb") as stream:
+        carry_out(stream, functions)
+
+
+def _function(field: str, target: str) -> Function:
+    """
+    Raises:
+        InvalidConfig
+    """
+    try:
+        function: Function = find_target(field, target)
+    except InvalidConfig:
+        raise
+    except Exception as error:  # whatever the operator's module raises
+        message = f"{field} is {target!r}, whose module raised {type(error).__name__}: {error}"
+        raise InvalidConfig(message, field=field) from error
+    return function
+
+
+def carry_out(stream: BufferedRWPair, functions: Mapping[str, Function]) -> None:
+    """What is asked for, until nobody asks any more."""
+    while length := stream.read(LENGTH.size):
+        stream.write(BEGUN)
+        stream.flush()
+        asked = msgspec.msgpack.decode(stream.read(*LENGTH.unpack(length)), type=Asked)
+        answer, frames = _carried_out(
+            functions[asked.step], {name: stream.read(size) for name, size in asked.sizes.items()}
+        )
+        stream.write(head(answer))
+        for frame in frames:
+            stream.write(frame)
+        stream.flush()
+
+
+def _carried_out(function: Function, values: dict[str, bytes]) -> tuple[Gave | Raised, list[memoryview]]:
+    try:
+        made = {name: _made(value) for name, value in function(values).items()}
+    except Exception as error:  # noqa: BLE001 - whatever the operator's function raises, the client is told
+        return Raised(type(error).__name__, str(error)), []
+    return Gave({name: said for name, (said, _) in made.items()}), [flat for _, flat in made.values()]
+
+
+def _made(value: Any) -> tuple[tuple[str, tuple[int, ...], int], memoryview]:
+    flat, dtype = raw_bytes(_ANY, value)
+    shape = (len(flat),) if dtype is None else np.shape(value)
+    return (dtype or "uint8", shape, len(flat)), flat
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Python functions that a server's configuration names, as "module:function"."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from kaas.errors import InvalidConfig
+
+
+def check_target(field: str, target: str) -> None:
+    """
+    Raises:
+        InvalidConfig
+    """
+    module, _, function = target.partition(":")
+    if not (module and function):
+        raise InvalidConfig(f"{field} is module:function, not {target!r}", field=field)
+
+
+def find_target(field: str, target: str) -> Any:
+    """What is named so, in this process.
+
+    Raises:
+        InvalidConfig: it is not there. What importing its module raises.
+    """
+    module, _, name = target.partition(":")
+    try:
+        loaded = import_module(module)
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(f"{field} is {target!r}: {error}", field=field) from error
+    function = getattr(loaded, name, None)
+    if not callable(function):
+        raise InvalidConfig(f"{field} is {target!r}: module {module!r} has no function {name!r}", field=field)
+    return function

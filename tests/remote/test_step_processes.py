@@ -1,0 +1,178 @@
+"""The processes of a server's steps: how they start, end and are replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kaas.errors import InvalidConfig, StepFailed
+from kaas.pool.processes import on_end
+from kaas.remote import tasks, wire
+from kaas.remote.steps import Steps
+from tests.patience import PATIENCE_S, until
+from tests.remote.conftest import Serve
+from tests.remote.servers import WIDTH, refused, scaled
+
+NAMED = {name: f"tests.remote.steps:{name}" for name in ("pid", "same", "end", "leave", "wait")}
+
+
+def with_steps(scenario: Callable[[Steps], Awaitable[None]], processes: int = 1) -> None:
+    async def run() -> None:
+        steps = Steps(NAMED, processes, PATIENCE_S)
+        await steps.open()
+        try:
+            await scenario(steps)
+        finally:
+            steps.close()
+
+    asyncio.run(run())
+
+
+async def pid_of(steps: Steps) -> int:
+    return int(np.frombuffer((await steps.run("pid", {}))["pid"].data, np.int64)[0])
+
+
+def end_of(pid: int) -> Awaitable[object]:
+    """From now on."""
+    ended = asyncio.Event()
+    on_end(asyncio.get_running_loop(), pid, ended.set)
+    return ended.wait()
+
+
+def test_one_that_has_ended_while_idle_is_replaced() -> None:
+    async def scenario(steps: Steps) -> None:
+        first = await pid_of(steps)
+        assert await pid_of(steps) == first
+        ended = end_of(first)
+        os.kill(first, signal.SIGKILL)
+        await ended
+        assert await pid_of(steps) != first
+
+    with_steps(scenario)
+
+
+@pytest.mark.parametrize("size", [1, 8 << 20])
+def test_so_is_one_that_ends_before_it_has_begun(size: int) -> None:
+    async def scenario(steps: Steps) -> None:
+        first = await pid_of(steps)
+        os.kill(first, signal.SIGSTOP)
+        made = asyncio.ensure_future(steps.run("same", {"x": bytes(size)}))
+        await asyncio.sleep(0)  # now it is asked, and does not hear it
+        os.kill(first, signal.SIGKILL)
+        assert len((await made)["x"].data) == size
+        assert await pid_of(steps) != first
+
+    with_steps(scenario)
+
+
+@pytest.mark.parametrize("step", ["end", "leave"])
+def test_one_that_ends_when_it_has_begun_fails_what_it_was_asked(step: str) -> None:
+    async def scenario(steps: Steps) -> None:
+        first = await pid_of(steps)
+        with pytest.raises(StepFailed, match="its process has ended"):
+            await steps.run(step, {"x": bytes(8 << 20)})
+        assert await pid_of(steps) != first
+
+    with_steps(scenario)
+
+
+def test_all_end_with_their_server_also_if_one_has_before() -> None:
+    async def scenario() -> None:
+        steps = Steps(NAMED, 2, PATIENCE_S)
+        first, second = await asyncio.gather(pid_of(steps), pid_of(steps))
+        assert first != second
+        ends = [end_of(first), end_of(second)]
+        os.kill(first, signal.SIGKILL)
+        await ends[0]
+        steps.close()
+        await ends[1]
+
+    asyncio.run(scenario())
+
+
+def test_one_that_is_not_waited_for_is_ended() -> None:
+    async def scenario(steps: Steps) -> None:
+        ended = end_of(await pid_of(steps))
+        waits = asyncio.ensure_future(steps.run("wait", {}))
+        await asyncio.sleep(0)
+        waits.cancel()
+        await ended
+
+    with_steps(scenario)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20])
+def test_values_of_all_sizes_come_and_go(size: int) -> None:
+    values = {"x": os.urandom(size), "": b"more"}
+
+    async def scenario(steps: Steps) -> None:
+        made = await steps.run("same", values)
+        assert {name: (each.dtype, each.shape, bytes(each.data)) for name, each in made.items()} == {
+            name: ("uint8", (len(value),), value) for name, value in values.items()
+        }
+
+    with_steps(scenario)
+
+
+def test_a_step_is_a_function_of_a_module() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        Steps({"name": "function"}, 1, 1.0)
+    assert caught.value.field == "steps.name"
+
+
+@pytest.mark.parametrize(
+    ("target", "field", "said"),
+    [
+        ("tests.remote.nowhere:f", "steps.bad", "No module named 'tests.remote.nowhere'"),
+        ("tests.remote.steps:nothing", "steps.bad", "module 'tests.remote.steps' has no function 'nothing'"),
+        ("tests.remote.steps:NOTHING", "steps.bad", "module 'tests.remote.steps' has no function 'NOTHING'"),
+        ("tests.remote.broken_steps:f", "steps.bad", "LookupError: as it must be"),
+        ("tests.remote.leaving_steps:f", "steps", "exit status 3"),
+    ],
+)
+def test_what_is_not_there_is_refused_and_not_imported_here(target: str, field: str, said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said) as caught:
+        asyncio.run(Steps({**NAMED, "bad": target}, 1, PATIENCE_S).open())
+    assert caught.value.field == field
+    assert not {"tests.remote.broken_steps", "tests.remote.leaving_steps"} & sys.modules.keys()
+
+
+def test_modules_that_take_too_long_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match="take longer than") as caught:
+        asyncio.run(Steps(NAMED, 1, 0.0).open())
+    assert caught.value.field == "steps"
+
+
+def test_a_server_says_so_and_does_not_start(tmp_path: Path) -> None:
+    said = refused(tmp_path, {"steps": {"bad": "tests.remote.steps:nothing"}})
+    assert said == (
+        "InvalidConfig: steps.bad is 'tests.remote.steps:nothing': "
+        "module 'tests.remote.steps' has no function 'nothing'\n"
+    )
+
+
+def test_a_server_that_ends_leaves_nothing_of_its_steps(serve: Serve) -> None:
+    def gone(pid: int) -> bool:
+        return not Path(f"/proc/{pid}").exists()
+
+    server = serve({"steps": {"same": NAMED["same"]}})
+    with_server = server.speaker()
+    with_server.register(scaled())
+    message = wire.Register(with_server.number(), "chain", before="same")
+    with_server.told(wire.Registered, message, tasks.encode_task(scaled()))
+    with_server.told(wire.Result, wire.Invoke(1, "chain", {"x": wire.Input(frame=1)}), bytes(4 * WIDTH))
+    with_server.received([1])
+    with_server.close()
+    children = server.children()
+    server.terminate()
+    assert server.wait() == 0
+    for pid in children:
+        until(lambda pid=pid: gone(pid))  # type: ignore[misc]
+    assert not server.errors.read_text()
