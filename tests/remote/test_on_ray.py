@@ -18,7 +18,7 @@ from kaas.api import attach
 from kaas.pool.ray_hosts import SOFTWARE_RESOURCE
 from kaas.remote import wire
 from tests.patience import PATIENCE_S
-from tests.remote.servers import DEVICE, WIDTH, Server, scaled
+from tests.remote.servers import DEVICE, WIDTH, Server, refused, scaled
 
 pytestmark = pytest.mark.ray
 
@@ -41,15 +41,18 @@ ETASKS["from_text"] = {**ETASKS["double"], "before": "from_text", "after": "halv
 STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "halves")}
 
 
-def started(folder: Path) -> Server:
-    settings = {
+def settings() -> dict[str, Any]:
+    return {
         "name": NAME,
         "ray": ray.get_runtime_context().gcs_address,
         "etasks": ETASKS,
         "steps": STEPS,
         "pool": {"devices": [DEVICE, DEVICE], "run_limit_s": 10.0, "etask_workers": 2},
     }
-    return Server(folder, settings)
+
+
+def started(folder: Path) -> Server:
+    return Server(folder, settings())
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +97,24 @@ def test_an_etask_is_called_as_a_function_is(alice: kaas.Client) -> None:
     used = {flow["function"]: flow for flow in alice.usage()["flows"]}
     assert used["double"]["device_ns"] > 0
     assert used["double"]["outcomes"] == {"succeeded": 1}
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("tests.remote.nowhere:f", "No module named 'tests.remote.nowhere'"),
+        ("tests.remote.etasks:nothing", "module 'tests.remote.etasks' has no function 'nothing'"),
+    ],
+)
+def test_what_is_not_there_is_refused_and_the_pool_goes_on(
+    target: str, said: str, alice: kaas.Client, tmp_path: Path
+) -> None:
+    etasks = {**ETASKS, "device": {**ETASKS["double"], "function": "tests.remote.broken_steps:f"}}  # it may want one
+    etasks["bad"] = {**ETASKS["double"], "function": target}
+    assert f"InvalidConfig: etasks.bad.function is {target!r}: {said}\n" in refused(
+        tmp_path, {**settings(), "etasks": etasks}
+    )
+    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
 
 
 def test_large_values_and_what_it_remembers(alice: kaas.Client) -> None:
