@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
-import math
 from collections import Counter
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from dataclasses import replace
@@ -55,6 +54,7 @@ from kaas.pool.ledger import Entry, Ledger
 from kaas.pool.metrics import TIERS, Measured
 from kaas.pool.quarantine import Quarantine
 from kaas.pool.records import Request, Worker, adopted, device_status, died
+from kaas.pool.run_limits import GRACE_S, RunLimits
 from kaas.pool.sessions import Sessions
 from kaas.pool.stats import OutcomeStats, StageStats, Stats, TierStats
 from kaas.pool.status import Status
@@ -66,9 +66,6 @@ from kaas.store import Store
 
 T = TypeVar("T")
 
-GRACE_S = 2.0
-"""How much later than the run limit the pool itself ends an executor, which may do so more gently, and say more. Also
-how long it waits for the answer of a request that ran for too long, once others know of it."""
 TIMED_OUT = 702
 """CUDA_ERROR_LAUNCH_TIMEOUT"""
 
@@ -93,8 +90,7 @@ class Pool:
         self._workers: dict[int, Worker] = {}
         self._ids = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._look: asyncio.TimerHandle | None = None  # at what runs
-        self._look_s = math.inf  # when; never while nothing runs
+        self._limits = RunLimits(config.run_limit_s, self._workers, self._overrun, self._loop)
         self._ledger = Ledger(self._loop.time())
         self._tracers: list[Tracer] = []
         self._backlog = Backlog(config.queue_limit, config.clients)
@@ -442,9 +438,7 @@ class Pool:
         self._run(request, worker)
 
     def _run(self, request: Request, worker: Worker) -> None:
-        ends_s = request.dispatched_s + self._limit_s(worker)
-        if ends_s < self._look_s:
-            self._look_at(ends_s)
+        self._limits.begun(request)
         ran = partial(self._ran, request, worker)
         reply = self._transport.run(worker.id, request.slot, request.call)
         if not isinstance(reply, Answer):
@@ -504,33 +498,6 @@ class Pool:
             self._loop.call_later(GRACE_S, self.gone, worker, error.message, error)
         else:
             self.gone(worker, error.message, error, told_by)
-
-    def _look_at_runs(self) -> None:
-        """End those that have taken too long. One timer does for all: a limit is hardly ever reached."""
-        now_s = self._loop.time()
-        try:
-            for request, worker, ends_s in list(self._runs()):
-                if ends_s <= now_s and request.worker is worker:  # else that is gone, by another slot's limit perhaps
-                    self._overrun(request, worker)
-        finally:
-            self._look_at(min((ends_s for _, _, ends_s in self._runs()), default=math.inf))
-
-    def _look_at(self, time_s: float) -> None:
-        if self._look is not None:
-            self._look.cancel()
-        self._look_s = time_s
-        self._look = self._loop.call_at(time_s, self._look_at_runs) if time_s < math.inf else None
-
-    def _runs(self) -> Iterator[tuple[Request, Worker, float]]:
-        """All, with the time when each must have ended, but for those that have told of their device's loss."""
-        for worker in self._workers.values():
-            limit_s = self._limit_s(worker)
-            for request in worker.running.values():
-                if request.id not in worker.lost:
-                    yield request, worker, request.dispatched_s + limit_s
-
-    def _limit_s(self, worker: Worker) -> float:
-        return self._config.run_limit_s + (0 if worker.kind is WorkerKind.ETASK else GRACE_S)
 
     def _overrun(self, request: Request, worker: Worker) -> None:
         limit = self._config.run_limit_s
