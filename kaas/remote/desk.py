@@ -53,8 +53,8 @@ class Desk:
         match what:
             case "status":
                 own = {
-                    "open": client.open,
-                    "credit_bytes": client.held_bytes,
+                    "open": client.requests.count,
+                    "credit_bytes": client.requests.nbytes,
                     "sessions": len(client.sessions),
                     "administrator": administrator,
                 }

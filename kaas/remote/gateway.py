@@ -256,19 +256,17 @@ class Gateway:
         try:
             if number in session.tasks or number in session.waits:
                 raise InvalidRequest(f"question {number} is not answered yet")
-            client.check_asked(nbytes)
+            client.questions.check(client, nbytes)
         except KaasError:
             said.close()
             raise
-        client.asked += 1
-        client.asked_bytes += nbytes
+        client.questions.take(nbytes)
         task = session.tasks[number] = self._loop.create_task(said)
         task.add_done_callback(partial(self._said, session, number, nbytes))
 
     def _said(self, session: Session, number: int, nbytes: int, task: asyncio.Future[Said]) -> None:
         del session.tasks[number]
-        session.client.asked -= 1
-        session.client.asked_bytes -= nbytes
+        session.client.questions.give_back(nbytes)
         if not task.cancelled():
             error = task.exception()
             if error is None:

@@ -83,7 +83,8 @@ class Runs:
         """
         if run.asked != message.function:
             raise InvalidRequest(f"key {run.key!r} is of a request to another function, {run.asked!r}")
-        session.client.check(run.nbytes)
+        client = session.client
+        client.requests.check(client, run.nbytes)
         wait = _wait(session, message.number, run, run.nbytes)
         if run.done:
             self._send(wait)
@@ -99,9 +100,9 @@ class Runs:
         outputs, stored_bytes = remote.outputs, 0
         if message.store:
             outputs, stored_bytes = self._outputs(client, remote, message.store)
-            client.check_storing(stored_bytes)
+            client.storing.check(client, stored_bytes)
             nbytes -= stored_bytes
-        client.check(input_bytes + nbytes)
+        client.requests.check(client, input_bytes + nbytes)
         run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
         if message.store or remote.after or remote.etask is not None:
             run.store, run.remote, run.stored_bytes = message.store, remote, stored_bytes
@@ -118,7 +119,8 @@ class Runs:
             self._meter.refused(client.name, run.label, type(error).__name__, admitted=True)
             raise
         _wait(session, message.number, run, input_bytes + nbytes)
-        client.storing_bytes += stored_bytes
+        if stored_bytes:
+            client.storing.take(stored_bytes)
         if message.key:
             client.runs[message.key] = run
         if request is not None:
@@ -339,7 +341,8 @@ class Runs:
         """Tell all who wait."""
         run.done, run.request, run.remote, run.task = True, None, None, None
         client, key = run.client, run.key
-        client.storing_bytes -= run.stored_bytes
+        if run.stored_bytes:
+            client.storing.give_back(run.stored_bytes)
         if key and client.runs.get(key) is run:
             del client.runs[key]
             if (run.waits or run.lasting) and _final(run):
@@ -347,7 +350,7 @@ class Runs:
                 client.finished.add(key, run, nbytes, monotonic())
         waits, run.waits = run.waits, []
         for wait in waits:
-            client.held_bytes += run.nbytes - wait.nbytes
+            client.requests.nbytes += run.nbytes - wait.nbytes
             wait.nbytes = run.nbytes
             if wait.session.lost_s is not None and _kept(run):
                 self._leave(wait)  # it will ask again
@@ -396,7 +399,7 @@ class Runs:
         shared.waits.remove(wait)
         failure = failure_of(number, Cancelled(f"request {number} was cancelled"))
         wait.run = Run(client, "", shared.asked, shared.label, (), 0, 0, done=True, failure=failure)
-        client.held_bytes -= wait.nbytes
+        client.requests.nbytes -= wait.nbytes
         wait.nbytes = 0
         self._send(wait)
         _leave_alone(shared)
@@ -418,7 +421,7 @@ class Runs:
     def _leave(self, wait: Wait) -> None:
         session, run = wait.session, wait.run
         del session.waits[wait.number]
-        session.client.give_back(wait.nbytes)
+        session.client.requests.give_back(wait.nbytes)
         if not run.done:
             run.waits.remove(wait)
             _leave_alone(run)
@@ -429,7 +432,7 @@ def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
     wait = session.waits[number] = Wait(session, number, run, nbytes)
     if not run.done:
         run.waits.append(wait)
-    session.client.take(nbytes)
+    session.client.requests.take(nbytes)
     return wait
 
 
