@@ -106,7 +106,7 @@ class Desk:
         several times at once has one."""
         tables: dict[str, list[Any]] = {name: [] for name in TABLES.values()}
         async with self._turns.setdefault(client, asyncio.Lock()):
-            since_s, rows = self._service.pool.rows_of(client)
+            since_s, rows = self._service.pool.reports.rows_of(client)
             ends_s = monotonic() + TURN_S
             for row in rows:
                 tables[TABLES[type(row)]].append(_entry(row))
