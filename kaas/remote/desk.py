@@ -12,7 +12,7 @@ from kaas.errors import InvalidRequest
 from kaas.pool.drain import TURN_S
 from kaas.pool.service import Service
 from kaas.pool.stats import OutcomeStats, StageStats, TierStats
-from kaas.remote.answers import plain
+from kaas.remote.answers import plain, without_paths
 from kaas.remote.canary import sing
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import Session
@@ -53,8 +53,8 @@ class Desk:
         match what:
             case "status":
                 own = {
-                    "open": client.open,
-                    "credit_bytes": client.held_bytes,
+                    "open": client.requests.count,
+                    "credit_bytes": client.requests.nbytes,
                     "sessions": len(client.sessions),
                     "administrator": administrator,
                 }
@@ -94,10 +94,10 @@ class Desk:
                 "queued": status.queued,
                 "running": status.running,
                 "functions": list(status.functions),
-                "broken": status.broken,
+                "broken": status.broken and without_paths(status.broken),
                 "pid": status.pid,
-                "usage_trouble": self._meter.trouble,
-                "quarantined": [_entry(each) for each in status.quarantined],
+                "usage_trouble": without_paths(self._meter.trouble),
+                "quarantined": [_entry(each) | {"reason": without_paths(each.reason)} for each in status.quarantined],
             }
         return told
 
@@ -106,7 +106,7 @@ class Desk:
         several times at once has one."""
         tables: dict[str, list[Any]] = {name: [] for name in TABLES.values()}
         async with self._turns.setdefault(client, asyncio.Lock()):
-            since_s, rows = self._service.pool.rows_of(client)
+            since_s, rows = self._service.pool.reports.rows_of(client)
             ends_s = monotonic() + TURN_S
             for row in rows:
                 tables[TABLES[type(row)]].append(_entry(row))
