@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest, KaasError
+from kaas.pool.background import Background
 from kaas.pool.events import Evict, Prefetch, WorkerKind
 from kaas.pool.ledger import Entry, Ledger
 from kaas.pool.patience import Patience, Silent
@@ -22,14 +23,6 @@ Way = Callable[[int], Coroutine[Any, Any, Reply]]
 
 class Host(Protocol):
     """What is needed of the pool around it."""
-
-    def task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Work that somebody awaits, which ends by itself."""
-        ...
-
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Work that nobody awaits; it ends with the pool."""
-        ...
 
     def lost(self, worker: Worker, error: DeviceLost) -> None:
         """A worker lost its device and must end."""
@@ -66,6 +59,7 @@ class Caches:
         workers: Mapping[int, Worker],
         devices: int,
         transport: Transport,
+        background: Background,
         ledger: Ledger,
         limit_s: float,
     ) -> None:
@@ -73,6 +67,7 @@ class Caches:
         self._workers = workers
         self._devices = devices
         self._transport = transport
+        self._background = background
         self._ledger = ledger
         self._pins: dict[tuple[bytes, int], _Pin] = {}
         self._references = References()
@@ -94,7 +89,7 @@ class Caches:
         workers = [worker for worker in self._executors() if device in (None, worker.device.index)]
         if not workers:
             raise DeviceUnavailable(f"no worker on {'any device' if device is None else f'device {device}'}")
-        tasks = [self._host.task(self._order(worker, order)) for worker in workers]
+        tasks = [self._background.task(self._order(worker, order)) for worker in workers]
         for result in await asyncio.gather(*map(asyncio.shield, tasks), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
@@ -161,7 +156,7 @@ class Caches:
             if worker is not None and worker.id in done_by:
                 pin.worker = worker.id
             elif worker is not None and worker.settled.is_set():
-                self._host.background(self._repeat(worker, pin, order))
+                self._background.run(self._repeat(worker, pin, order))
 
     def forget(self, target: bytes | None = None, device: int | None = None) -> None:
         """The reverse of `keep`, for one target or all, on one device or each."""
@@ -175,7 +170,7 @@ class Caches:
             return
         for (_, index), pin in self._pins.items():
             if index == worker.device.index and pin.order is not None:
-                self._host.background(self._repeat(worker, pin, pin.order))
+                self._background.run(self._repeat(worker, pin, pin.order))
 
     async def _repeat(self, worker: Worker, pin: _Pin, order: Order) -> None:
         try:
@@ -207,7 +202,7 @@ class Caches:
         if worker.kind is not WorkerKind.EXECUTOR:
             return
         if isinstance(decision, Evict):
-            self._host.background(self._follow(worker, lambda number: self._transport.evict(number, decision.keys)))
+            self._background.run(self._follow(worker, lambda number: self._transport.evict(number, decision.keys)))
             return
         references = self._references
         if not self._prefetches:
@@ -216,7 +211,7 @@ class Caches:
                 references.add(request)
         named = {key: call for key in decision.keys if (call := references.find(key)) is not None}
         if named:
-            self._host.background(self._follow(worker, lambda number: self._transport.prefetch(number, named)))
+            self._background.run(self._follow(worker, lambda number: self._transport.prefetch(number, named)))
 
     async def _follow(self, worker: Worker, way: Way) -> None:
         try:

@@ -7,15 +7,12 @@ leave before (cancelled, deadline, run limit); a running request then goes on al
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import itertools
-import math
-from collections import Counter
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from kaas.config import Config
 from kaas.errors import (
@@ -27,8 +24,10 @@ from kaas.errors import (
 )
 from kaas.pool.accounts import Accounts, client_known
 from kaas.pool.answer import Answer
+from kaas.pool.background import Background
 from kaas.pool.backlog import Backlog
 from kaas.pool.caches import Caches
+from kaas.pool.crew import Crew
 from kaas.pool.events import (
     ClientGone,
     Dispatch,
@@ -48,27 +47,21 @@ from kaas.pool.events import (
     WakeAt,
     WorkerGone,
     WorkerKind,
-    WorkerReady,
 )
 from kaas.pool.guarded import Guarded
-from kaas.pool.ledger import Entry, Ledger
-from kaas.pool.metrics import TIERS, Measured
+from kaas.pool.ledger import Entry
 from kaas.pool.quarantine import Quarantine
 from kaas.pool.records import Request, Worker, adopted, device_status, died
+from kaas.pool.reports import Reports
+from kaas.pool.run_limits import GRACE_S, RunLimits
 from kaas.pool.sessions import Sessions
-from kaas.pool.stats import OutcomeStats, StageStats, Stats, TierStats
+from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.pool.suspects import Case, Verdict, judge
-from kaas.pool.tracing import Tracer
 from kaas.pool.transport import Call, Order, Reply, Survivor, Transport, WorkerLost
 from kaas.pool.wire import RunRecord
 from kaas.store import Store
 
-T = TypeVar("T")
-
-GRACE_S = 2.0
-"""How much later than the run limit the pool itself ends an executor, which may do so more gently, and say more. Also
-how long it waits for the answer of a request that ran for too long, once others know of it."""
 TIMED_OUT = 702
 """CUDA_ERROR_LAUNCH_TIMEOUT"""
 
@@ -82,26 +75,26 @@ class Pool:
         self._config = config
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        # tasks of the pool do not run in the context of some caller: Ray cancels what a cancelled call has begun
-        self._context = contextvars.Context()
+        self._background = Background(self._break)
         self._devices = tuple(
             PhysicalDevice(i, d.kind, d.memory_bytes, d.speed, config.etask_workers)
             for i, d in enumerate(config.devices)
         )
         self._policy = Guarded(config, self._devices)
         self._requests: dict[int, Request] = {}
-        self._workers: dict[int, Worker] = {}
         self._ids = itertools.count()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._look: asyncio.TimerHandle | None = None  # at what runs
-        self._look_s = math.inf  # when; never while nothing runs
-        self._ledger = Ledger(self._loop.time())
-        self._tracers: list[Tracer] = []
+        self._crew = Crew(self, transport, self._background, config.start_limit_s)
+        self._workers: Mapping[int, Worker] = self._crew.workers
+        self._limits = RunLimits(config.run_limit_s, self._workers, self._overrun, self._loop)
+        self.reports = Reports(self._requests, self._workers, self._devices, self._background)
+        self._ledger = self.reports.ledger
         self._backlog = Backlog(config.queue_limit, config.clients)
         self._sessions = Sessions()
         self._quarantine = Quarantine(config.faults_allowed)
         limit_s = config.run_limit_s + GRACE_S
-        self._caches = Caches(self, self._workers, len(self._devices), transport, self._ledger, limit_s)
+        self._caches = Caches(
+            self, self._workers, len(self._devices), transport, self._background, self._ledger, limit_s
+        )
         self._accounts: Accounts | None = None
         self._broken: KaasError | None = None
         self._stopped = False
@@ -176,7 +169,7 @@ class Pool:
     def cancelled(self, request: Request) -> None:
         """The wait for a request's answer was cancelled."""
         if request.answer.cancelled():
-            self._note(request, "cancelled")
+            self.reports.note(request, "cancelled")
         self._abandon(request)
 
     def holds(self, request: Request) -> bool:
@@ -235,7 +228,7 @@ class Pool:
     def discard(self, worker: int, keys: Sequence[bytes]) -> None:
         """Have a worker forget outputs that stayed with it, since nobody will ask for them."""
         if worker in self._workers:
-            self.background(self._caches.discard(self._workers[worker], keys))
+            self._background.run(self._caches.discard(self._workers[worker], keys))
 
     def tell_residency(self, worker: Worker, record: RunRecord | None) -> None:
         if record is not None:
@@ -254,15 +247,8 @@ class Pool:
         self._stopped = True
         for request in list(self._requests.values()):
             self._answer(request, PoolStopped(f"pool {self._name!r} was shut down", pool=self._name))
-        etasks = [worker for worker in self._workers.values() if worker.kind is WorkerKind.ETASK]
-        idle = [worker.id for worker in etasks if worker.info is not None and not worker.running]
-        await asyncio.gather(*map(self._transport.stop, idle))
-        for worker in self._workers.values():
-            self._transport.kill(worker.id)
-            worker.settled.set()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._crew.close()
+        await self._background.close()
         if self._accounts is not None:
             self._accounts.write()
         self._policy.close()
@@ -275,31 +261,10 @@ class Pool:
             self._policy.reset()
         return stats
 
-    def rows_of(self, client: str | None) -> tuple[float, Iterator[StageStats | TierStats | OutcomeStats]]:
-        """Statistics of one client, or all, to be taken little by little, and of how many seconds they are."""
-        return self._ledger.seconds(self._loop.time()), self._ledger.rows(client)
-
-    def measured(self) -> Measured:
-        """For metrics, which do not begin anew when statistics do."""
-        queued = sum(request.worker is None for request in self._requests.values())
-        here = [device_status(device, self._workers.values(), ()).state for device in self._devices]
-        cached = [worker.cached_bytes for worker in self._workers.values()]
-        tiers = {tier: sum(each[at] for each in cached if each) for at, tier in enumerate(TIERS)}
-        running = sum(len(worker.running) for worker in self._workers.values())
-        return Measured(self._ledger.since_the_start(), queued, running, tiers, Counter(here))
-
     async def trace(self, seconds: float) -> bytes:
         """What is answered from now on for so long, or until the pool ends, as `kaas.pool.tracing.chrome` takes it."""
         self._check_open()
-        tracer = Tracer(self._loop.time())
-        self._tracers.append(tracer)
-        over = self._begun(asyncio.sleep(seconds))
-        try:
-            await asyncio.wait([over])
-        finally:
-            over.cancel()
-            self._tracers.remove(tracer)
-        return tracer.told()
+        return await self.reports.trace(seconds)
 
     def status(self, functions: tuple[str, ...] = ()) -> Status:
         queued = [request for request in self._requests.values() if request.worker is None]
@@ -337,7 +302,7 @@ class Pool:
                     case StartWorker():
                         self._start(decision)
                     case StopWorker():
-                        self._stop(decision.worker)
+                        self._crew.stop(self._workers[decision.worker])
                     case WakeAt():
                         self._loop.call_at(decision.time_s, lambda: self._tell(Tick(self._loop.time())))
                     case Prefetch() | Evict():
@@ -354,23 +319,6 @@ class Pool:
             self._answer(request, error)
             if request.worker is None:
                 self._leave(request)
-
-    def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        return self._loop.create_task(work, context=self._context)
-
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
-        self._begun(work).add_done_callback(self._background_done)
-
-    def _begun(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that ends with the pool."""
-        task = self.task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _background_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._break(error)
 
     # --- requests
 
@@ -401,10 +349,10 @@ class Pool:
             return
         if isinstance(result, Reply):
             request.answer.set_result(result.value)
-            self._note(request, "succeeded", result.record)
+            self.reports.note(request, "succeeded", result.record)
         else:
             request.answer.set_exception(result)
-            self._note(request, type(result).__name__)
+            self.reports.note(request, type(result).__name__)
 
     def _abandon(self, request: Request) -> None:
         """Nobody waits for it any more: a queued request goes, a running one runs on."""
@@ -425,12 +373,6 @@ class Pool:
                 request.left()
         return request
 
-    def _note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:
-        now = self._loop.time()
-        self._ledger.write(request.entry(outcome, record, now))
-        for tracer in self._tracers:
-            tracer.note(request.traced(outcome, record, now))
-
     # --- running
 
     def _dispatch(self, decision: Dispatch) -> None:
@@ -442,13 +384,11 @@ class Pool:
         self._run(request, worker)
 
     def _run(self, request: Request, worker: Worker) -> None:
-        ends_s = request.dispatched_s + self._limit_s(worker)
-        if ends_s < self._look_s:
-            self._look_at(ends_s)
+        self._limits.begun(request)
         ran = partial(self._ran, request, worker)
         reply = self._transport.run(worker.id, request.slot, request.call)
         if not isinstance(reply, Answer):
-            reply = Answer.of(self._begun(reply))
+            reply = Answer.of(self._background.begin(reply))
         if reply.done():
             self._loop.call_soon(ran, reply)  # not here, within what an event has led to
         else:
@@ -495,7 +435,7 @@ class Pool:
         if self._accounts is not None and (not left or request.call.client in self._sessions):
             self._accounts.charge(request.call.client, device_s)
         if was_last:
-            self.background(self._end(worker))
+            self._crew.end(worker)
 
     def lost(self, worker: Worker, error: DeviceLost, told_by: Request | None = None) -> None:
         """A worker lost its device. If that is since a request ran for too long, it is not run again: the worker ends
@@ -504,33 +444,6 @@ class Pool:
             self._loop.call_later(GRACE_S, self.gone, worker, error.message, error)
         else:
             self.gone(worker, error.message, error, told_by)
-
-    def _look_at_runs(self) -> None:
-        """End those that have taken too long. One timer does for all: a limit is hardly ever reached."""
-        now_s = self._loop.time()
-        try:
-            for request, worker, ends_s in list(self._runs()):
-                if ends_s <= now_s and request.worker is worker:  # else that is gone, by another slot's limit perhaps
-                    self._overrun(request, worker)
-        finally:
-            self._look_at(min((ends_s for _, _, ends_s in self._runs()), default=math.inf))
-
-    def _look_at(self, time_s: float) -> None:
-        if self._look is not None:
-            self._look.cancel()
-        self._look_s = time_s
-        self._look = self._loop.call_at(time_s, self._look_at_runs) if time_s < math.inf else None
-
-    def _runs(self) -> Iterator[tuple[Request, Worker, float]]:
-        """All, with the time when each must have ended, but for those that have told of their device's loss."""
-        for worker in self._workers.values():
-            limit_s = self._limit_s(worker)
-            for request in worker.running.values():
-                if request.id not in worker.lost:
-                    yield request, worker, request.dispatched_s + limit_s
-
-    def _limit_s(self, worker: Worker) -> float:
-        return self._config.run_limit_s + (0 if worker.kind is WorkerKind.ETASK else GRACE_S)
 
     def _overrun(self, request: Request, worker: Worker) -> None:
         limit = self._config.run_limit_s
@@ -545,61 +458,29 @@ class Pool:
         device, function = self._devices[decision.device], decision.function
         labels = (each.call.label for each in self._requests.values() if each.call.function == function)
         serves = next(labels, function) if function else ""
-        worker = Worker(decision.worker, device, decision.kind, decision.client, serves)
-        self._workers[worker.id] = worker
-        self.background(self._live(worker, decision))
+        self._crew.start(decision, device, serves)
 
-    async def _live(self, worker: Worker, decision: StartWorker) -> None:
-        """A worker from its start to its end."""
-        try:
-            async with asyncio.timeout(self._config.start_limit_s):
-                worker.info = await self._transport.start(decision)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it means that this worker is not there
-            self.gone(worker, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-            return
-        if worker.id not in self._workers:
-            return
-        now, info = self._loop.time(), worker.info
-        self._tell(WorkerReady(now, worker.id, decision.kind, decision.device, info.slots, info.memory_bytes))
-        worker.settled.set()
+    def ready(self, worker: Worker) -> None:
+        """A worker can run requests."""
+        self._tell(worker.arrival(self._loop.time()))
         self._caches.repeat(worker)
-        await self._outlive(worker)
-
-    async def _outlive(self, worker: Worker) -> None:
-        self.gone(worker, await self._transport.ended(worker.id))
 
     def _adopt(self, survivor: Survivor, now: float) -> None:
         """What it still runs holds its slots until it ends, and nobody waits for it."""
         worker, events = adopted(survivor, self._devices[survivor.start.device], self._ids, now)
-        self._workers[worker.id] = worker
         self._requests |= worker.running
-        for event in events:
-            self._tell(event)
         for request in worker.running.values():
             self._run(request, worker)
-        self.background(self._outlive(worker))
-
-    def _stop(self, worker_id: int) -> None:
-        worker = self._workers[worker_id]
-        worker.stopping = True
-        if worker.info is None:
-            self._loop.call_soon(self.gone, worker, "stopped")
-        elif not worker.running:
-            self.background(self._end(worker))
-
-    async def _end(self, worker: Worker) -> None:
-        """An idle worker's end in good order."""
-        trouble = await self._transport.stop(worker.id)
-        self.gone(worker, f"stopped, and {trouble}" if trouble else "stopped")
+        self._crew.adopt(worker)
+        for event in events:
+            self._tell(event)
 
     def gone(
         self, worker: Worker, reason: str, cause: DeviceLost | None = None, told_by: Request | None = None
     ) -> None:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
-        worker.settled.set()
-        if self._workers.pop(worker.id, None) is None or self._stopped:
+        if not self._crew.drop(worker) or self._stopped:
             return
-        self._transport.kill(worker.id)
         self._tell(WorkerGone(self._loop.time(), worker.id, reason))
         for request in worker.running.values():
             self._left_behind(request, worker, reason, cause, told_by)

@@ -11,7 +11,7 @@ import msgspec
 
 from kaas.errors import DeviceLost, ExecutorDied
 from kaas.pool.answer import Answer
-from kaas.pool.events import PhysicalDevice, RequestArrived, Residency, Running, WorkerAdopted, WorkerKind
+from kaas.pool.events import PhysicalDevice, RequestArrived, Residency, Running, WorkerAdopted, WorkerKind, WorkerReady
 from kaas.pool.ledger import Entry
 from kaas.pool.status import DeviceStatus, PinStatus, WorkerInfo
 from kaas.pool.trace_context import TraceContext
@@ -127,6 +127,11 @@ class Worker:
         if self.info is None:
             return "starting"
         return "busy" if self.running else "idle"
+
+    def arrival(self, now_s: float) -> WorkerReady:
+        """What a policy hears of it once it is ready."""
+        assert self.info is not None, "it is ready"
+        return WorkerReady(now_s, self.id, self.kind, self.device.index, self.info.slots, self.info.memory_bytes)
 
 
 def adopted(

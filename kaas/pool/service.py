@@ -231,7 +231,7 @@ class Service:
         return self.pool.stats(reset)
 
     def measured(self) -> Measured:
-        return self.pool.measured()
+        return self.pool.reports.measured()
 
     async def trace(self, seconds: float) -> bytes:
         """

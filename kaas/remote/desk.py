@@ -53,8 +53,8 @@ class Desk:
         match what:
             case "status":
                 own = {
-                    "open": client.open,
-                    "credit_bytes": client.held_bytes,
+                    "open": client.requests.count,
+                    "credit_bytes": client.requests.nbytes,
                     "sessions": len(client.sessions),
                     "administrator": administrator,
                 }
@@ -106,7 +106,7 @@ class Desk:
         several times at once has one."""
         tables: dict[str, list[Any]] = {name: [] for name in TABLES.values()}
         async with self._turns.setdefault(client, asyncio.Lock()):
-            since_s, rows = self._service.pool.rows_of(client)
+            since_s, rows = self._service.pool.reports.rows_of(client)
             ends_s = monotonic() + TURN_S
             for row in rows:
                 tables[TABLES[type(row)]].append(_entry(row))

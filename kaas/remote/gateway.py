@@ -16,6 +16,7 @@ from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, QueueFull, Un
 from kaas.pool.service import Service
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
+from kaas.remote.delivery import Delivery
 from kaas.remote.finished import Finished
 from kaas.remote.holdings import Holdings, Said
 from kaas.remote.metering import Meter
@@ -77,7 +78,8 @@ class Gateway:
         self.desk: Desk | None = None
         self._holdings, self._limits, self._keeping = holdings, limits, keeping
         self._loop = asyncio.get_running_loop()
-        self._runs = Runs(service, holdings, meter, steps, self._closed)
+        self._delivery = Delivery(meter, holdings.answers, self._closed)
+        self._runs = Runs(service, holdings, meter, steps, self._delivery)
         self._by_channel: dict[Channel, Session] = {}
         self._silence: asyncio.Event | None = None  # somebody waits for it
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
@@ -85,7 +87,7 @@ class Gateway:
     def open(self) -> None:
         """Answers of an earlier life are there again."""
         for answer in self._holdings.answers.read():
-            self._runs.remember(self._client(answer.client), answer)
+            self._delivery.remember(self._client(answer.client), answer)
 
     # --- messages
 
@@ -131,9 +133,9 @@ class Gateway:
             case wire.Invoke():
                 self._runs.ask(session, message, frames)
             case wire.Received(numbers):
-                self._runs.received(session, numbers)
+                self._delivery.received(session, numbers)
             case wire.Cancel(number):
-                self._runs.cancel(session, number)
+                self._delivery.cancel(session, number)
             case wire.Hello():
                 self._greet(session.channel, message)
             case wire.Ask():
@@ -184,14 +186,14 @@ class Gateway:
         channel.send(wire.Welcome(wire.VERSION, self.life, client.name, client.limits))
         if self._runs.draining:
             channel.send(wire.Goodbye(self._runs.draining))
-        self._runs.send_again(session)
+        self._delivery.send_again(session)
 
     def _client(self, name: str) -> Client:
         limits = self._limits(name)
         client = self.clients.get(name)
         if client is None:
             keeping = self._keeping
-            finished = Finished[Run](keeping.answers_bytes, keeping.answers_s, self._runs.forgotten)
+            finished = Finished[Run](keeping.answers_bytes, keeping.answers_s, self._delivery.forgotten)
             client = self.clients[name] = Client(name, limits, finished)
         client.limits = limits
         return client
@@ -216,7 +218,7 @@ class Gateway:
         client.sessions.pop(session.id, None)
         if self._by_channel.get(session.channel) is session:
             del self._by_channel[session.channel]
-        self._runs.forget(session)
+        self._delivery.forget(session)
         for task in list(session.tasks.values()):
             task.cancel()
 
@@ -228,7 +230,7 @@ class Gateway:
 
     def _lost(self, session: Session) -> None:
         session.lost_s = monotonic()
-        self._runs.lost(session)
+        self._delivery.lost(session)
         if session.idle:
             self._forget(session)
         self._closed()
@@ -256,19 +258,17 @@ class Gateway:
         try:
             if number in session.tasks or number in session.waits:
                 raise InvalidRequest(f"question {number} is not answered yet")
-            client.check_asked(nbytes)
+            client.questions.check(client, nbytes)
         except KaasError:
             said.close()
             raise
-        client.asked += 1
-        client.asked_bytes += nbytes
+        client.questions.take(nbytes)
         task = session.tasks[number] = self._loop.create_task(said)
         task.add_done_callback(partial(self._said, session, number, nbytes))
 
     def _said(self, session: Session, number: int, nbytes: int, task: asyncio.Future[Said]) -> None:
         del session.tasks[number]
-        session.client.asked -= 1
-        session.client.asked_bytes -= nbytes
+        session.client.questions.give_back(nbytes)
         if not task.cancelled():
             error = task.exception()
             if error is None:
@@ -299,7 +299,8 @@ class Gateway:
     def close(self) -> None:
         """Whoever still waits is told that this server ends."""
         self._sweep.cancel()
-        self._runs.close(self._by_channel.values())
+        self._runs.closed = True
+        self._delivery.close(self._by_channel.values())
         for client in self.clients.values():
             for session in list(client.sessions.values()):
                 self._forget(session)

@@ -1,17 +1,16 @@
-"""Invocations of remote clients: credit, keys of idempotency, and one final answer for each."""
+"""Invocations of remote clients, from what was asked to an answer: credit, keys of idempotency, steps, charges."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from typing import Any, TypeVar
 
 import msgspec
 
-from kaas.errors import Cancelled, DeadlineExceeded, InvalidRequest, PoolStopped, UsageUnavailable
+from kaas.errors import DeadlineExceeded, InvalidRequest, PoolStopped, UsageUnavailable
 from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
@@ -19,18 +18,16 @@ from kaas.pool.trace_context import continued
 from kaas.pool.transport import Call
 from kaas.remote import lasting, wire
 from kaas.remote.answers import failure_of
+from kaas.remote.delivery import ENDED, Delivery, kept_bytes
 from kaas.remote.holdings import Holdings
 from kaas.remote.invocations import check_deadline, given_values, invocation_of
 from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter
-from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session, Wait
+from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session
 from kaas.remote.steps import Made, Steps
 from kaas.remote.values import Given
 
-ENTRY_BYTES, OUTPUT_BYTES, FAILURE_BYTES = 1 << 10, 64, 32 << 10
-"""What an answer that is kept takes beside its bytes, and each of its outputs does; one that is a failure in all."""
 SUCCEEDED = "succeeded"
-ENDED = "the server has ended"
 
 T = TypeVar("T")
 
@@ -40,18 +37,16 @@ class Runs:
 
     Fields:
         draining: why nothing is taken in any more, "" while it is.
+        closed: the usage is, so that nothing is charged any more, nor answered with a result.
     """
 
-    def __init__(
-        self, service: Service, holdings: Holdings, meter: Meter, steps: Steps, closed: Callable[[], None]
-    ) -> None:
-        """closed: is called when something is open no more."""
+    def __init__(self, service: Service, holdings: Holdings, meter: Meter, steps: Steps, delivery: Delivery) -> None:
         self.draining = ""
+        self.closed = False
         self._service, self._pool, self._holdings = service, service.pool, holdings
-        self._closed, self._meter, self._steps = closed, meter, steps
+        self._meter, self._steps, self._delivery = meter, steps, delivery
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._closed_for_good = False
 
     def ask(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         """frames: with the header. What was asked before, by this number or by its key, is the same request.
@@ -61,8 +56,8 @@ class Runs:
         """
         known = session.waits.get(message.number)
         if known is not None:
-            if known.run.done and known.sent is not session.channel:
-                self._send(known)
+            if known.run.done:
+                self._delivery.send(known)
             return
         if message.number in session.tasks:
             raise InvalidRequest(f"question {message.number} is not answered yet")
@@ -83,10 +78,9 @@ class Runs:
         """
         if run.asked != message.function:
             raise InvalidRequest(f"key {run.key!r} is of a request to another function, {run.asked!r}")
-        session.client.check(run.nbytes)
-        wait = _wait(session, message.number, run, run.nbytes)
-        if run.done:
-            self._send(wait)
+        client = session.client
+        client.requests.check(client, run.nbytes)
+        self._delivery.wait(session, message.number, run, run.nbytes)
 
     def _begin(self, session: Session, message: wire.Invoke, frames: Sequence[Any]) -> None:
         if self.draining:
@@ -99,9 +93,9 @@ class Runs:
         outputs, stored_bytes = remote.outputs, 0
         if message.store:
             outputs, stored_bytes = self._outputs(client, remote, message.store)
-            client.check_storing(stored_bytes)
+            client.storing.check(client, stored_bytes)
             nbytes -= stored_bytes
-        client.check(input_bytes + nbytes)
+        client.requests.check(client, input_bytes + nbytes)
         run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
         if message.store or remote.after or remote.etask is not None:
             run.store, run.remote, run.stored_bytes = message.store, remote, stored_bytes
@@ -117,8 +111,9 @@ class Runs:
         except BaseException as error:
             self._meter.refused(client.name, run.label, type(error).__name__, admitted=True)
             raise
-        _wait(session, message.number, run, input_bytes + nbytes)
-        client.storing_bytes += stored_bytes
+        self._delivery.wait(session, message.number, run, input_bytes + nbytes)
+        if stored_bytes:
+            client.storing.take(stored_bytes)
         if message.key:
             client.runs[message.key] = run
         if request is not None:
@@ -198,11 +193,11 @@ class Runs:
             request = self._begun(run, call, trace)
         except asyncio.CancelledError:  # and all who waited know
             self._meter.refused(run.client.name, run.label, "cancelled", admitted=True)
-            self._end(run)
+            self._delivery.end(run)
         except Exception as error:  # noqa: BLE001 - who waits is told
             self._meter.refused(run.client.name, run.label, type(error).__name__, admitted=True)
             _fail(run, error)
-            self._end(run)
+            self._delivery.end(run)
         else:
             request.answer.add_done_callback(partial(self._answered, run, request))
 
@@ -263,7 +258,7 @@ class Runs:
             return
         else:
             self._settle(run, request, outcome)
-        self._end(run)
+        self._delivery.end(run)
 
     async def _after(self, run: Run, request: Request, remote: RemoteFunction) -> None:
         """Have a step make other outputs out of them, and store those that stay; and what is not to be run again."""
@@ -290,30 +285,18 @@ class Runs:
             except Exception as error:  # noqa: BLE001 - who waits is told
                 run.lasting = False
                 _fail(run, error)
-        self._end(run)
+        self._delivery.end(run)
 
     def _lasting(self, run: Run) -> dict[str, dict[str, bytes]]:
         """What is to be written down of its answer, for it is not to be run again."""
-        run.lasting = bool(run.key) and run.client.finished.takes(_kept_bytes(run))
+        run.lasting = bool(run.key) and run.client.finished.takes(kept_bytes(run))
         if not run.lasting:
             return {}
         said = lasting.entry(run.client.name, run.key, run.asked, run.label, run.outputs, run.frames)
         return {lasting.ANSWERS: {run.key: said}}
 
-    def remember(self, client: Client, answer: lasting.Lasting) -> None:
-        """An answer of an earlier life."""
-        nbytes = sum(map(len, answer.frames))
-        run = Run(client, answer.key, answer.asked, answer.label, answer.outputs, 0, nbytes, done=True, lasting=True)
-        run.frames = answer.frames
-        client.finished.add(answer.key, run, _kept_bytes(run), self._loop.time())
-
-    def forgotten(self, key: str, run: Run) -> None:
-        """Its answer is not kept any more."""
-        if run.lasting:
-            self._holdings.answers.remove(run.client.name, key)
-
     def _settle(self, run: Run, request: Request, outcome: str) -> None:
-        if self._closed_for_good and outcome != "cancelled":  # so is the usage: it is run again in the next life
+        if self.closed and outcome != "cancelled":  # so is the usage: it is run again in the next life
             _fail(run, PoolStopped(ENDED))
             return
         try:
@@ -322,7 +305,7 @@ class Runs:
             _fail(run, error)
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:
-        if self._closed_for_good:  # so is the usage
+        if self.closed:  # so is the usage
             return
         with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
             self._charge(run, request, outcome)
@@ -335,133 +318,6 @@ class Runs:
         sizes = run.input_bytes, run.nbytes, run.moved_bytes
         self._meter.ended(run.client.name, run.label, run.key, outcome, *sizes, request.record)
 
-    def _end(self, run: Run) -> None:
-        """Tell all who wait."""
-        run.done, run.request, run.remote, run.task = True, None, None, None
-        client, key = run.client, run.key
-        client.storing_bytes -= run.stored_bytes
-        if key and client.runs.get(key) is run:
-            del client.runs[key]
-            if (run.waits or run.lasting) and _final(run):
-                nbytes = FAILURE_BYTES if run.failure is not None else _kept_bytes(run)
-                client.finished.add(key, run, nbytes, monotonic())
-        waits, run.waits = run.waits, []
-        for wait in waits:
-            client.held_bytes += run.nbytes - wait.nbytes
-            wait.nbytes = run.nbytes
-            if wait.session.lost_s is not None and _kept(run):
-                self._leave(wait)  # it will ask again
-            else:
-                self._send(wait)
-
-    def lost(self, session: Session) -> None:
-        """It has no connection. Answers that it finds again by their keys take none of its client's credit."""
-        for wait in [wait for wait in session.waits.values() if _kept(wait.run)]:
-            self._leave(wait)
-
-    def _send(self, wait: Wait) -> None:
-        session, run = wait.session, wait.run
-        if run.failure is None:
-            sent = session.channel.send(wire.Result(wait.number, run.outputs, run.trace), run.frames)
-        else:
-            sent = session.channel.send(_numbered(run.failure, wait.number, run.trace))
-        wait.sent = session.channel if sent else None
-
-    def send_again(self, session: Session) -> None:
-        """On a new connection: all that has not been received."""
-        for wait in session.waits.values():
-            if wait.run.done and wait.sent is not session.channel:
-                self._send(wait)
-
-    # --- what is not open any more
-
-    def received(self, session: Session, numbers: Iterable[int]) -> None:
-        """What makes no sense means nothing: it may come twice."""
-        for number in numbers:
-            wait = session.waits.get(number)
-            if wait is not None and wait.run.done:
-                client, run = session.client, wait.run
-                if run.key and _final(run):  # else it may have been asked again since
-                    self._meter.received(client.name, run.key)
-                    if run.key.startswith(session.id) and _kept(run):  # nobody else asks by it, nor it again
-                        client.finished.forget(run.key)
-                self._leave(wait)
-
-    def cancel(self, session: Session, number: int) -> None:
-        """What others wait for too goes on."""
-        wait = session.waits.get(number)
-        if wait is None or wait.run.done:
-            return
-        shared, client = wait.run, session.client
-        shared.waits.remove(wait)
-        failure = failure_of(number, Cancelled(f"request {number} was cancelled"))
-        wait.run = Run(client, "", shared.asked, shared.label, (), 0, 0, done=True, failure=failure)
-        client.held_bytes -= wait.nbytes
-        wait.nbytes = 0
-        self._send(wait)
-        _leave_alone(shared)
-
-    def forget(self, session: Session) -> None:
-        """A program has ended."""
-        for wait in list(session.waits.values()):
-            self._leave(wait)
-
-    def close(self, sessions: Iterable[Session]) -> None:
-        """These programs are told that what they wait for does not come. What runs on is nobody's."""
-        self._closed_for_good = True
-        stopped = PoolStopped(ENDED)
-        for session in sessions:
-            for wait in session.waits.values():
-                if not wait.run.done:
-                    session.channel.send(failure_of(wait.number, stopped))
-
-    def _leave(self, wait: Wait) -> None:
-        session, run = wait.session, wait.run
-        del session.waits[wait.number]
-        session.client.give_back(wait.nbytes)
-        if not run.done:
-            run.waits.remove(wait)
-            _leave_alone(run)
-        self._closed()
-
-
-def _wait(session: Session, number: int, run: Run, nbytes: int) -> Wait:
-    wait = session.waits[number] = Wait(session, number, run, nbytes)
-    if not run.done:
-        run.waits.append(wait)
-    session.client.take(nbytes)
-    return wait
-
-
-def _kept_bytes(run: Run) -> int:
-    """What it takes while its answer, a result, is kept."""
-    return ENTRY_BYTES + OUTPUT_BYTES * len(run.frames) + run.nbytes
-
-
-def _final(run: Run) -> bool:
-    """Whether its answer is also that to who asks again by its key."""
-    return run.failure is None or run.failure.retry_s is None
-
-
-def _kept(run: Run) -> bool:
-    """Whether who asks again finds its answer by its key."""
-    return bool(run.key) and run.client.finished.get(run.key) is run
-
-
-def _numbered(failure: wire.Failure, number: int, trace: str) -> wire.Failure:
-    return wire.Failure(number, failure.error, failure.message, failure.fields, failure.retry_s, trace)
-
 
 def _fail(run: Run, error: Exception) -> None:
     run.frames, run.nbytes, run.failure = (), 0, failure_of(0, error)
-
-
-def _leave_alone(run: Run) -> None:
-    """If nobody waits for it, it ends."""
-    if run.waits:
-        return
-    if run.request is not None:
-        run.request.answer.cancel()
-    elif run.task is not None:
-        run.task.cancel()  # which takes a while: who asks for it again asks for another one
-        run.client.runs.pop(run.key, None)

@@ -111,13 +111,54 @@ class Session:
 
 
 @dataclass(slots=True, eq=False)
+class Open:
+    """What a client has open of one kind.
+
+    Fields:
+        what: it is, in words. alone: one may take any number of bytes, while there is no other.
+    """
+
+    what: str
+    alone: bool = False
+    count: int = 0
+    nbytes: int = 0
+
+    def check(self, client: Client, nbytes: int) -> None:
+        """Whether one more may be open that takes so many bytes.
+
+        Raises:
+            QueueFull; InvalidRequest: it never may.
+        """
+        limits = client.limits
+        if self.count < limits.requests and self.nbytes + nbytes <= limits.credit_bytes:
+            return
+        if nbytes > limits.credit_bytes and not self.alone:
+            message = f"this takes {nbytes} bytes, and client {client.name!r} may have {limits.credit_bytes} open"
+            raise InvalidRequest(f"{message}: put what is large, and store outputs")
+        if self.count or not self.alone:
+            message = (
+                f"client {client.name!r} has {self.count} {self.what} open, with {self.nbytes} bytes: it may have "
+                f"{limits.requests} with {limits.credit_bytes} bytes, and this takes {nbytes}"
+            )
+            raise QueueFull(message, client=client.name, limit=limits.requests, queued=self.count)
+
+    def take(self, nbytes: int) -> None:
+        self.count += 1
+        self.nbytes += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        self.count -= 1
+        self.nbytes -= nbytes
+
+
+@dataclass(slots=True, eq=False)
 class Client:
     """A key's owner: all its programs together, and what they take.
 
     Fields:
         finished: requests with a key that have ended. runs: those in progress, by key.
-        open: what is not received yet. held_bytes: of inputs and outputs. storing_bytes: of outputs that are to be
-            stored. asked, asked_bytes: questions of other kinds, and what came with them.
+        requests: what is not received yet, with its inputs and outputs. storing: those with outputs that are on their
+            way into its objects. questions: of other kinds, that take a while, with what came with them.
         sessions: by id, the one that was greeted last at the end.
     """
 
@@ -125,56 +166,10 @@ class Client:
     limits: wire.Limits
     finished: Finished[Run]
     runs: dict[str, Run] = field(default_factory=dict)
-    open: int = 0
-    held_bytes: int = 0
-    storing_bytes: int = 0
-    asked: int = 0
-    asked_bytes: int = 0
+    requests: Open = field(default_factory=lambda: Open("requests, unanswered or not received,"))
+    storing: Open = field(default_factory=lambda: Open("requests with outputs to be stored", alone=True))
+    questions: Open = field(default_factory=lambda: Open("questions", alone=True))
     sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
-
-    def check(self, nbytes: int) -> None:
-        """Whether one more request may be open that takes so many bytes.
-
-        Raises:
-            QueueFull; InvalidRequest: it never may.
-        """
-        limits = self.limits
-        if self.open >= limits.requests:
-            message = (
-                f"client {self.name!r} has {self.open} requests open, unanswered or not received: no more than it may"
-            )
-            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
-        if nbytes > limits.credit_bytes:
-            message = f"this request takes {nbytes} bytes, and client {self.name!r} may have {limits.credit_bytes} open"
-            raise InvalidRequest(f"{message}: put what is large, and store outputs")
-        if self.held_bytes + nbytes > limits.credit_bytes:
-            message = (
-                f"client {self.name!r} may have {limits.credit_bytes} bytes of inputs and outputs open: it has "
-                f"{self.held_bytes}, and this request takes {nbytes}"
-            )
-            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
-
-    def check_asked(self, nbytes: int) -> None:
-        """Whether one more question that takes a while may be open, with so many bytes.
-
-        Raises:
-            QueueFull
-        """
-        limits = self.limits
-        if self.asked >= limits.requests or (self.asked and self.asked_bytes + nbytes > limits.credit_bytes):
-            message = f"client {self.name!r} has {self.asked} questions open, with {self.asked_bytes} bytes"
-            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.asked)
-
-    def check_storing(self, nbytes: int) -> None:
-        """Whether so many bytes more may be on their way into its objects: as many as take credit, or one's alone.
-
-        Raises:
-            QueueFull
-        """
-        limits = self.limits
-        if self.storing_bytes and self.storing_bytes + nbytes > limits.credit_bytes:
-            message = f"client {self.name!r} has {self.storing_bytes} bytes of outputs on their way to be stored"
-            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
 
     def check_taken(self, leaving_bytes: int) -> None:
         """Whether it may have answers that are large: who asks and does not read gets no more.
@@ -187,12 +182,4 @@ class Client:
             message = (
                 f"{leaving_bytes} bytes that client {self.name!r} has asked for are not sent yet: it does not take them"
             )
-            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.open)
-
-    def take(self, nbytes: int) -> None:
-        self.open += 1
-        self.held_bytes += nbytes
-
-    def give_back(self, nbytes: int) -> None:
-        self.open -= 1
-        self.held_bytes -= nbytes
+            raise QueueFull(message, client=self.name, limit=limits.requests, queued=self.requests.count)

@@ -13,7 +13,7 @@ from tests.pool.test_etask_workers import etask
 def test_an_etask_that_begins_after_a_kernel_has_its_own_limit() -> None:
     async def scenario(pool: Pool, workers: FakeWorkers) -> None:
         await begin(pool.submit(Call("ktask", "a", None, 0)))
-        pool._look_at_runs()  # which then waits for the kTask, and it has some time more
+        pool._limits.look()  # which then waits for the kTask, and it has some time more
         error = await failure_of(await begin(pool.submit(etask("a"))))
         assert isinstance(error, DeadlineExceeded)
         assert workers.killed == [1]
@@ -27,7 +27,7 @@ def test_who_has_told_of_its_devices_loss_runs_no_more() -> None:
             await begin(pool.submit(Call(label, "a", None, 0)))
         workers.reply(Reply(error=TIMED_OUT, lost=TIMED_OUT.message))
         await settle()
-        assert [request.call.label for request, _, _ in pool._runs()] == ["first"]
+        assert [request.call.label for request, _, _ in pool._limits.runs()] == ["first"]
 
     play(scenario, workers=FakeWorkers(TWO_SLOTS))
 

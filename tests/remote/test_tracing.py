@@ -194,11 +194,11 @@ def test_a_pool_takes_down_what_is_answered_meanwhile() -> None:
 def test_a_trace_that_nobody_waits_for_any_more_ends() -> None:
     async def scenario(pool: Any, workers: FakeWorkers) -> None:  # noqa: ARG001
         tracing = await begin(pool.trace(1000.0))
-        assert pool._tracers
+        assert pool.reports._tracers
         tracing.cancel()
         await asyncio.wait([tracing])
         assert tracing.cancelled()
-        assert not pool._tracers
+        assert not pool.reports._tracers
 
     play(scenario)
 
@@ -207,7 +207,7 @@ def test_what_a_pool_measures() -> None:
     async def scenario(pool: Any, workers: FakeWorkers) -> None:
         first = await begin(pool.submit(call("f")))
         second = await begin(pool.submit(call("f")))
-        measured = pool.measured()
+        measured = pool.reports.measured()
         assert (measured.queued, measured.running, measured.devices) == (1, 1, {"busy": 1})
         workers.reply()
         await first
@@ -215,7 +215,7 @@ def test_what_a_pool_measures() -> None:
         workers.reply()
         await second
         pool.stats(reset=True)
-        assert pool.measured().figures.outcomes == {("f", "alice", 0, "succeeded"): 2}
+        assert pool.reports.measured().figures.outcomes == {("f", "alice", 0, "succeeded"): 2}
 
     play(scenario)
 

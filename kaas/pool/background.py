@@ -1,0 +1,45 @@
+"""Work of a pool that goes on by itself, and ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Background:
+    """Belongs to the event loop in which it was made. failed: is told what went wrong in work that nobody awaits."""
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        # nothing here runs in the context of some caller: Ray cancels what a cancelled call has begun
+        self._context = contextvars.Context()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Work that somebody awaits, and that ends by itself, not with the pool."""
+        return self._loop.create_task(work, context=self._context)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Work that somebody awaits."""
+        task = self.task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that nobody awaits."""
+        self.begin(work).add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,67 @@
+"""What a pool tells of its requests: every outcome taken down, for statistics, metrics and traces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from kaas.pool.background import Background
+from kaas.pool.events import PhysicalDevice
+from kaas.pool.ledger import Ledger
+from kaas.pool.metrics import TIERS, Measured
+from kaas.pool.records import Request, Worker, device_status
+from kaas.pool.stats import OutcomeStats, StageStats, TierStats
+from kaas.pool.tracing import Tracer
+from kaas.pool.wire import RunRecord
+
+
+class Reports:
+    """requests, workers: those of the pool, which changes them."""
+
+    def __init__(
+        self,
+        requests: Mapping[int, Request],
+        workers: Mapping[int, Worker],
+        devices: Sequence[PhysicalDevice],
+        background: Background,
+    ) -> None:
+        self._requests = requests
+        self._workers = workers
+        self._devices = devices
+        self._background = background
+        self._loop = asyncio.get_running_loop()
+        self._tracers: list[Tracer] = []
+        self.ledger = Ledger(self._loop.time())
+
+    def note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:
+        """A request was answered."""
+        now = self._loop.time()
+        self.ledger.write(request.entry(outcome, record, now))
+        for tracer in self._tracers:
+            tracer.note(request.traced(outcome, record, now))
+
+    def rows_of(self, client: str | None) -> tuple[float, Iterator[StageStats | TierStats | OutcomeStats]]:
+        """Statistics of one client, or all, to be taken little by little, and of how many seconds they are."""
+        return self.ledger.seconds(self._loop.time()), self.ledger.rows(client)
+
+    def measured(self) -> Measured:
+        """For metrics, which do not begin anew when statistics do."""
+        queued = sum(request.worker is None for request in self._requests.values())
+        here = [device_status(device, self._workers.values(), ()).state for device in self._devices]
+        cached = [worker.cached_bytes for worker in self._workers.values()]
+        tiers = {tier: sum(each[at] for each in cached if each) for at, tier in enumerate(TIERS)}
+        running = sum(len(worker.running) for worker in self._workers.values())
+        return Measured(self.ledger.since_the_start(), queued, running, tiers, Counter(here))
+
+    async def trace(self, seconds: float) -> bytes:
+        """What is answered from now on for so long, or until the pool ends, as `kaas.pool.tracing.chrome` takes it."""
+        tracer = Tracer(self._loop.time())
+        self._tracers.append(tracer)
+        over = self._background.begin(asyncio.sleep(seconds))
+        try:
+            await asyncio.wait([over])
+        finally:
+            over.cancel()
+            self._tracers.remove(tracer)
+        return tracer.told()
