@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import fields
 from time import monotonic
@@ -21,6 +22,8 @@ from kaas.remote.usage import told as usage_told
 CANARY = b"canary"
 READY = ("idle", "busy")
 TABLES: dict[type, str] = {StageStats: "stages", TierStats: "tiers", OutcomeStats: "outcomes"}
+
+_log = logging.getLogger(__name__)
 
 
 class Desk:
@@ -69,7 +72,8 @@ class Desk:
                 return self.health()
             case "drain" if administrator:
                 self.draining = True
-                self._drain(f"{client.name} has it drain")
+                _log.warning("%s has the server drain", client.name)
+                self._drain("an administrator has it drain")  # who, is no business of other clients'
                 return {"draining": True}
             case "drain":
                 raise InvalidRequest(f"only an administrator may have this server drain, and {client.name!r} is none")

@@ -68,7 +68,10 @@ def test_nothing_is_taken_in_while_it_drains(serve: Serve) -> None:
     boss.send(wire.Ask(1, "drain"))
     came = [boss.receive()[0], boss.receive()[0]]
     assert {type(each) for each in came} == {wire.Goodbye, wire.Told}
-    assert isinstance(other.receive()[0], wire.Goodbye)
+    goodbye = other.receive()[0]
+    assert isinstance(goodbye, wire.Goodbye)
+    assert "boss" not in goodbye.reason
+    assert "boss has the server drain" in server.errors.read_text()
     other.invoke("f", ONES, number=91)
     answer, _ = other.receive()
     assert isinstance(answer, wire.Failure)

@@ -1,0 +1,119 @@
+"""Programs that end, or are interrupted, while the pool that they start opens: it is out of the way then."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kaas.pool.processes import pidfd
+from kaas.store import SqliteStore
+from tests.patience import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+BEGINS = """
+import kaas
+from tests.api.test_opening import Waits
+def init(**wanted):
+    return kaas.init(ray=False, devices=[kaas.Device("software", 16 << 20)], name="opening", **wanted)
+"""
+WAITS = "init(config=kaas.Config(store=Waits({folder!r})))"
+INTERRUPTED = f"""
+try:
+    {WAITS}
+except KeyboardInterrupt:
+    print(init(), kaas.status().pid, flush=True)
+"""
+
+
+class Waits(SqliteStore):
+    """A pool that has this one never comes to be open."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(":memory:")
+        self._folder = Path(folder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Waits, (str(self._folder),)
+
+    def open(self) -> None:
+        (self._folder / "begun").write_text(f"{os.getpid()}\n")
+        (self._folder / "never").read_text()
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Starts programs, whose pools have their names in a folder of the test's."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+    for pipe in ("begun", "never"):
+        os.mkfifo(tmp_path / pipe)
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", BEGINS + code.format(folder=str(tmp_path))]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.communicate()
+
+
+def said(file: int) -> list[str]:
+    """The next line."""
+    assert select.select([file], [], [], PATIENCE_S)[0]
+    return os.read(file, 1 << 10).decode().split()
+
+
+def opening(folder: Path) -> int:
+    """A descriptor of the pool's process, which does not get any further."""
+    begun = os.open(folder / "begun", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        [pid] = said(begun)
+    finally:
+        os.close(begun)
+    watched = pidfd(int(pid))
+    assert watched is not None
+    return watched
+
+
+def ends(process: int) -> None:
+    assert select.select([process], [], [], PATIENCE_S)[0]
+    os.close(process)
+
+
+def test_a_pool_whose_program_is_killed_while_it_opens_ends(
+    tmp_path: Path, program: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    first = program(WAITS)
+    pool = opening(tmp_path)
+    second = program("print(init(), flush=True)")  # it waits for what becomes of the first
+    first.kill()
+    ends(pool)
+    assert second.stdout is not None
+    assert said(second.stdout.fileno()) == ["True"]
+
+
+def test_a_program_that_is_interrupted_while_its_pool_opens_can_start_another(
+    tmp_path: Path, program: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    only = program(INTERRUPTED)
+    pool = opening(tmp_path)
+    only.send_signal(signal.SIGINT)
+    ends(pool)
+    assert only.stdout is not None
+    began, pid = said(only.stdout.fileno())
+    assert began == "True"
+    again = pidfd(int(pid))
+    assert again is not None
+    only.kill()
+    ends(again)
