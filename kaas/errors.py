@@ -399,7 +399,7 @@ class PoolStopped(KaasError):
 
 
 class Unreachable(KaasError, ConnectionError):
-    """A server that a remote client cannot speak to: nobody is there, or it does not take the client's key.
+    """A server that a remote client cannot speak to: nobody is there, or one of both does not take the other's key.
 
     Fields:
         reason: what the last attempt met.

@@ -42,13 +42,11 @@ class Fronts:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
 
-    async def serve(self, session: str, opening: Awaitable[Front]) -> None:
-        """From a front's opening to its end.
+    def serve(self, session: str, opening: Awaitable[Front]) -> asyncio.Task[None]:
+        """From a front's opening to its end; `end` counts from now on. The task raises what opening it does."""
+        return asyncio.get_running_loop().create_task(self._live(session, self._entry(session), opening))
 
-        Raises:
-            What opening it raises.
-        """
-        entry = self._entry(session)
+    async def _live(self, session: str, entry: _Entry, opening: Awaitable[Front]) -> None:
         try:
             front = await opening
         except BaseException as error:

@@ -227,7 +227,7 @@ class PoolActor:
             life = await self._opened()
             asks = asyncio.ensure_future(ended.wait())
             opening = opener(life.service, life.ground)
-            serving = asyncio.ensure_future(self._thread.run(life.fronts.serve(session, opening)))
+            serving = asyncio.ensure_future(self._thread.ask(life.fronts.serve, session, opening))
             await asyncio.wait((serving, asks), return_when=asyncio.FIRST_COMPLETED)
             asks.cancel()
             if not self._stopping.is_set():  # else it sees that, and tells all who wait

@@ -1,17 +1,54 @@
-"""Errors as remote clients are told: by name, with plain fields and no causes."""
+"""Errors as remote clients are told: by name, with plain fields, no causes, and no names of the server's files."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from kaas import errors
-from kaas.errors import DeviceUnavailable, InvalidRequest, KaasError, PoolStopped, QueueFull
+from kaas.errors import (
+    DeviceUnavailable,
+    ETaskFailed,
+    ExecutorDied,
+    InputFailed,
+    InvalidRequest,
+    KaasError,
+    PolicyError,
+    PoolStopped,
+    ProviderFailed,
+    Quarantined,
+    QueueFull,
+    ResultLost,
+    StepFailed,
+    UsageUnavailable,
+)
 from kaas.remote.wire import Failure
 
 RETRY_S: dict[type[KaasError], float] = {QueueFull: 0.05, PoolStopped: 1.0, DeviceUnavailable: 1.0}
 """After how long a request that failed so may be sent again."""
-UNTOLD = ("traceback",)
+UNTOLD = ("path", "traceback")
 """Fields that name the server's files."""
+SAID = ("reason", "story")
+"""Fields with the words of others: the system's, a compiler's, those of the operator's functions."""
+PASSED_ON = (
+    DeviceUnavailable,
+    ETaskFailed,
+    ExecutorDied,
+    InputFailed,
+    PolicyError,
+    ProviderFailed,
+    Quarantined,
+    ResultLost,
+    StepFailed,
+    UsageUnavailable,
+)
+"""Errors whose message has such words. In all others there are none but KaaS's and the client's own."""
+HIDDEN = "\u2026"
+_PATH = re.compile(
+    r"""(['"])~?/(?!/)[^'"\n]*\1|"""  # in quotes it may have blanks
+    r"""file:/+[^\s'"]+|"""
+    r"""(?<![\w./~-])~?/(?!/)[^\s'"():;,<>]+"""
+)
 DEEPEST = 8
 """Of lists and maps in a field, one in the other."""
 LONGEST_MESSAGE = 16 << 10
@@ -19,13 +56,31 @@ LONGEST_MESSAGE = 16 << 10
 
 
 def failure_of(number: int, error: BaseException) -> Failure:
-    """What is not of KaaS is the message's fault: nothing else is known to raise it."""
-    if not isinstance(error, KaasError):
+    """What is not of KaaS is the message's fault, unless it is the system's: nothing else is known to raise it."""
+    if isinstance(error, OSError) and not isinstance(error, KaasError):
+        error = KaasError(f"the server cannot do it: {error.strerror or type(error).__name__}")
+    elif not isinstance(error, KaasError):
         error = InvalidRequest(f"the server cannot make sense of a message: {type(error).__name__}: {error}")
     known = next(base for base in type(error).__mro__ if vars(errors).get(base.__name__) is base)
-    fields = {name: plain(value) for name, value in error.fields.items() if name not in UNTOLD}
+    fields = {name: _field(name, value) for name, value in error.fields.items() if name not in UNTOLD}
     retry_s = fields.get("retry_s", RETRY_S.get(known))
-    return Failure(number, known.__name__, _text(error.message)[:LONGEST_MESSAGE], fields, retry_s)
+    return Failure(number, known.__name__, message_of(error)[:LONGEST_MESSAGE], fields, retry_s)
+
+
+def message_of(error: KaasError) -> str:
+    """What is wrong, in a sentence."""
+    passed_on = type(error) is KaasError or isinstance(error, PASSED_ON)
+    return without_paths(error.message) if passed_on else _text(error.message)
+
+
+def without_paths(text: str) -> str:
+    return _text(_PATH.sub(HIDDEN, text) if "/" in text else text)
+
+
+def _field(name: str, value: Any) -> Any:
+    if name not in SAID:
+        return plain(value)
+    return without_paths(value) if isinstance(value, str) else [without_paths(str(each)) for each in value]
 
 
 def plain(value: Any, depth: int = DEEPEST) -> Any:

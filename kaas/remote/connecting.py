@@ -18,18 +18,22 @@ from tenacity import (
     stop_when_event_set,
     wait_random_exponential,
 )
+from tenacity.stop import stop_base
 
 from kaas.errors import InvalidConfig, NotInitialized, Unreachable
 from kaas.pool.lines import LineLost
 from kaas.pool.node_line import Socket
 from kaas.remote import wire
 from kaas.remote.failures import error_of
-from kaas.remote.remote_line import NOT_IT, REFUSED, CurveKeys, RemoteLine
+from kaas.remote.remote_line import HUNG_UP, NOT_IT, REFUSED, CurveKeys, RemoteLine
 
 ATTEMPT_S = 5.0
 """Within this a server that is there says Welcome."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 """Between attempts."""
+HANG_UPS, HANG_UPS_S = 3, 2.0
+"""So many attempts in a row, over as long, that end in the handshake: then another one does not meet the server either.
+A server that keeps out an address for a while does so for less."""
 
 Connected = tuple[RemoteLine, wire.Welcome]
 
@@ -44,8 +48,9 @@ class Way:
         self._context: zmq.Context[Socket] = zmq.Context()
         self._lock = threading.Lock()
         self._connecting = self._closed = False
+        self._met = False
         self._pid = os.getpid()
-        self._line: RemoteLine | None = None  # the last that somebody was given
+        self._line: RemoteLine | None = None  # the newest
 
     def connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
         """A line on which this session has been welcomed.
@@ -54,16 +59,16 @@ class Way:
             stopped: set when nobody wants it any more. meanwhile: called between attempts.
 
         Raises:
-            Unreachable: nobody is there for so long, or they do not speak to each other
+            Unreachable: nobody is there for so long, or they do not speak to each other, which shows sooner
+            NotInitialized: it was closed, or stopped
             KaasError: the server wants nothing of this session
         """
         with self._lock:
             if self._closed:
-                raise NotInitialized("this client is closed")
+                raise _closed()
             self._connecting = True
         try:
-            self._line, welcome = self._connect(session, stopped, meanwhile)
-            return self._line, welcome
+            return self._connect(session, stopped, meanwhile)
         finally:
             self._connected()
 
@@ -72,14 +77,13 @@ class Way:
             self._connecting = False
             closed = self._closed
         if closed:
-            if self._line is not None:
-                self._line.close()
             self._context.term()
 
     def _connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
+        stop = stop_after_delay(self._patience_s) | stop_when_event_set(stopped)
         attempts = Retrying(
             retry=retry_if_exception_type(_Missed),
-            stop=stop_after_delay(self._patience_s) | stop_when_event_set(stopped),
+            stop=stop if self._met else stop | _HungUp(),  # one that was met has had the right key
             wait=wait_random_exponential(SHORTEST_PAUSE_S, LONGEST_PAUSE_S),
             sleep=sleep_using_event(stopped),
             before_sleep=lambda _: meanwhile(),
@@ -87,21 +91,28 @@ class Way:
         )
         try:
             line, welcome = attempts(self._attempt, session)
-            if stopped.is_set():
-                line.close()
-                raise NotInitialized("this client is closed")
-            return line, welcome
         except LineLost as error:
+            if stopped.is_set():
+                raise _closed() from None
             raise Unreachable(
                 f"the server at {self.address} cannot be reached: {error}", address=self.address, reason=str(error)
             ) from error
+        self._met = True
+        if stopped.is_set():
+            line.close()
+            raise _closed()
+        return line, welcome
 
     def _attempt(self, session: str) -> Connected:
         try:
             line = RemoteLine(self._context, self.address, self._keys, ATTEMPT_S)
         except zmq.ZMQError as error:
             raise InvalidConfig(f"{self.address!r} is no address of a server: {error}", field="address") from error
+        with self._lock:
+            self._line, closed = line, self._closed
         try:
+            if closed:
+                raise _closed()
             line.send(wire.Hello(wire.VERSION, session))
             return line, _welcome(line)
         except BaseException as error:
@@ -116,8 +127,10 @@ class Way:
             return
         with self._lock:
             first, self._closed = not self._closed, True
-            connecting = self._connecting
-        if first and not connecting:
+            connecting, line = self._connecting, self._line
+        if connecting and line is not None:
+            line.close()  # who waits in it goes on, and puts things in order
+        elif first and not connecting:
             self._context.term()
 
     def abandon(self) -> None:
@@ -128,8 +141,26 @@ class Way:
         self.close()
 
 
+def _closed() -> NotInitialized:
+    return NotInitialized("this client is closed")
+
+
 class _Missed(LineLost):
     """Another attempt may meet somebody."""
+
+
+class _HungUp(stop_base):
+    """Whoever is there always hangs up: that is all that a server says to who has not got its key."""
+
+    def __init__(self) -> None:
+        self._at_s: list[float] = []
+
+    def __call__(self, state: RetryCallState) -> bool:
+        if state.outcome is None or str(state.outcome.exception()) != HUNG_UP:
+            self._at_s.clear()
+            return False
+        self._at_s.append(time.monotonic())
+        return len(self._at_s) >= HANG_UPS and self._at_s[-1] - self._at_s[0] >= HANG_UPS_S
 
 
 def _welcome(line: RemoteLine) -> wire.Welcome:

@@ -12,7 +12,7 @@ from kaas.errors import InvalidRequest
 from kaas.pool.drain import TURN_S
 from kaas.pool.service import Service
 from kaas.pool.stats import OutcomeStats, StageStats, TierStats
-from kaas.remote.answers import plain
+from kaas.remote.answers import plain, without_paths
 from kaas.remote.canary import sing
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import Session
@@ -94,10 +94,10 @@ class Desk:
                 "queued": status.queued,
                 "running": status.running,
                 "functions": list(status.functions),
-                "broken": status.broken,
+                "broken": status.broken and without_paths(status.broken),
                 "pid": status.pid,
-                "usage_trouble": self._meter.trouble,
-                "quarantined": [_entry(each) for each in status.quarantined],
+                "usage_trouble": without_paths(self._meter.trouble),
+                "quarantined": [_entry(each) | {"reason": without_paths(each.reason)} for each in status.quarantined],
             }
         return told
 

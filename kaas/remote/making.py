@@ -19,6 +19,7 @@ from kaas.pool import wire
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.objects import Held, HeldObjects
 from kaas.pool.registry import Registry
+from kaas.remote.answers import message_of
 from kaas.remote.contents import LIBRARY, VALUE, Content
 from kaas.remote.tasks import SentTask, decode_task, encode_task
 from kaas.remote.uploads import AT_ONCE_BYTES, Uploads, missing
@@ -112,7 +113,7 @@ class Entry:
             "after": kept.after,
         }
         if isinstance(ready, KaasError):
-            return known | {"error": ready.message}
+            return known | {"error": message_of(ready)}
         return known | {
             "task": ready.function.spec.task_key,
             "label": ready.function.label,

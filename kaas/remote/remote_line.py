@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import select
@@ -33,8 +34,12 @@ UNKNOWN_KEY = 400
 connections: then there may be room later."""
 
 BROKEN = "the connection to the server broke"
+NOBODY = "nobody listens there"
+NOWHERE = "there is no such host"
 HUNG_UP = (
-    "whoever is there hung up in the handshake: it has another key than this client was given, or takes nobody now"
+    "whoever is there hung up in the handshake. Most likely it has another key than this client was given: compare "
+    "server_key in the client's file with public_key in server.toml among the server's keys, and look at the address. "
+    "Or it takes nobody now"
 )
 FULL = "the server takes no more connections of this key now"
 REFUSED = "the server does not take this key"
@@ -44,10 +49,13 @@ _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 _REFUSED = int(zmq.Event.HANDSHAKE_FAILED_AUTH)
 _NOT_IT = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
-_HUNG_UP = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
+_CUT = int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
+_NOBODY = int(zmq.Event.CLOSED)
 _send = zmq.backend.Socket.send  # a third of the time of what pyzmq lays over it
 _get = zmq.backend.Socket.get
-_BROKEN = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED)
+_BROKEN = int(zmq.Event.DISCONNECTED)
+_AGAIN = int(zmq.Event.CONNECT_RETRIED)
+"""Follows each of the others; where it stands alone there was nothing to connect to."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -70,7 +78,7 @@ class RemoteLine(AnyLine[wire.FromClient, wire.FromServer]):
         """
         self._using, self._receiving = threading.Lock(), threading.Lock()
         self._socket = socket = context.socket(zmq.DEALER)
-        self._monitor = socket.get_monitor_socket(_REFUSED | _NOT_IT | _HUNG_UP | _BROKEN)
+        self._monitor = socket.get_monitor_socket(_REFUSED | _NOT_IT | _CUT | _NOBODY | _BROKEN | _AGAIN)
         self._bell = os.eventfd(0)
         self._woken = self._waiting = False
         self._lost = ""
@@ -169,7 +177,11 @@ def _why(event: int, value: int) -> str:
         return REFUSED if value == UNKNOWN_KEY else FULL
     if event & _NOT_IT:
         return NOT_IT
-    return HUNG_UP if event & _HUNG_UP else BROKEN
+    if event & _CUT and value == errno.EPIPE:  # and not torn off, by a process that ended or by a relay to nobody
+        return HUNG_UP
+    if event & _AGAIN:
+        return NOWHERE
+    return NOBODY if event & _NOBODY else BROKEN
 
 
 def _readable(socket: Socket) -> bool:

@@ -9,6 +9,8 @@ import pytest
 
 from kaas.errors import InvalidConfig
 from kaas.pool.fronts import Fronts
+from kaas.pool.loop import PoolThread
+from tests.patience import PATIENCE_S
 
 
 class Door:
@@ -39,7 +41,7 @@ def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(end: Callable[[F
         fronts, door = Fronts(), Door()
         opened = asyncio.ensure_future(fronts.opened("a"))  # it is asked for before it is there
         await asyncio.sleep(0)
-        serving = asyncio.ensure_future(fronts.serve("a", opening(door)))
+        serving = fronts.serve("a", opening(door))
         assert (await opened).endpoint == "there"
         end(fronts, door)
         await serving
@@ -47,6 +49,22 @@ def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(end: Callable[[F
         fronts.end("a")  # it knows it no more
 
     asyncio.run(life())
+
+
+def test_who_has_ended_while_the_pool_opened_is_not_served() -> None:
+    """The pool, which is on another thread, hears of the end as soon as of the wish."""
+    fronts, door, there = Fronts(), Door(), PoolThread()
+
+    async def life() -> None:
+        serving = asyncio.ensure_future(there.ask(fronts.serve, "a", opening(door)))
+        await asyncio.sleep(0)
+        there.post(fronts.end, "a")
+        there.start()
+        await asyncio.wait_for(serving, PATIENCE_S)
+
+    asyncio.run(life())
+    there.close()
+    assert door.closed
 
 
 def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
