@@ -1,0 +1,54 @@
+"""What a client may have open, of one kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kaas.errors import InvalidRequest, QueueFull
+from kaas.remote import wire
+from kaas.remote.finished import Finished
+from kaas.remote.sessions import Client, Open
+
+LIMITS = wire.Limits(requests=2, credit_bytes=100, frame_bytes=1000)
+
+
+def client() -> Client:
+    finished: Finished[Any] = Finished(0, 0.0)
+    return Client("alice", LIMITS, finished)
+
+
+@pytest.mark.parametrize("kind", ["requests", "questions", "storing"])
+def test_no_more_than_so_many_with_so_many_bytes(kind: str) -> None:
+    alice = client()
+    opened: Open = getattr(alice, kind)
+    opened.check(alice, 100)
+    opened.take(60)
+    opened.check(alice, 40)
+    with pytest.raises(QueueFull, match=r"'alice' has 1 .* open, with 60 bytes.* this takes 41"):
+        opened.check(alice, 41)
+    opened.take(0)
+    with pytest.raises(QueueFull) as raised:
+        opened.check(alice, 0)
+    assert (raised.value.fields["limit"], raised.value.fields["queued"]) == (2, 2)
+    opened.give_back(60)
+    opened.check(alice, 100)
+
+
+def test_one_that_can_never_be_open_is_told_so_at_once() -> None:
+    alice = client()
+    for _ in range(LIMITS.requests):
+        alice.requests.take(50)
+    with pytest.raises(InvalidRequest, match="101 bytes"):
+        alice.requests.check(alice, 101)
+
+
+@pytest.mark.parametrize("kind", ["questions", "storing"])
+def test_what_takes_no_credit_may_be_large_alone(kind: str) -> None:
+    alice = client()
+    opened: Open = getattr(alice, kind)
+    opened.check(alice, 1000)
+    opened.take(1000)
+    with pytest.raises(QueueFull):
+        opened.check(alice, 0)
