@@ -1,7 +1,7 @@
 """An executor's process but for what it runs under: it opens a device, and does what the pool says over a line.
 
-As many threads receive and run as there are slots, and one more. One at a time receives; when that is told to run
-something, it lets another receive and runs it itself, so that no request waits for a thread to wake up.
+As many threads receive and run as there are slots, and one more. Who receives an invocation runs it, and what comes
+meanwhile is another's, so that no request waits for a thread to wake up but the one that it wakes itself.
 """
 
 from __future__ import annotations
@@ -162,32 +162,18 @@ class ExecutorWorker:
 
     def _serve(self, life: Life) -> None:
         self._work.executor.device.stay()
-        while True:
-            run = self._next(life)
-            if run is None:
-                return
-            self._run(run)
-            del run  # and what came with it: the next one may be long in coming
+        try:
+            for run in life.line.serve(partial(self._take, life)):
+                self._run(run)
+                del run  # and what came with it: the next one may be long in coming
+        except LineLost:
+            self._lost(life)
 
-    def _next(self, life: Life) -> Running | None:
-        """The next invocation, once there is one; all else is done or passed on. None: the life is over."""
-        with life.receiving:
-            while not life.over:
-                try:
-                    received = life.line.receive()
-                except LineLost:
-                    self._lost(life)
-                    break
-                if received is None:
-                    continue
-                message, frames = received
-                if type(message) is messages.Run:
-                    run = Running(life, message, frames)
-                    return run if self._lives.started(run) else None
-                self._take(life, message, frames)
-        return None
-
-    def _take(self, life: Life, message: messages.ToPeer, frames: Frames) -> None:
+    def _take(self, life: Life, message: messages.ToPeer, frames: Frames) -> Running | None:
+        """An invocation, if it is one; all else is done or passed on."""
+        if type(message) is messages.Run:
+            run = Running(life, message, frames)
+            return run if self._lives.started(run) else None
         match message:
             case messages.Meet():
                 self._unneeded.discard(self._work.meet(frames[0], frames[1]))
@@ -202,6 +188,7 @@ class ExecutorWorker:
             case messages.Supply():
                 came = [Parts(items, frames) for items in message.objects]
                 life.supplies.bring(message.number, decode_error(frames[0]) if message.error else came)
+        return None
 
     def _lost(self, life: Life) -> None:
         """The pool's process has ended; what runs goes on."""

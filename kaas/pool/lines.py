@@ -6,7 +6,8 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ Frames = list[Any]
 Sent = TypeVar("Sent")
 Got = TypeVar("Got")
 """The headers of messages, there and back."""
+T = TypeVar("T")
 
 
 class LineLost(Exception):
@@ -76,6 +78,25 @@ class Line(AnyLine[FromPeer, ToPeer]):
     def __init__(self) -> None:
         self.shares = False
         self._early: deque[tuple[ToPeer, Frames]] = deque()
+        self._serving = Lock()
+
+    def serve(self, take: Callable[[ToPeer, Frames], T | None]) -> Iterator[T]:
+        """Have messages taken, in their order and one at a time, by any number of threads that do this: what comes of
+        one of them is its thread's, and the others go on with the next.
+
+        Raises:
+            LineLost: as `receive` does
+        """
+        while True:
+            yield self._served(take)
+
+    def _served(self, take: Callable[[ToPeer, Frames], T | None]) -> T:
+        while True:
+            with self._serving:
+                received = self.receive()
+                given = None if received is None else take(*received)
+            if given is not None:
+                return given
 
     @abstractmethod
     def _greet(self, hello: Hello, frames: Sequence[Any]) -> None:

@@ -52,7 +52,6 @@ class Life:
     """One life of the pool, as long as it or this process does not end, and all that is only good for it.
 
     Fields:
-        receiving: who has it may receive from the line.
     """
 
     def __init__(self, name: str, line: Line) -> None:
@@ -64,7 +63,6 @@ class Life:
         self.line = line
         self.supplies = Supplies(lambda number: line.send(Need(number)))
         self.parcels = Parcels()
-        self.receiving = threading.Lock()
         self.over = False
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:

@@ -8,19 +8,23 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from kaas.pool import messages
-from kaas.pool.lines import CLOSED, ENDED, Frames, Line, LineLost
+from kaas.pool.lines import CLOSED, ENDED, Frames, Line, LineLost, T
 from kaas.pool.messages import FromPeer, Hello, ToPeer
 from kaas.pool.stream import Malformed, Stream
 
 
 class LocalLine(Line):
     """Who is interrupted in it, by Ctrl-C, may have sent or taken half a message: the line is then lost, so that
-    whoever it belongs to makes a new one, and asks again."""
+    whoever it belongs to makes a new one, and asks again.
+
+    Threads that `serve` wait for the same edge-triggered epoll, where what comes wakes one of them, the last that began
+    to wait, and none while the one that is awake can take it: nobody has to be woken to wait in another's place.
+    """
 
     def __init__(self, path: str) -> None:
         """
@@ -43,6 +47,11 @@ class LocalLine(Line):
         self._poll = select.epoll()
         for fd in (self._socket.fileno(), self._bell):
             self._poll.register(fd, select.EPOLLIN)
+        self._users = 1  # who serves, and until it is closed whose it is
+        self._more = os.eventfd(0)
+        self._news = select.epoll()
+        for fd in (self._socket.fileno(), self._more):
+            self._news.register(fd, select.EPOLLIN | select.EPOLLET)
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
         with self._sending:
@@ -95,6 +104,48 @@ class LocalLine(Line):
             header, *frames = self._arrived.popleft()
         return messages.decode_to_peer(header), frames
 
+    def serve(self, take: Callable[[ToPeer, Frames], T | None]) -> Iterator[T]:
+        with self._receiving:
+            if self._lost == CLOSED:
+                raise LineLost(CLOSED)
+            self._users += 1
+        try:
+            while True:
+                yield self._served(take)
+        finally:
+            self._leave()
+
+    def _served(self, take: Callable[[ToPeer, Frames], T | None]) -> T:
+        woken = False
+        while True:
+            with self._receiving:
+                self._stream.unread |= woken
+                while (message := self._next()) is not None:
+                    given = take(*message)
+                    if given is not None:
+                        if self._arrived or self._stream.unread:  # of which this thread may have had the news
+                            os.eventfd_write(self._more, 1)
+                        return given
+            self._news.poll(None, 1)
+            woken = True
+
+    def _next(self) -> tuple[ToPeer, Frames] | None:
+        """What has come, of what is not taken yet.
+
+        Raises:
+            LineLost
+        """
+        if self._early:
+            return self._early.popleft()
+        while not self._arrived and self._stream.unread and not self._lost:
+            self._read()
+        if self._lost and (self._lost == CLOSED or not self._arrived):
+            raise LineLost(self._lost)
+        if not self._arrived:
+            return None
+        header, *frames = self._arrived.popleft()
+        return messages.decode_to_peer(header), frames
+
     def _read(self) -> None:
         try:
             self._arrived.extend(self._stream.read())
@@ -125,10 +176,20 @@ class LocalLine(Line):
             os.eventfd_write(self._bell, 1)
             with suppress(OSError):  # the pool was faster
                 self._socket.shutdown(socket.SHUT_RDWR)  # who flushes goes on
+        self._leave()
+
+    def _leave(self) -> None:
+        """The last one closes what the others waited for."""
         with self._receiving:
+            self._users -= 1
+            if self._users:
+                os.eventfd_write(self._more, 1)  # the next one may have to leave too
+                return
             self._poll.close()
+            self._news.close()
             self._stream.close()
             os.close(self._bell)
+            os.close(self._more)
 
     def _greet(self, hello: Hello, frames: Sequence[Any]) -> None:
         self.send(hello, frames)

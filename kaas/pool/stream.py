@@ -34,6 +34,9 @@ class Malformed(Exception):
 class Stream:
     """One end. It never waits: what cannot be sent at once is kept for `flush`.
 
+    Fields:
+        unread: there may be more to read already; False: what comes after the last `read` is news of the socket's.
+
     Who is interrupted within a method, by Ctrl-C, cannot know how much was done, and must close it.
     """
 
@@ -42,6 +45,7 @@ class Stream:
         self._socket = connected
         self._unsent: deque[memoryview] = deque()
         self._rest = b""  # of a message that has begun
+        self.unread = True
         self._large: _Large | None = None
 
     def fileno(self) -> int:
@@ -106,11 +110,13 @@ class Stream:
                 return self._fill(self._large)
             data = self._socket.recv(CHUNK_BYTES)
         except BlockingIOError:
+            self.unread = False
             return []
         except ConnectionError:
             raise EOFError from None
         if not data:
             raise EOFError
+        self.unread = len(data) == CHUNK_BYTES
         return self._cut(self._rest + data if self._rest else data)
 
     def _cut(self, data: bytes) -> list[Frames]:
@@ -142,6 +148,7 @@ class Stream:
         got = self._socket.recv_into(large.missing)
         if not got:
             raise EOFError
+        self.unread = got == len(large.missing)
         large.missing = large.missing[got:]
         if large.missing:
             return []
