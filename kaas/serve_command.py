@@ -20,6 +20,7 @@ def serve(
     insecure: Annotated[bool, typer.Option("--insecure", help="no keys: all on this machine may use it")] = False,
 ) -> None:
     """Serve remote clients until SIGTERM or Ctrl-C; what is open is answered first."""
+    from kaas.pool.loop import PoolLoop
     from kaas.remote.serve_config import read
 
     settings = read(config, insecure=insecure)
@@ -30,6 +31,7 @@ def serve(
     if insecure:
         warning = "[bold red]INSECURE[/]: without keys every program on this machine may use it, with any code"
         Console(stderr=True, soft_wrap=True, emoji=False).print(warning)
-    asyncio.run(run(settings, lambda endpoint: print(READY, endpoint, flush=True)))
+    with asyncio.Runner(loop_factory=PoolLoop) as runner:
+        runner.run(run(settings, lambda endpoint: print(READY, endpoint, flush=True)))
     sys.stdout.flush()
     os._exit(0)  # whatever threads there are

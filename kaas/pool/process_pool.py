@@ -13,6 +13,7 @@ from kaas.config import Config
 from kaas.errors import InvalidConfig, KaasError
 from kaas.pool.exchange import Exchange
 from kaas.pool.executors import Executors
+from kaas.pool.loop import PoolLoop
 from kaas.pool.messages import Hello
 from kaas.pool.names import Notice, Place
 from kaas.pool.objects import HeldObjects
@@ -131,7 +132,8 @@ def main() -> None:
     says = int(sys.argv[1])
     open_all_files()
     try:
-        asyncio.run(run(_orders(), says))
+        with asyncio.Runner(loop_factory=PoolLoop) as runner:
+            runner.run(run(_orders(), says))
     except KaasError as error:
         say_failed(says, error)
     os._exit(0)  # whatever threads there are
