@@ -23,7 +23,7 @@ class Slots:
     def __init__(self, slots: Sequence[Slot], gate: Gate) -> None:
         self._gate = gate
         self._all = tuple(slots)
-        self._free = list(slots)
+        self._free = {slot.number: slot for slot in slots}  # the last one is the one freed last
         self._asking: list[_Asking] = []
 
     def __iter__(self) -> Iterator[Slot]:
@@ -45,12 +45,9 @@ class Slots:
             raise ValueError(f"there is no slot {number}: they are {len(self._all)}, counted from 0")
         with self._gate.lock:
             self._gate.check()
-            fitting = self._free if number is None else [slot for slot in self._free if slot.number == number]
-            if fitting:
-                slot = fitting[-1]
-                if task not in slot.replays:
-                    slot = next((slot for slot in fitting if task in slot.replays), slot)
-                self._free.remove(slot)
+            slot = self._fitting(task) if number is None else self._free.get(number)
+            if slot is not None:
+                del self._free[slot.number]
                 return slot
             asking = _Asking(number)
             self._asking.append(asking)
@@ -65,6 +62,10 @@ class Slots:
                     self._asking.remove(asking)
                 raise
 
+    def _fitting(self, task: str) -> Slot | None:
+        free = self._free.values()
+        return next((slot for slot in reversed(free) if task in slot.replays), next(reversed(free), None))
+
     def give(self, slot: Slot) -> None:
         with self._gate.lock:
             self._pass_on(slot)
@@ -76,4 +77,4 @@ class Slots:
                 asking.given = slot
                 self._gate.notify()
                 return
-        self._free.append(slot)
+        self._free[slot.number] = slot
