@@ -9,6 +9,7 @@ import pickle
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ T = TypeVar("T")
 READY, FAILED = b"+", b"-"
 """What a child's word to its parent begins with."""
 _LENGTH = Struct("<Q")
-"""What stands before the word, which so has an end also if what the child has started holds the pipe."""
+"""What stands before the word, which so has an end also if what the child has started holds its line."""
 
 
 class Child:
@@ -52,21 +53,20 @@ class Child:
             stdin.write(pickle.dumps(os.getpid()) + packed)
 
     def _start(self, module: str, environment: Mapping[str, str], files: Sequence[int]) -> None:
-        self._word, says = os.pipe()
+        self._word, says = socket.socketpair()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(says)],
-                stdin=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": paths, **environment},
-                pass_fds=(says, *files),
-                start_new_session=True,  # Ctrl-C is for the program at the terminal
-            )
+            with says:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module, str(says.fileno())],
+                    stdin=subprocess.PIPE,
+                    env={**os.environ, "PYTHONPATH": paths, **environment},
+                    pass_fds=(says.fileno(), *files),
+                    start_new_session=True,  # Ctrl-C is for the program at the terminal
+                )
         except BaseException:
-            os.close(self._word)
+            self._word.close()
             raise
-        finally:
-            os.close(says)
 
     def on_end(self, loop: asyncio.AbstractEventLoop, then: Callable[[str], Any]) -> None:
         """Call something in this loop, which is the running one, with how it ended. Before `ready`, or not at all.
@@ -74,12 +74,18 @@ class Child:
         Raises:
             KaasError: it cannot be watched, and was ended.
         """
+
+        def ended() -> None:
+            if self._word.fileno() >= 0:  # `ready` waits, and what it has started may hold the other end
+                self._word.shutdown(socket.SHUT_RD)
+            then(how_it_ended(self.process.wait()))
+
         try:
-            on_end(loop, self.process.pid, lambda: then(how_it_ended(self.process.wait())))
+            on_end(loop, self.process.pid, ended)
         except BaseException:
             self.process.kill()
             self.process.wait()
-            os.close(self._word)
+            self._word.close()
             raise
 
     def wait_ready(self) -> bytes:
@@ -89,32 +95,20 @@ class Child:
             KaasError: what kept it from that.
         """
         said = b""
-        try:
-            while not _whole(said) and (data := os.read(self._word, 1 << 16)):
+        with self._word:
+            while not _whole(said) and (data := self._word.recv(1 << 16)):
                 said += data
-        finally:
-            os.close(self._word)
         return self._understood(said)
 
     async def ready(self) -> bytes:
         """As `wait_ready`, in an event loop."""
         loop = asyncio.get_running_loop()
-        said = bytearray()
-        told: asyncio.Future[None] = loop.create_future()
-
-        def read() -> None:
-            data = os.read(self._word, 1 << 16)
-            said.extend(data)
-            if (not data or _whole(said)) and not told.done():
-                told.set_result(None)
-
-        loop.add_reader(self._word, read)
-        try:
-            await told
-        finally:
-            loop.remove_reader(self._word)
-            os.close(self._word)
-        return self._understood(bytes(said))
+        self._word.setblocking(False)
+        said = b""
+        with self._word:
+            while not _whole(said) and (data := await loop.sock_recv(self._word, 1 << 16)):
+                said += data
+        return self._understood(said)
 
     def _understood(self, said: bytes) -> bytes:
         word = said[_LENGTH.size :]
@@ -126,7 +120,7 @@ class Child:
         raise KaasError(f"process {self.process.pid} ended before it was ready: {how_it_ended(self.process.wait())}")
 
 
-def _whole(said: bytes | bytearray) -> bool:
+def _whole(said: bytes) -> bool:
     return len(said) >= _LENGTH.size and len(said) - _LENGTH.size >= _LENGTH.unpack_from(said)[0]
 
 

@@ -30,6 +30,9 @@ if orders == "fail":
     say_failed(says, DeviceUnavailable("no such device"))
 elif orders == "die":
     os._exit(5)
+elif orders.startswith("hold"):
+    subprocess.Popen(["cat"], stdin=int(orders.split()[1]), close_fds=False)
+    os._exit(5)
 elif orders == "mute":
     os.close(says)
     threading.Event().wait()
@@ -84,6 +87,19 @@ def test_a_child_is_ready_also_if_what_it_has_started_holds_its_files() -> None:
         assert said(child).startswith(b"help ")
         child.process.kill()
         child.process.wait()
+
+
+def test_so_is_the_end_of_one_that_was_never_ready_known() -> None:
+    async def watch(waits: int) -> None:
+        child = Child("a_child", f"hold {waits}", files=[waits])
+        child.on_end(asyncio.get_running_loop(), lambda _: None)
+        with pytest.raises(KaasError, match="exit status 5"):
+            await child.ready()
+
+    waits, held = os.pipe()
+    run(watch(waits))
+    os.close(held)
+    os.close(waits)
 
 
 def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
