@@ -303,12 +303,19 @@ class Pool:
                         self._start(decision)
                     case StopWorker():
                         self._crew.stop(self._workers[decision.worker])
-                    case WakeAt():
-                        self._loop.call_at(decision.time_s, lambda: self._tell(Tick(self._loop.time())))
+                    case WakeAt(time_s=time_s):
+                        self._loop.call_at(time_s, self._wake, time_s)
                     case Prefetch() | Evict():
                         self._caches.decided(decision, self._requests.values())
         except Exception as error:  # noqa: BLE001 - whoever made the mistake, nobody may be left waiting
             self._break(error)
+
+    def _wake(self, time_s: float) -> None:
+        now_s = self._loop.time()
+        if now_s < time_s:  # the loop's timers may be early, and a policy counts on the time that it has named
+            self._loop.call_at(time_s, self._wake, time_s)
+        else:
+            self._tell(Tick(now_s))
 
     def _break(self, error: BaseException) -> None:
         """The pool can no longer be trusted: tell every waiter and all who come later, rather than let them hang."""

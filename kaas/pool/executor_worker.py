@@ -192,10 +192,8 @@ class ExecutorWorker:
 
     def _lost(self, life: Life) -> None:
         """The pool's process has ended; what runs goes on."""
-        if not life.over:
-            life.close()
-            if self._line_lost is not None:
-                self._line_lost()
+        if life.close() and self._line_lost is not None:
+            self._line_lost()
 
     # --- runs
 

@@ -97,6 +97,7 @@ class Line(AnyLine[FromPeer, ToPeer]):
                 given = None if received is None else take(*received)
             if given is not None:
                 return given
+            del received  # the next one may be long in coming
 
     @abstractmethod
     def _greet(self, hello: Hello, frames: Sequence[Any]) -> None:

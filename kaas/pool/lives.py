@@ -49,10 +49,7 @@ class Adoption:
 
 
 class Life:
-    """One life of the pool, as long as it or this process does not end, and all that is only good for it.
-
-    Fields:
-    """
+    """One life of the pool, as long as it or this process does not end, and all that is only good for it."""
 
     def __init__(self, name: str, line: Line) -> None:
         """
@@ -64,6 +61,7 @@ class Life:
         self.supplies = Supplies(lambda number: line.send(Need(number)))
         self.parcels = Parcels()
         self.over = False
+        self._ending = threading.Lock()
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
         """To the pool, unless it has ended: what is said of one life means nothing to the next."""
@@ -72,12 +70,14 @@ class Life:
         except LineLost:
             return
 
-    def close(self) -> None:
-        """Whoever waits for the pool goes on."""
-        self.over = True
+    def close(self) -> bool:
+        """Whoever waits for the pool goes on. Whether it was not over yet."""
+        with self._ending:
+            ends, self.over = not self.over, True
         self.supplies.close()
         self.parcels.close()
         self.line.close()
+        return ends
 
 
 class Running:

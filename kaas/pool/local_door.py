@@ -16,6 +16,8 @@ from kaas.pool.lines import Frames
 from kaas.pool.messages import ToPeer
 from kaas.pool.stream import Malformed, Stream
 
+READS = 8
+"""Of one line, before others of the loop have their turn."""
 WAITING_AT_MOST = 128
 """Who may wait to be let in."""
 FULL_S = 0.2
@@ -125,16 +127,23 @@ class LocalChannel:
             self._loop.remove_writer(self._fd)
 
     def _read(self) -> None:
-        try:
-            arrived = self._stream.read()
-        except (EOFError, Malformed):
-            self._close()
-            return
-        for frames in arrived:
+        """All that is there, in parts: of an end that has left something unread (EPOLLERR) uvloop tells only once."""
+        for _ in range(READS):
+            if self._over:
+                return
             try:
-                self._take(self, frames)
-            except Exception as error:  # noqa: BLE001 - of who takes; the next message is none of its business
-                self._loop.call_exception_handler({"message": "a message was not taken", "exception": error})
+                arrived = self._stream.read()
+            except (EOFError, Malformed):
+                self._close()
+                return
+            if not self._stream.unread:
+                return
+            for frames in arrived:
+                try:
+                    self._take(self, frames)
+                except Exception as error:  # noqa: BLE001 - of who takes; the next message is none of its business
+                    self._loop.call_exception_handler({"message": "a message was not taken", "exception": error})
+        self._loop.call_soon(self._read)
 
     def _close(self) -> None:
         if not self._over:

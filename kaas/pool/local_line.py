@@ -48,10 +48,8 @@ class LocalLine(Line):
         for fd in (self._socket.fileno(), self._bell):
             self._poll.register(fd, select.EPOLLIN)
         self._users = 1  # who serves, and until it is closed whose it is
-        self._more = os.eventfd(0)
-        self._news = select.epoll()
-        for fd in (self._socket.fileno(), self._more):
-            self._news.register(fd, select.EPOLLIN | select.EPOLLET)
+        self._more = -1
+        self._news: select.epoll | None = None  # of those who serve
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
         with self._sending:
@@ -109,13 +107,19 @@ class LocalLine(Line):
             if self._lost == CLOSED:
                 raise LineLost(CLOSED)
             self._users += 1
+            if self._news is None:
+                self._more = os.eventfd(0)
+                self._news = select.epoll()
+                for fd in (self._socket.fileno(), self._more):
+                    self._news.register(fd, select.EPOLLIN | select.EPOLLET)
+            news = self._news
         try:
             while True:
-                yield self._served(take)
+                yield self._served_by(news, take)
         finally:
             self._leave()
 
-    def _served(self, take: Callable[[ToPeer, Frames], T | None]) -> T:
+    def _served_by(self, news: select.epoll, take: Callable[[ToPeer, Frames], T | None]) -> T:
         woken = False
         while True:
             with self._receiving:
@@ -123,10 +127,11 @@ class LocalLine(Line):
                 while (message := self._next()) is not None:
                     given = take(*message)
                     if given is not None:
-                        if self._arrived or self._stream.unread:  # of which this thread may have had the news
+                        self._fill()
+                        if self._arrived or self._lost:  # of which this thread has had the news
                             os.eventfd_write(self._more, 1)
                         return given
-            self._news.poll(None, 1)
+            news.poll(None, 1)
             woken = True
 
     def _next(self) -> tuple[ToPeer, Frames] | None:
@@ -137,14 +142,18 @@ class LocalLine(Line):
         """
         if self._early:
             return self._early.popleft()
-        while not self._arrived and self._stream.unread and not self._lost:
-            self._read()
+        self._fill()
         if self._lost and (self._lost == CLOSED or not self._arrived):
             raise LineLost(self._lost)
         if not self._arrived:
             return None
         header, *frames = self._arrived.popleft()
         return messages.decode_to_peer(header), frames
+
+    def _fill(self) -> None:
+        """Read until a message is there, or nothing is left: else there is no news of what comes after it."""
+        while not self._arrived and self._stream.unread and not self._lost:
+            self._read()
 
     def _read(self) -> None:
         try:
@@ -183,13 +192,15 @@ class LocalLine(Line):
         with self._receiving:
             self._users -= 1
             if self._users:
-                os.eventfd_write(self._more, 1)  # the next one may have to leave too
+                if self._news is not None:
+                    os.eventfd_write(self._more, 1)  # the next one may have to leave too
                 return
             self._poll.close()
-            self._news.close()
             self._stream.close()
             os.close(self._bell)
-            os.close(self._more)
+            if self._news is not None:
+                self._news.close()
+                os.close(self._more)
 
     def _greet(self, hello: Hello, frames: Sequence[Any]) -> None:
         self.send(hello, frames)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class PoolLoop(uvloop.Loop):
-    """What a pool lives on. Its timers are exact to a millisecond, and may be early by half of one.
+    """What a pool lives on. Its timers are of milliseconds, and early by up to two of them.
 
     A turn of it costs a third of one of asyncio's own loop, which is written in Python.
     """
@@ -33,7 +33,7 @@ class PoolThread:
     """The thread on which a pool lives. The loop of Ray, or of whoever else has one, only passes things on to it."""
 
     def __init__(self) -> None:
-        self.loop = PoolLoop()
+        self.loop: asyncio.AbstractEventLoop = PoolLoop()
         # nothing there runs in the context of some caller: Ray cancels what a cancelled call has begun
         self._context = Context()
         self._thread = threading.Thread(target=self._serve, name=NAME, daemon=True)

@@ -13,7 +13,7 @@ from kaas.pool.events import StartWorker
 from kaas.pool.lives import Adoption
 from kaas.pool.messages import Address
 from kaas.pool.process_orders import ExecutorOrders
-from kaas.pool.processes import Child, how_it_ended, on_end
+from kaas.pool.processes import Child
 from kaas.pool.status import WorkerInfo
 
 OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
@@ -42,7 +42,7 @@ class ProcessHosts:
         child = Child("kaas.pool.executor_process", orders, {VISIBLE: self._visible[start.device]})
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[str] = loop.create_future()
-        on_end(loop, child.process.pid, lambda: ended.set_result(how_it_ended(child.process.wait())))
+        child.on_end(loop, ended.set_result)
         self._children[start.worker] = child, ended
         return status_codec.decode(await child.ready(), WorkerInfo)
 

@@ -54,10 +54,7 @@ class Machine:
             KaasError: it could not be known when it ends.
         """
         if hello.name not in self._watched:
-            try:
-                on_end(asyncio.get_running_loop(), hello.pid, lambda: self._left(hello.name))
-            except (OSError, OverflowError) as error:  # no such number of a process; or too many files are open
-                raise KaasError(f"the pool cannot watch process {hello.pid}: {error}") from error
+            on_end(asyncio.get_running_loop(), hello.pid, lambda: self._left(hello.name))
             self._watched.add(hello.name)
 
     def _left(self, session: str) -> None:

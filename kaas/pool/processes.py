@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from struct import Struct
 from typing import IO, Any, TypeVar
 
 from kaas.error_codec import decode_error, encode_error
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 READY, FAILED = b"+", b"-"
 """What a child's word to its parent begins with."""
+_LENGTH = Struct("<Q")
+"""What stands before the word, which so has an end also if what the child has started holds the pipe."""
 
 
 class Child:
@@ -35,15 +38,27 @@ class Child:
         Args:
             orders: what `ordered` gives there; anything that can be pickled. environment: beside this process's own.
             files: descriptors that it has too, by the same numbers.
+
+        Raises:
+            KaasError: this machine starts no more of them.
         """
         packed = pickle.dumps(orders)
+        try:
+            self._start(module, environment or {}, files)
+        except OSError as error:
+            raise KaasError(f"no process of {module} can be started: {error}") from error
+        assert self.process.stdin is not None, "a pipe"
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:  # its end shows in its word
+            stdin.write(pickle.dumps(os.getpid()) + packed)
+
+    def _start(self, module: str, environment: Mapping[str, str], files: Sequence[int]) -> None:
         self._word, says = os.pipe()
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(says)],
                 stdin=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
+                env={**os.environ, "PYTHONPATH": paths, **environment},
                 pass_fds=(says, *files),
                 start_new_session=True,  # Ctrl-C is for the program at the terminal
             )
@@ -52,9 +67,20 @@ class Child:
             raise
         finally:
             os.close(says)
-        assert self.process.stdin is not None, "a pipe"
-        with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:  # its end shows in its word
-            stdin.write(pickle.dumps(os.getpid()) + packed)
+
+    def on_end(self, loop: asyncio.AbstractEventLoop, then: Callable[[str], Any]) -> None:
+        """Call something in this loop, which is the running one, with how it ended. Before `ready`, or not at all.
+
+        Raises:
+            KaasError: it cannot be watched, and was ended.
+        """
+        try:
+            on_end(loop, self.process.pid, lambda: then(how_it_ended(self.process.wait())))
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            os.close(self._word)
+            raise
 
     def wait_ready(self) -> bytes:
         """What it says when it is ready.
@@ -62,35 +88,46 @@ class Child:
         Raises:
             KaasError: what kept it from that.
         """
-        with os.fdopen(self._word, "rb") as word:
-            return self._understood(word.read())
+        said = b""
+        try:
+            while not _whole(said) and (data := os.read(self._word, 1 << 16)):
+                said += data
+        finally:
+            os.close(self._word)
+        return self._understood(said)
 
     async def ready(self) -> bytes:
         """As `wait_ready`, in an event loop."""
         loop = asyncio.get_running_loop()
-        said: list[bytes] = []
-        ended = loop.create_future()
+        said = bytearray()
+        told: asyncio.Future[None] = loop.create_future()
 
         def read() -> None:
             data = os.read(self._word, 1 << 16)
-            said.append(data)
-            if not data and not ended.done():
-                ended.set_result(None)
+            said.extend(data)
+            if (not data or _whole(said)) and not told.done():
+                told.set_result(None)
 
         loop.add_reader(self._word, read)
         try:
-            await ended
+            await told
         finally:
             loop.remove_reader(self._word)
             os.close(self._word)
-        return self._understood(b"".join(said))
+        return self._understood(bytes(said))
 
-    def _understood(self, word: bytes) -> bytes:
-        if word.startswith(READY):
+    def _understood(self, said: bytes) -> bytes:
+        word = said[_LENGTH.size :]
+        if _whole(said) and word.startswith(READY):
             return word.removeprefix(READY)
-        if word.startswith(FAILED):
+        if _whole(said) and word.startswith(FAILED):
             raise decode_error(word.removeprefix(FAILED))
+        self.process.kill()  # it may live on with nothing to say
         raise KaasError(f"process {self.process.pid} ended before it was ready: {how_it_ended(self.process.wait())}")
+
+
+def _whole(said: bytes | bytearray) -> bool:
+    return len(said) >= _LENGTH.size and len(said) - _LENGTH.size >= _LENGTH.unpack_from(said)[0]
 
 
 def ordered(stdin: IO[bytes], end: Callable[[], Any] = lambda: os._exit(0)) -> Any:
@@ -101,14 +138,17 @@ def ordered(stdin: IO[bytes], end: Callable[[], Any] = lambda: os._exit(0)) -> A
 
 def say_ready(file: int, word: bytes) -> None:
     """In a child, once: it is ready."""
-    with os.fdopen(file, "wb") as says:
-        says.write(READY + word)
+    _say(file, READY + word)
 
 
 def say_failed(file: int, error: KaasError) -> None:
     """In a child, instead: what keeps it from being ready."""
+    _say(file, FAILED + encode_error(error))
+
+
+def _say(file: int, word: bytes) -> None:
     with os.fdopen(file, "wb") as says:
-        says.write(FAILED + encode_error(error))
+        says.write(_LENGTH.pack(len(word)) + word)
 
 
 def end_with(parent: int, end: Callable[[], Any]) -> None:
@@ -143,8 +183,15 @@ def pidfd(pid: int) -> int | None:
 
 
 def on_end(loop: asyncio.AbstractEventLoop, pid: int, then: Callable[[], Any]) -> None:
-    """Call something in this loop, which is the running one, when a process has ended."""
-    watched = pidfd(pid)
+    """Call something in this loop, which is the running one, when a process has ended.
+
+    Raises:
+        KaasError: it cannot be known when.
+    """
+    try:
+        watched = pidfd(pid)
+    except (OSError, OverflowError) as error:  # no such number of a process; or too many files are open
+        raise KaasError(f"process {pid} cannot be watched: {error}") from error
     if watched is None:
         loop.call_soon(then)
         return

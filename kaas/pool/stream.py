@@ -35,7 +35,7 @@ class Stream:
     """One end. It never waits: what cannot be sent at once is kept for `flush`.
 
     Fields:
-        unread: there may be more to read already; False: what comes after the last `read` is news of the socket's.
+        unread: the last `read` found something, so there may be more; False: what comes now is news of the socket's.
 
     Who is interrupted within a method, by Ctrl-C, cannot know how much was done, and must close it.
     """
@@ -105,6 +105,7 @@ class Stream:
             EOFError: the other end has ended, and all that it sent was read
             Malformed
         """
+        self.unread = True
         try:
             if self._large is not None:
                 return self._fill(self._large)
@@ -116,7 +117,6 @@ class Stream:
             raise EOFError from None
         if not data:
             raise EOFError
-        self.unread = len(data) == CHUNK_BYTES
         return self._cut(self._rest + data if self._rest else data)
 
     def _cut(self, data: bytes) -> list[Frames]:
@@ -148,7 +148,6 @@ class Stream:
         got = self._socket.recv_into(large.missing)
         if not got:
             raise EOFError
-        self.unread = got == len(large.missing)
         large.missing = large.missing[got:]
         if large.missing:
             return []

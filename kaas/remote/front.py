@@ -100,9 +100,9 @@ class Front:
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         settings, keys, closing = self._settings, self._keys, self._closing
-        await self._steps.open()
-        self._meter.open()
+        self._meter.open()  # another server may have it; then this one has started nothing
         closing.push_async_callback(self._meter.close)
+        await self._steps.open()
         closing.callback(self._holdings.close)
         await self._holdings.open()
         self._gateway.open()

@@ -26,6 +26,8 @@ Function = Callable[[dict[str, bytes]], Mapping[str, Any]]
 
 def main() -> None:
     says = int(sys.argv[1])
+    os.dup2(2, 1)  # what the operator's modules print is not what the server says
+    sys.stdout = sys.stderr  # which keeps nothing back
     line, named = ordered(sys.stdin.buffer)
     os.set_inheritable(line, False)  # what a step starts and leaves behind does not hold it
     try:
@@ -59,21 +61,26 @@ def carry_out(stream: BufferedRWPair, functions: Mapping[str, Function]) -> None
         stream.write(BEGUN)
         stream.flush()
         asked = msgspec.msgpack.decode(stream.read(*LENGTH.unpack(length)), type=Asked)
-        answer, frames = _carried_out(
-            functions[asked.step], {name: stream.read(size) for name, size in asked.sizes.items()}
-        )
-        stream.write(head(answer))
-        for frame in frames:
-            stream.write(frame)
+        values = {name: stream.read(size) for name, size in asked.sizes.items()}
+        for part in _carried_out(functions[asked.step], values):
+            stream.write(part)
         stream.flush()
 
 
-def _carried_out(function: Function, values: dict[str, bytes]) -> tuple[Gave | Raised, list[memoryview]]:
+def _carried_out(function: Function, values: dict[str, bytes]) -> list[bytes | memoryview]:
     try:
-        made = {name: _made(value) for name, value in function(values).items()}
+        made = {str(name): _made(value) for name, value in function(values).items()}
+        return [head(Gave({name: said for name, (said, _) in made.items()})), *(flat for _, flat in made.values())]
     except Exception as error:  # noqa: BLE001 - whatever the operator's function raises, the client is told
-        return Raised(type(error).__name__, str(error)), []
-    return Gave({name: said for name, (said, _) in made.items()}), [flat for _, flat in made.values()]
+        return [head(Raised(type(error).__name__, _text(error)))]
+
+
+def _text(error: Exception) -> str:
+    """As UTF-8 has it."""
+    try:
+        return str(error).encode(errors="backslashreplace").decode()
+    except Exception as unsaid:  # noqa: BLE001 - of a class of the operator's
+        return f"(its text raises {type(unsaid).__name__})"
 
 
 def _made(value: Any) -> tuple[tuple[str, tuple[int, ...], int], memoryview]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kaas.errors import InvalidConfig, KaasError, StepFailed
-from kaas.pool.processes import Child, on_end
+from kaas.pool.processes import Child
 from kaas.remote.step_line import BEGUN, LENGTH, Asked, Gave, Raised, head
 from kaas.remote.targets import check_target
 
@@ -58,7 +58,7 @@ class Steps:
         except InvalidConfig:
             raise
         except KaasError as error:
-            raise InvalidConfig(f"the modules of steps cannot be imported: {error.message}", field="steps") from error
+            raise InvalidConfig(f"no process of steps starts: {error.message}", field="steps") from error
 
     async def run(self, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
         """If the wait for this is cancelled, the step's process is ended, and replaced.
@@ -86,14 +86,15 @@ class Steps:
         return made
 
     async def _run(self, name: str, values: Mapping[str, memoryview]) -> tuple[_Process, dict[str, Made] | Raised]:
-        """A process that ended before it was asked is replaced by another one.
+        """A process that ended before it was asked is replaced by another one, a new one by none.
 
         Raises:
-            EOFError: it ended when it had begun.
+            EOFError: it ended when it had begun, or was new.
             KaasError: what keeps one from starting.
         """
         while True:
-            process = self._idle.pop() if self._idle else await _started(self._named)
+            new = not self._idle
+            process = await _started(self._named) if new else self._idle.pop()
             try:
                 if await process.begins(name, values):
                     return process, await process.made()
@@ -101,6 +102,8 @@ class Steps:
                 process.kill()
                 raise
             process.kill()
+            if new:
+                raise EOFError
 
     def close(self) -> None:
         self._closed = True
@@ -112,13 +115,24 @@ class _Process:
     """One that carries out steps, one at a time."""
 
     def __init__(self, named: dict[str, str]) -> None:
-        own, its = socket.socketpair()
-        with its:
-            self._child = Child("kaas.remote.step_process", (its.fileno(), named), files=[its.fileno()])
-        own.setblocking(False)
-        self._line, self._loop = own, asyncio.get_running_loop()
+        """
+        Raises:
+            KaasError: this machine starts no more of them.
+        """
+        self._loop = asyncio.get_running_loop()
         self._killed = False
-        on_end(self._loop, self._child.process.pid, self._ended)
+        try:
+            self._line, its = socket.socketpair()
+        except OSError as error:
+            raise KaasError(f"no line to a process: {error}") from error
+        self._line.setblocking(False)
+        try:
+            with its:
+                self._child = Child("kaas.remote.step_process", (its.fileno(), named), files=[its.fileno()])
+            self._child.on_end(self._loop, lambda _: self._ended())
+        except BaseException:
+            self._line.close()
+            raise
 
     async def ready(self) -> None:
         """
@@ -177,7 +191,6 @@ class _Process:
         self._line.close()
 
     def _ended(self) -> None:
-        self._child.process.wait()
         if not self._killed:  # others may hold its end
             self._line.shutdown(socket.SHUT_RDWR)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from kaas.pool.connect import connect
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.lines import Frames, Line
+from kaas.pool.loop import PoolLoop
 from kaas.pool.messages import Address, FromPeer, Hello
 from tests.patience import PATIENCE_S
 
@@ -31,7 +32,7 @@ class Running:
         self.faults: queue.Queue[dict[str, Any]] = queue.Queue()
         self.on_greet: Callable[[Peer, Hello], None] = lambda _peer, _hello: None
         self.on_receive: Callable[[Peer, FromPeer, Frames], None] = lambda _peer, _header, _frames: None
-        self.loop = asyncio.new_event_loop()
+        self.loop = PoolLoop()
         self.loop.set_exception_handler(lambda _loop, context: self.faults.put(context))
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()

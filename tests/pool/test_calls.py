@@ -21,6 +21,7 @@ from kaas.errors import DeviceLost, InputFailed, KaasError, NotInitialized, Pool
 from kaas.pool import messages, wire
 from kaas.pool.blocks import LEASED_AT_MOST, Inbox
 from kaas.pool.exchange import Exchange
+from kaas.pool.loop import PoolLoop
 from kaas.pool.messages import Ask, Block, Cancel, Drop, Failure, Framed, Named, Register, Release, Result, Submit
 from kaas.pool.packing import Caller, Signature, pack
 from kaas.session_calls import Calls
@@ -36,7 +37,7 @@ class FakePool:
 
     def __init__(self) -> None:
         self.arrived: queue.Queue[tuple[Any, Any, Sequence[Any]]] = queue.Queue()
-        self._loop = asyncio.new_event_loop()
+        self._loop = PoolLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._exchange = self._on_loop(self._open)

@@ -23,6 +23,7 @@ from kaas.pool import executor_worker, messages, wire
 from kaas.pool.blocks import Outbox
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.executor_worker import ExecutorWorker
+from kaas.pool.loop import PoolLoop
 from kaas.pool.lost import InputLost, Lost
 from kaas.pool.messages import Block, Done, Framed, FromPeer, Hello, Named, Need, Orphaned, ToPeer, Written
 from kaas.pool.packing import Caller, Signature, constant_key, pack
@@ -43,7 +44,7 @@ class Pool:
         self.peers: list[Peer] = []
         self.came = threading.Event()
         self._last = 0
-        self._loop = asyncio.new_event_loop()
+        self._loop = PoolLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._exchange = Exchange(self._loop, "here")

@@ -95,6 +95,10 @@ def raw(pool: Running) -> Iterator[Callable[[], Raw]]:
         yield come
 
 
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
 def arrived(pool: Running) -> Any:
     return pool.received.get(timeout=PATIENCE_S)
 
@@ -363,6 +367,25 @@ def test_a_line_that_was_interrupted_is_lost(
 
 
 # --- ends
+
+
+def test_who_ends_with_something_unread_is_forgotten(pool: Running) -> None:
+    """Of that the pool hears once: with what it has said itself and its end in one piece of news."""
+    before = descriptors()
+    stranger = Raw(pool.address.path)
+    stranger.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
+    assert messages.decode_to_peer(stranger.receive()[0]) == Welcome(pool.address.life, False)
+    peer, _ = pool.greeted.get(timeout=PATIENCE_S)
+
+    def end() -> None:
+        pool.exchange.send(peer, Release(1))
+        for number in range(3):
+            stranger.send(messages.encode(Cancel(number)))
+        stranger.stream.close()
+
+    pool.do(end)
+    assert [arrived(pool)[1] for _ in range(3)] == [Cancel(number) for number in range(3)]
+    until(lambda: descriptors() == before)
 
 
 def test_receiving_ends_in_time(line: Line) -> None:

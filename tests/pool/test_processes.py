@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import signal
@@ -17,9 +18,10 @@ from kaas.errors import DeviceUnavailable, KaasError
 from kaas.pool.messages import VERSION, Hello
 from kaas.pool.process_pool import Machine
 from kaas.pool.processes import Child, how_it_ended, on_end, pidfd
+from tests.loops import run
 
 CHILD = """
-import os, sys, threading
+import os, subprocess, sys, threading
 from kaas.errors import DeviceUnavailable
 from kaas.pool.processes import ordered, say_failed, say_ready
 
@@ -28,7 +30,12 @@ if orders == "fail":
     say_failed(says, DeviceUnavailable("no such device"))
 elif orders == "die":
     os._exit(5)
+elif orders == "mute":
+    os.close(says)
+    threading.Event().wait()
 else:
+    if orders == "help":  # by one that has all its files
+        helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, close_fds=False)
     say_ready(says, f"{orders} {os.getpid()} {os.getsid(0)} {os.environ['EXTRA']}".encode())
     threading.Event().wait()
 """
@@ -56,13 +63,50 @@ def test_a_child_is_ready_in_a_session_of_its_own() -> None:
     assert how_it_ended(child.process.wait()) == "killed by SIGKILL"
 
 
-@pytest.mark.parametrize(("orders", "error", "told"), [("fail", DeviceUnavailable, "no such"), ("die", KaasError, "5")])
+@pytest.mark.parametrize(
+    ("orders", "error", "told"),
+    [("fail", DeviceUnavailable, "no such"), ("die", KaasError, "5"), ("mute", KaasError, "killed by SIGKILL")],
+)
 def test_a_child_that_cannot_start_says_why(orders: str, error: type[KaasError], told: str) -> None:
     with pytest.raises(error, match=told) as raised:
         Child("a_child", orders).wait_ready()
     assert type(raised.value) is error
     with pytest.raises(error, match=told):
-        asyncio.run(Child("a_child", orders).ready())
+        run(Child("a_child", orders).ready())
+
+
+def test_a_child_is_ready_also_if_what_it_has_started_holds_its_files() -> None:
+    async def ready(child: Child) -> bytes:
+        return await child.ready()
+
+    for said in (Child.wait_ready, lambda child: run(ready(child))):
+        child = Child("a_child", "help", {"EXTRA": ""})
+        assert said(child).startswith(b"help ")
+        child.process.kill()
+        child.process.wait()
+
+
+def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(errno.EMFILE, str(pid))
+
+    async def watch() -> None:
+        child = Child("a_child", "stay")
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+        with pytest.raises(KaasError, match="cannot be watched"):
+            child.on_end(asyncio.get_running_loop(), lambda _: None)
+        assert child.process.returncode == -signal.SIGKILL
+
+    run(watch())
+
+
+def test_where_no_process_can_be_started_an_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(KaasError, match="no more processes"):
+        Child("a_child", "stay")
 
 
 def test_a_loop_hears_of_an_end_once_it_is_there() -> None:
@@ -80,7 +124,7 @@ def test_a_loop_hears_of_an_end_once_it_is_there() -> None:
         await gone.wait()
         return status
 
-    assert asyncio.run(watch()) == -signal.SIGKILL
+    assert run(watch()) == -signal.SIGKILL
 
 
 def test_children_end_with_a_parent_that_is_killed() -> None:
@@ -105,11 +149,11 @@ def test_a_program_that_cannot_be_watched_is_refused(pid: int) -> None:
     async def greet() -> None:
         machine = Machine(Config(devices=(Device("software"),)))
         for _ in range(2):
-            with pytest.raises(KaasError, match="cannot watch"):
+            with pytest.raises(KaasError, match="cannot be watched"):
                 machine.came(Hello(VERSION, "client", "a session", "1", pid))
         machine.came(Hello(VERSION, "client", "a session", "1", os.getpid()))
 
-    asyncio.run(greet())
+    run(greet())
 
 
 def test_a_process_has_as_many_files_as_it_may() -> None:

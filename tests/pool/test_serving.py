@@ -141,6 +141,26 @@ def test_all_leave_when_the_pool_has_ended(pool: Running) -> None:
     line.close()
 
 
+def test_an_end_that_comes_with_the_last_message_is_noticed(pool: Running) -> None:
+    """All are busy meanwhile, so that both are one piece of news."""
+    line = pool.connect("executor")
+    done = threading.Event()
+    served = Served(line, lambda number: number < THREADS, lambda _: done.wait(PATIENCE_S))
+    send(pool, range(THREADS))
+    got(served.given, THREADS)
+    peer = pool.greeted.get(timeout=PATIENCE_S)[0]
+
+    def last_words() -> None:
+        pool.exchange.send(peer, Release(100), [])
+        pool.exchange.close()
+
+    pool.do(last_words)
+    done.set()
+    assert all("ended" in str(lost) for lost in served.ended())
+    assert [number for number, _ in got(served.taken, THREADS + 1)][-1] == 100
+    line.close()
+
+
 def test_who_is_busy_when_it_is_closed_leaves_afterwards(pool: Running, line: Line) -> None:
     done = threading.Event()
     served = Served(line, lambda _: True, lambda _: done.wait(PATIENCE_S))

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from kaas.pool.loop import PoolLoop
 from kaas.remote import wire
 from kaas.remote.door import RemoteChannel, RemoteDoor
 from kaas.remote.keys import Keys, OwnKeys, new_client, own_keys
@@ -39,7 +40,7 @@ class Open:
         self.gone: queue.Queue[RemoteChannel] = queue.Queue()
         self.faults: queue.Queue[dict[str, Any]] = queue.Queue()
         self.on_receive: Callable[[RemoteChannel, list[Any]], object] = lambda _channel, _frames: None
-        self.loop = asyncio.new_event_loop()
+        self.loop = PoolLoop()
         self.loop.set_exception_handler(lambda _loop, context: self.faults.put(context))
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()

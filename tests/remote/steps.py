@@ -29,6 +29,27 @@ def fail(values: Mapping[str, bytes]) -> dict[str, Any]:
     raise LookupError(f"no {len(values)}")
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def fail_without_text(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
+    raise Mute
+
+
+def fail_with_half_a_letter(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
+    raise LookupError("half a letter: \ud800")
+
+
+def name_by_half_a_letter(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
+    return {"\ud800": b""}
+
+
+def name_by_number(values: Mapping[str, bytes]) -> dict[Any, Any]:
+    return dict(enumerate(values.values()))
+
+
 def end(values: Mapping[str, bytes]) -> dict[str, Any]:  # noqa: ARG001
     os._exit(1)
 

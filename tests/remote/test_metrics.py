@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kaas.errors import InvalidConfig
 from kaas.executor.tiers import TierUse
 from kaas.pool.ledger import Entry, Figures, Ledger
+from kaas.pool.loop import PoolLoop
 from kaas.pool.metrics import BOUNDS_S, Buckets, Measured, metrics
 from kaas.pool.ray_metrics import RayMetrics
 from kaas.remote.metrics import MetricsServer
@@ -42,7 +42,7 @@ class Scraped:
     """What a server says, its loop in a thread of its own."""
 
     def __init__(self, said: Callable[[], Measured]) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = PoolLoop()
         self._thread = Thread(target=self.loop.run_forever)
         self._thread.start()
         self.server = MetricsServer(self.loop, said, 0)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +19,33 @@ from kaas.errors import InvalidConfig, StepFailed
 from kaas.pool.processes import on_end
 from kaas.remote import tasks, wire
 from kaas.remote.steps import Steps
+from tests.loops import run
 from tests.patience import PATIENCE_S, until
 from tests.remote.conftest import Serve
 from tests.remote.servers import WIDTH, refused, scaled
 
-NAMED = {name: f"tests.remote.steps:{name}" for name in ("pid", "same", "end", "leave", "wait")}
+UNSAID = {
+    "fail_with_half_a_letter": r"LookupError: half a letter: \ud800",
+    "fail_without_text": "Mute: (its text raises RuntimeError)",
+    "name_by_half_a_letter": "UnicodeEncodeError: 'utf-8' codec can't encode character",
+}
+NAMED = {
+    name: f"tests.remote.steps:{name}" for name in ("pid", "same", "end", "leave", "wait", "name_by_number", *UNSAID)
+}
 
 
-def with_steps(scenario: Callable[[Steps], Awaitable[None]], processes: int = 1) -> None:
-    async def run() -> None:
-        steps = Steps(NAMED, processes, PATIENCE_S)
+def with_steps(
+    scenario: Callable[[Steps], Awaitable[None]], processes: int = 1, named: Mapping[str, str] = NAMED
+) -> None:
+    async def opened() -> None:
+        steps = Steps(named, processes, PATIENCE_S)
         await steps.open()
         try:
             await scenario(steps)
         finally:
             steps.close()
 
-    asyncio.run(run())
+    run(opened())
 
 
 async def pid_of(steps: Steps) -> int:
@@ -94,7 +107,7 @@ def test_all_end_with_their_server_also_if_one_has_before() -> None:
         steps.close()
         await ends[1]
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_one_that_is_not_waited_for_is_ended() -> None:
@@ -121,6 +134,70 @@ def test_values_of_all_sizes_come_and_go(size: int) -> None:
     with_steps(scenario)
 
 
+@pytest.mark.parametrize(("step", "said"), UNSAID.items())
+def test_what_cannot_be_said_fails_one_step_and_not_its_process(step: str, said: str) -> None:
+    async def scenario(steps: Steps) -> None:
+        first = await pid_of(steps)
+        with pytest.raises(StepFailed, match=re.escape(said)):
+            await steps.run(step, {})
+        assert await pid_of(steps) == first
+
+    with_steps(scenario)
+
+
+def test_names_are_text() -> None:
+    async def scenario(steps: Steps) -> None:
+        assert list(await steps.run("name_by_number", {"x": b"", "y": b""})) == ["0", "1"]
+
+    with_steps(scenario)
+
+
+def test_what_a_module_starts_keeps_no_step_from_its_work() -> None:
+    async def scenario(steps: Steps) -> None:
+        assert (await steps.run("same", {"x": b"x"}))["x"].data == b"x"
+
+    with_steps(scenario, named={"same": "tests.remote.starting_steps:same"})
+
+
+def test_one_that_ends_before_each_step_is_replaced_once() -> None:
+    async def scenario(steps: Steps) -> None:
+        for _ in range(2):  # with one that is idle, and with none
+            with pytest.raises(StepFailed, match="its process has ended"):
+                await steps.run("same", {"x": b"x"})
+
+    with_steps(scenario, named={"same": "tests.remote.idle_steps:same"})
+
+
+@contextmanager
+def files_left(count: int) -> Iterator[None]:
+    """No more than these can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first = os.dup(0)
+    os.close(first)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_without_files_for_a_process_a_step_fails(count: int) -> None:
+    async def scenario() -> None:
+        steps = Steps(NAMED, 1, PATIENCE_S)
+        opened = os.listdir("/proc/self/fd")
+        with files_left(count), pytest.raises(StepFailed, match="Too many open files"):
+            await steps.run("pid", {})
+        with files_left(count), pytest.raises(InvalidConfig, match="Too many open files") as caught:
+            await steps.open()
+        assert caught.value.field == "steps"
+        assert os.listdir("/proc/self/fd") == opened
+        await pid_of(steps)
+        steps.close()
+
+    run(scenario())
+
+
 def test_a_step_is_a_function_of_a_module() -> None:
     with pytest.raises(InvalidConfig) as caught:
         Steps({"name": "function"}, 1, 1.0)
@@ -139,14 +216,14 @@ def test_a_step_is_a_function_of_a_module() -> None:
 )
 def test_what_is_not_there_is_refused_and_not_imported_here(target: str, field: str, said: str) -> None:
     with pytest.raises(InvalidConfig, match=said) as caught:
-        asyncio.run(Steps({**NAMED, "bad": target}, 1, PATIENCE_S).open())
+        run(Steps({**NAMED, "bad": target}, 1, PATIENCE_S).open())
     assert caught.value.field == field
     assert not {"tests.remote.broken_steps", "tests.remote.leaving_steps"} & sys.modules.keys()
 
 
 def test_modules_that_take_too_long_are_refused() -> None:
     with pytest.raises(InvalidConfig, match="take longer than") as caught:
-        asyncio.run(Steps(NAMED, 1, 0.0).open())
+        run(Steps(NAMED, 1, 0.0).open())
     assert caught.value.field == "steps"
 
 
@@ -156,6 +233,16 @@ def test_a_server_says_so_and_does_not_start(tmp_path: Path) -> None:
         "InvalidConfig: steps.bad is 'tests.remote.steps:nothing': "
         "module 'tests.remote.steps' has no function 'nothing'\n"
     )
+
+
+def test_what_modules_print_is_not_what_the_server_says(serve: Serve) -> None:
+    server = serve({"steps": {"same": "tests.remote.printing_steps:same"}})
+    assert sorted(server.errors.read_text().splitlines()) == ["a line of a module's", "and of what it runs"]
+
+
+def test_a_server_without_its_folder_starts_no_step(serve: Serve, tmp_path: Path) -> None:
+    serve()
+    assert refused(tmp_path, {"steps": {"bad": "tests.remote.broken_steps:f"}}).startswith("UsageUnavailable: ")
 
 
 def test_a_server_that_ends_leaves_nothing_of_its_steps(serve: Serve) -> None:
