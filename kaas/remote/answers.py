@@ -73,7 +73,8 @@ def failure_of(number: int, error: BaseException) -> Failure:
 def message_of(error: KaasError) -> str:
     """What is wrong, in a sentence."""
     passed_on = type(error) is KaasError or isinstance(error, PASSED_ON)
-    return without_paths(error.message) if passed_on else _text(error.message)
+    message = error.message[:LONGEST_MESSAGE]  # before it is looked through: it may be a client's own, by a step
+    return without_paths(message) if passed_on else _text(message)
 
 
 def without_paths(text: str) -> str:
