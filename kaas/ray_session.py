@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kaas.config import Config
-from kaas.errors import InvalidConfig, KaasError, NotInitialized, PolicyError, PoolStopped
+from kaas.errors import ExecutorDied, InvalidConfig, KaasError, NotInitialized, PolicyError, PoolStopped
 from kaas.pool import wire
 from kaas.pool.messages import Address
 from kaas.pool.packing import Signature
@@ -182,16 +183,25 @@ class RaySession(Session):
         none of which it reserves.
 
         Raises:
-            What it raises, as Ray carries it.
+            KaasError: as it raises it. ExecutorDied: it gave nothing, for its process has ended, say.
         """
         kinds = {"GPU" if device.kind == "gpu" else SOFTWARE_RESOURCE for device in self.status().devices}
-        options: dict[str, Any] = {"num_cpus": 0, "max_calls": 1}
+        options: dict[str, Any] = {"num_cpus": 0, "max_calls": 1, "max_retries": 0}
         for node in ray.nodes():  # type: ignore[no-untyped-call]
             if node["Alive"] and kinds & node["Resources"].keys():
                 options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
         decorate: Any = ray.remote(**options)
-        made: T = await decorate(function).remote(*args)
-        return made
+        made = decorate(function).remote(*args)
+        try:
+            value: T = await made
+        except asyncio.CancelledError:
+            ray.cancel(made, force=True)
+            raise
+        except KaasError as error:
+            raise plain(error) from None
+        except ray.exceptions.RayError as error:
+            raise ExecutorDied(str(error), reason=str(error)) from error
+        return value
 
     def _answer(self, method: Any, *args: Any) -> Any:
         """What the pool's actor answers.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
+
+from kaas.errors import PoolStopped
 
 OPEN_LIMIT_S = 300.0
 """How long somebody waits for a front to open."""
@@ -28,12 +31,15 @@ class Front(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
-    """opened: the front, or why there is none. gone: nobody asks for it any more."""
+    """opened: the front, or why there is none. gone: nobody asks for it any more. served: it has begun. asking: so many
+    wait for it."""
 
     opened: asyncio.Future[Front]
-    gone: asyncio.Event
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    served: bool = False
+    asking: int = 0
 
 
 class Fronts:
@@ -42,39 +48,36 @@ class Fronts:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
 
-    def serve(self, session: str, opening: Awaitable[Front]) -> asyncio.Task[None]:
+    def serve(self, session: str, opener: Callable[[], Awaitable[Front]]) -> asyncio.Task[None]:
         """From a front's opening to its end; `end` counts from now on. The task raises what opening it does."""
-        return asyncio.get_running_loop().create_task(self._live(session, self._entry(session), opening))
+        entry = self._entry(session)
+        entry.served = True
+        task = asyncio.get_running_loop().create_task(_live(entry, opener))
+        task.add_done_callback(partial(self._ended, session, entry))  # it may be cancelled before it begins
+        return task
 
-    async def _live(self, session: str, entry: _Entry, opening: Awaitable[Front]) -> None:
-        try:
-            front = await opening
-        except BaseException as error:
+    def _ended(self, session: str, entry: _Entry, task: asyncio.Task[None]) -> None:
+        del self._entries[session]
+        if not entry.opened.done():
+            error = PoolStopped("it was given up before it opened") if task.cancelled() else task.exception()
+            assert error is not None, "it opens or raises"
             entry.opened.set_exception(error)
             entry.opened.exception()  # whoever asked for it is told here
-            raise
-        else:
-            entry.opened.set_result(front)
-            await self._serve(entry, front)
-        finally:
-            del self._entries[session]
-
-    async def _serve(self, entry: _Entry, front: Front) -> None:
-        ends = asyncio.ensure_future(front.left()), asyncio.ensure_future(entry.gone.wait())
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for end in ends:
-                end.cancel()
-            await front.close()
 
     async def opened(self, session: str) -> Front:
         """It may be asked for later than this.
 
         Raises:
-            TimeoutError; what opening it raises.
+            TimeoutError; PoolStopped; what opening it raises.
         """
-        return await asyncio.wait_for(asyncio.shield(self._entry(session).opened), OPEN_LIMIT_S)
+        entry = self._entry(session)
+        entry.asking += 1
+        try:
+            return await asyncio.wait_for(asyncio.shield(entry.opened), OPEN_LIMIT_S)
+        finally:
+            entry.asking -= 1
+            if not (entry.served or entry.asking):
+                del self._entries[session]
 
     def end(self, session: str) -> None:
         """Nobody asks for it any more: it ends as if its process did."""
@@ -83,5 +86,17 @@ class Fronts:
 
     def _entry(self, session: str) -> _Entry:
         if session not in self._entries:
-            self._entries[session] = _Entry(asyncio.get_running_loop().create_future(), asyncio.Event())
+            self._entries[session] = _Entry(asyncio.get_running_loop().create_future())
         return self._entries[session]
+
+
+async def _live(entry: _Entry, opener: Callable[[], Awaitable[Front]]) -> None:
+    front = await opener()
+    entry.opened.set_result(front)
+    ends = asyncio.ensure_future(front.left()), asyncio.ensure_future(entry.gone.wait())
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for end in ends:
+            end.cancel()
+        await front.close()

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -226,7 +227,7 @@ class PoolActor:
             ended = self._sessions.setdefault(session, asyncio.Event())  # it may end while this waits
             life = await self._opened()
             asks = asyncio.ensure_future(ended.wait())
-            opening = opener(life.service, life.ground)
+            opening = partial(opener, life.service, life.ground)
             serving = asyncio.ensure_future(self._thread.ask(life.fronts.serve, session, opening))
             await asyncio.wait((serving, asks), return_when=asyncio.FIRST_COMPLETED)
             asks.cancel()

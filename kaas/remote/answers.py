@@ -11,11 +11,11 @@ from kaas.errors import (
     ETaskFailed,
     ExecutorDied,
     InputFailed,
+    InvalidCode,
     InvalidRequest,
     KaasError,
     PolicyError,
     PoolStopped,
-    ProviderFailed,
     Quarantined,
     QueueFull,
     ResultLost,
@@ -35,8 +35,8 @@ PASSED_ON = (
     ETaskFailed,
     ExecutorDied,
     InputFailed,
+    InvalidCode,
     PolicyError,
-    ProviderFailed,
     Quarantined,
     ResultLost,
     StepFailed,
@@ -45,10 +45,13 @@ PASSED_ON = (
 """Errors whose message has such words. In all others there are none but KaaS's and the client's own."""
 HIDDEN = "\u2026"
 _PATH = re.compile(
-    r"""(['"])~?/(?!/)[^'"\n]*\1|"""  # in quotes it may have blanks
+    r"""'~?/[^'\n]*'|"~?/[^"\n]*"|"""  # in quotes it may have blanks
     r"""file:/+[^\s'"]+|"""
-    r"""(?<![\w./~-])~?/(?!/)[^\s'"():;,<>]+"""
+    r"""(?<![\w./~-])(?P<option>-[A-Za-z]+(?=/))?~?(?:(?<!:)/+|/)"""  # -I/usr/include, but not tcp://
+    r"""(?=[^\s'"():;,<>/])(?:(?:[^'"():;,<>\n]|(?<=\w)'(?=\w))*/)?"""  # it may have blanks, as far as to its last /
+    r"""(?:[^\s'"():;,<>]|(?<=\w)'(?=\w))*"""
 )
+"""Of a line of paths and other words all goes up to the last /: better too much than a name."""
 DEEPEST = 8
 """Of lists and maps in a field, one in the other."""
 LONGEST_MESSAGE = 16 << 10
@@ -70,11 +73,12 @@ def failure_of(number: int, error: BaseException) -> Failure:
 def message_of(error: KaasError) -> str:
     """What is wrong, in a sentence."""
     passed_on = type(error) is KaasError or isinstance(error, PASSED_ON)
-    return without_paths(error.message) if passed_on else _text(error.message)
+    message = error.message[:LONGEST_MESSAGE]  # before it is looked through: it may be a client's own, by a step
+    return without_paths(message) if passed_on else _text(message)
 
 
 def without_paths(text: str) -> str:
-    return _text(_PATH.sub(HIDDEN, text) if "/" in text else text)
+    return _text(_PATH.sub(rf"\g<option>{HIDDEN}", text) if "/" in text else text)
 
 
 def _field(name: str, value: Any) -> Any:

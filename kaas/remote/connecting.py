@@ -31,9 +31,10 @@ ATTEMPT_S = 5.0
 """Within this a server that is there says Welcome."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 """Between attempts."""
-HANG_UPS, HANG_UPS_S = 3, 2.0
-"""So many attempts in a row, over as long, that end in the handshake: then another one does not meet the server either.
-A server that keeps out an address for a while does so for less."""
+HANG_UPS, HANG_UPS_S, HANG_UPS_SHARE = 3, 2.0, 1 / 6
+"""So many attempts in a row, over as long and such a share of a client's patience, that end in the handshake: then
+another one does not meet the server either. One that keeps out an address does so for less, unless somebody floods it
+from there all the time; a relay hangs up as long as its server starts."""
 
 Connected = tuple[RemoteLine, wire.Welcome]
 
@@ -83,7 +84,7 @@ class Way:
         stop = stop_after_delay(self._patience_s) | stop_when_event_set(stopped)
         attempts = Retrying(
             retry=retry_if_exception_type(_Missed),
-            stop=stop if self._met else stop | _HungUp(),  # one that was met has had the right key
+            stop=stop if self._met else stop | _HungUp(self._patience_s),  # one that was met has had the right key
             wait=wait_random_exponential(SHORTEST_PAUSE_S, LONGEST_PAUSE_S),
             sleep=sleep_using_event(stopped),
             before_sleep=lambda _: meanwhile(),
@@ -152,15 +153,16 @@ class _Missed(LineLost):
 class _HungUp(stop_base):
     """Whoever is there always hangs up: that is all that a server says to who has not got its key."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float) -> None:
         self._at_s: list[float] = []
+        self._limit_s = max(HANG_UPS_S, HANG_UPS_SHARE * patience_s)
 
     def __call__(self, state: RetryCallState) -> bool:
         if state.outcome is None or str(state.outcome.exception()) != HUNG_UP:
             self._at_s.clear()
             return False
         self._at_s.append(time.monotonic())
-        return len(self._at_s) >= HANG_UPS and self._at_s[-1] - self._at_s[0] >= HANG_UPS_S
+        return len(self._at_s) >= HANG_UPS and self._at_s[-1] - self._at_s[0] >= self._limit_s
 
 
 def _welcome(line: RemoteLine) -> wire.Welcome:

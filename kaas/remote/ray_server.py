@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from kaas.errors import InvalidConfig, KaasError, UsageUnavailable
+from kaas.errors import ExecutorDied, InvalidConfig, KaasError, UsageUnavailable
 from kaas.pool.objects import HeldObjects
 from kaas.pool.own_etasks import OwnETasks
 from kaas.pool.ray_ground import RayGround
@@ -43,11 +44,11 @@ async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
     session, first = _opened(settings)
     with state_folder(settings) as folder:
         path = tuple(map(os.path.abspath, sys.path))
-        loop = asyncio.get_running_loop()
-        for name in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(name, _drain, session, f"it got {name.name}")
+        leave = _leave()
         try:
-            await _find_etasks(settings, session, path)
+            if not await _unless(leave, _find_etasks(settings, session, path)):
+                return
+            leave.add_done_callback(lambda told: _drain(session, told.result()))
             opener = partial(open_front, _settled(settings), folder.absolute(), path)
             served = asyncio.wrap_future(session.pool.serve.remote(session.id, opener).future())
             opened = asyncio.wrap_future(session.pool.endpoint.remote(session.id).future())
@@ -60,6 +61,33 @@ async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
         finally:
             if first:
                 session.shut_down()
+
+
+def _leave() -> asyncio.Future[str]:
+    """Why to leave, once a signal says so."""
+    loop = asyncio.get_running_loop()
+    leave: asyncio.Future[str] = loop.create_future()
+
+    def tell(name: str) -> None:
+        if not leave.done():
+            leave.set_result(f"it got {name}")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, tell, number.name)
+    return leave
+
+
+async def _unless(leave: asyncio.Future[str], work: Coroutine[Any, Any, None]) -> bool:
+    """Do work, unless somebody says to leave before it is done: then it is cancelled."""
+    doing = asyncio.ensure_future(work)
+    await asyncio.wait((doing, leave), return_when=asyncio.FIRST_COMPLETED)
+    if doing.done():
+        await doing
+    else:
+        doing.cancel()
+        with suppress(asyncio.CancelledError):
+            await doing
+    return not leave.done()
 
 
 def _opened(settings: Settings) -> tuple[RaySession, bool]:
@@ -87,7 +115,7 @@ async def _find_etasks(settings: Settings, session: RaySession, path: Sequence[s
     """Look for them once, before anybody is let in.
 
     Raises:
-        InvalidConfig, as Ray carries it
+        InvalidConfig
     """
     targets = {f"etasks.{name}.function": each.function for name, each in settings.etasks.items()}
     limit_s = settings.pool.start_limit_s
@@ -99,6 +127,8 @@ async def _find_etasks(settings: Settings, session: RaySession, path: Sequence[s
     except TimeoutError as error:
         message = f"the modules of eTasks take longer than the {limit_s:g} s that a worker may take to start"
         raise InvalidConfig(message, field="etasks") from error
+    except ExecutorDied as error:
+        raise InvalidConfig(f"the modules of eTasks cannot be imported: {error.message}", field="etasks") from error
 
 
 def _drain(session: RaySession, reason: str) -> None:

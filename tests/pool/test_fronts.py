@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kaas.errors import InvalidConfig
+from kaas.errors import InvalidConfig, PoolStopped
+from kaas.pool import fronts as pool_fronts
 from kaas.pool.fronts import Fronts
 from kaas.pool.loop import PoolThread
 from tests.patience import PATIENCE_S
@@ -41,7 +42,7 @@ def test_it_is_closed_when_nobody_asks_for_it_or_it_has_drained(end: Callable[[F
         fronts, door = Fronts(), Door()
         opened = asyncio.ensure_future(fronts.opened("a"))  # it is asked for before it is there
         await asyncio.sleep(0)
-        serving = fronts.serve("a", opening(door))
+        serving = fronts.serve("a", lambda: opening(door))
         assert (await opened).endpoint == "there"
         end(fronts, door)
         await serving
@@ -56,7 +57,7 @@ def test_who_has_ended_while_the_pool_opened_is_not_served() -> None:
     fronts, door, there = Fronts(), Door(), PoolThread()
 
     async def life() -> None:
-        serving = asyncio.ensure_future(there.ask(fronts.serve, "a", opening(door)))
+        serving = asyncio.ensure_future(there.ask(fronts.serve, "a", lambda: opening(door)))
         await asyncio.sleep(0)
         there.post(fronts.end, "a")
         there.start()
@@ -75,8 +76,45 @@ def test_why_it_does_not_open_is_told_to_all_who_ask() -> None:
         fronts = Fronts()
         waits: list[Awaitable[object]] = [asyncio.ensure_future(fronts.opened("a"))]
         await asyncio.sleep(0)
-        waits.append(fronts.serve("a", fails()))
+        waits.append(fronts.serve("a", fails))
         for error in await asyncio.gather(*waits, return_exceptions=True):
             assert isinstance(error, InvalidConfig)
+
+    asyncio.run(life())
+
+
+def test_one_that_is_given_up_before_it_begins_leaves_nothing() -> None:
+    async def life() -> None:
+        fronts, door = Fronts(), Door()
+        asked = asyncio.ensure_future(fronts.opened("a"))
+        await asyncio.sleep(0)
+        fronts.end("a")
+        fronts.serve("a", lambda: opening(door)).cancel()
+        with pytest.raises(PoolStopped):
+            await asked
+        again = fronts.serve("a", lambda: opening(door))
+        assert await fronts.opened("a") is door
+        again.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await again
+
+    asyncio.run(life())
+
+
+def test_one_that_never_comes_is_forgotten_with_the_last_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def life() -> None:
+        fronts, door = Fronts(), Door()
+        given_up, waits = asyncio.ensure_future(fronts.opened("a")), asyncio.ensure_future(fronts.opened("a"))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait((given_up,))
+        serving = fronts.serve("a", lambda: opening(door))
+        assert await waits is door
+        fronts.end("a")
+        await serving
+        monkeypatch.setattr(pool_fronts, "OPEN_LIMIT_S", 0.0)
+        with pytest.raises(TimeoutError):
+            await fronts.opened("a")
+        assert not fronts._entries
 
     asyncio.run(life())

@@ -18,7 +18,7 @@ import kaas
 from kaas.errors import NotInitialized, Unreachable
 from kaas.pool.lines import LineLost
 from kaas.remote import connecting, wire
-from kaas.remote.connecting import HANG_UPS, Connected, Way
+from kaas.remote.connecting import HANG_UPS, HANG_UPS_SHARE, Connected, Way
 from kaas.remote.keys import Keys
 from kaas.remote.remote_line import HUNG_UP, NOBODY, NOWHERE
 from tests.patience import PATIENCE_S, until
@@ -79,14 +79,15 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_a_server_with_another_key_is_told_from_one_that_is_not_there(
-    tmp_path: Path, threads: ThreadPoolExecutor
+    tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connecting, "HANG_UPS_SHARE", 0.0)
     own = client_keys(tmp_path / "keys", "alice")
     opened = Open(Keys(tmp_path / "keys"))
     another = zmq.curve_keypair()[0].decode()
     try:
-        with kaas.Client(opened.door.endpoint, keys=own, server_key=another, patience_s=10 * PATIENCE_S) as client:
-            error = threads.submit(client.status).exception(PATIENCE_S)
+        with kaas.Client(opened.door.endpoint, keys=own, server_key=another, patience_s=PATIENCE_S) as client:
+            error = threads.submit(client.status).exception(PATIENCE_S / 2)
     finally:
         opened.close()
     assert isinstance(error, Unreachable)
@@ -105,6 +106,7 @@ def test_a_server_that_was_met_is_looked_for_further(
     server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connecting, "HANG_UPS_S", 0.0)
+    monkeypatch.setattr(connecting, "HANG_UPS_SHARE", 0.0)
     with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
         assert client.status() == STATUS
         server.stop()
@@ -114,14 +116,17 @@ def test_a_server_that_was_met_is_looked_for_further(
         assert asked.result(PATIENCE_S) == STATUS
 
 
+@pytest.mark.parametrize(("torn_off", "share"), [(True, 0.0), (False, HANG_UPS_SHARE)])
 def test_a_relay_without_a_server_behind_it_is_no_server_with_another_key(
-    server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, torn_off: bool, share: float
 ) -> None:
+    """One that ends connections in good order cannot be told from it, but by what comes within a share of patience."""
     monkeypatch.setattr(connecting, "HANG_UPS_S", 0.0)
+    monkeypatch.setattr(connecting, "HANG_UPS_SHARE", share)
     server.stop()
     with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
         asked = threads.submit(client.status)
-        replaced(server, torn_off=True)
+        replaced(server, torn_off=torn_off)
         server.start()
         assert asked.result(PATIENCE_S) == STATUS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from kaas import errors
 from kaas.api import attach
 from kaas.pool.ray_hosts import SOFTWARE_RESOURCE
 from kaas.remote import wire
-from tests.patience import PATIENCE_S
-from tests.remote.servers import DEVICE, WIDTH, Server, refused, scaled
+from kaas.serve_command import READY
+from tests.patience import PATIENCE_S, until
+from tests.remote.servers import DEVICE, WIDTH, Server, refused, scaled, started
 
 pytestmark = pytest.mark.ray
 
@@ -51,14 +53,14 @@ def settings() -> dict[str, Any]:
     }
 
 
-def started(folder: Path) -> Server:
+def served(folder: Path) -> Server:
     return Server(folder, settings())
 
 
 @pytest.fixture(scope="module")
 def server(own_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:  # noqa: ARG001 - none runs
     ray.init("local", resources={SOFTWARE_RESOURCE: 4}, include_dashboard=False)
-    server = started(tmp_path_factory.mktemp("server"))
+    server = served(tmp_path_factory.mktemp("server"))
     attach(NAME)
     yield server
     server.close()
@@ -114,6 +116,40 @@ def test_what_is_not_there_is_refused_and_the_pool_goes_on(
     assert f"InvalidConfig: etasks.bad.function is {target!r}: {said}\n" in refused(
         tmp_path, {**settings(), "etasks": etasks}
     )
+    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+
+
+def stand_in(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Settings with one eTask, of a module that servers find. code: what importing that does."""
+    (folder / "stand_in.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    return {**settings(), "etasks": {"it": {**ETASKS["double"], "function": "stand_in:f"}}}
+
+
+def test_a_module_that_ends_its_process_is_imported_once(
+    alice: kaas.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = tmp_path / "times"
+    code = f"import os\nopen({str(times)!r}, 'a').write('.')\nos._exit(3)"
+    said = refused(tmp_path, stand_in(tmp_path, code, monkeypatch))
+    assert "InvalidConfig: the modules of eTasks cannot be imported: " in said
+    assert "Traceback" not in said
+    assert times.read_text() == "."
+    assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
+
+
+def test_a_signal_while_modules_are_imported(
+    alice: kaas.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    code = f"import os, threading\nopen({str(begun)!r}, 'w').write(str(os.getpid()))\nthreading.Event().wait()"
+    process = started(tmp_path, stand_in(tmp_path, code, monkeypatch), subprocess.PIPE)
+    importing = int(begun.read_text())
+    process.terminate()
+    assert READY.encode() not in process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 0
+    until(lambda: not Path(f"/proc/{importing}").exists())
     assert (alice.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
 
 
@@ -200,14 +236,14 @@ def test_it_ends_and_leaves_no_pool_of_its_own(server: Server, alice: kaas.Clien
 def test_one_that_is_killed_takes_its_door_along_and_leaves_the_pool(server: Server) -> None:
     """Which the next one finds."""
     x = np.arange(LARGE, dtype=np.float32)
-    first = started(server.folder)
+    first = served(server.folder)
     with kaas.Client(first.endpoint, keys=first.key_of("alice"), patience_s=PATIENCE_S) as alice:
         assert (alice.call("five", {"x": ONES}).result(PATIENCE_S) == 5).all()
         told = alice.call("sums", {"x": x, "y": x}, key="once").result(PATIENCE_S)
         assert (told.about == alice.get("about")).all()  # an earlier life's answer: it is not run again
     pool = ray.get_actor(NAME, namespace="kaas")
     first.process.kill()
-    second = started(server.folder)
+    second = served(server.folder)
     with kaas.Client(second.endpoint, keys=second.key_of("alice"), patience_s=PATIENCE_S) as alice:
         assert (alice.call("five", {"x": ONES}).result(PATIENCE_S) == 5).all()
     second.terminate()
