@@ -24,6 +24,7 @@ from kaas.pool.beside import Get, Objects, Parts, same
 from kaas.pool.blocks import Inbox
 from kaas.pool.connect import connect
 from kaas.pool.executor_work import Told, Work, evicted, record_of
+from kaas.pool.huge_pages import use_huge_pages_soon
 from kaas.pool.lines import LineLost
 from kaas.pool.lives import Life, Lives, Running
 from kaas.pool.messages import Done
@@ -100,6 +101,7 @@ class ExecutorWorker:
         device = open_device(self._device.kind, memory_bytes=self._device.memory_bytes)
         executor = Executor(device, **self._options, on_write_back=self.written)
         self.serve(executor, address)
+        use_huge_pages_soon()
         info, slots = device.info(), self._options["slots"]
         return WorkerInfo(os.getpid(), self._node, info.name, info.memory_bytes, info.compute_capability, slots)
 

@@ -18,6 +18,7 @@ from kaas.pool.core import Pool
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.executors import Executors
 from kaas.pool.functions import RegisteredFunction
+from kaas.pool.huge_pages import use_huge_pages_soon
 from kaas.pool.messages import Address, Done, FromPeer, Hello, Need, Orphaned, Written
 from kaas.pool.metrics import Measured
 from kaas.pool.payloads import Orders, Payload
@@ -95,6 +96,7 @@ class Service:
         service = cls(name, config, ground, store)
         service._exchange.open(service._receive, service._greet)
         service.pool.open(await service._executors.survivors() if ground.again else (), store)
+        use_huge_pages_soon()
         return service
 
     @property

@@ -252,7 +252,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert trace["otherData"]["requests"] == sum(event["cat"] == "request" for event in slices) > 0
     assert {event["name"] for event in slices if event["cat"] == "stage"} == set(STAGES)
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
-    assert {"queue of bob", "device 0", "slot 0"} <= names
+    assert {"queue of bob", "slot 0"} <= names
+    assert names & {"device 0", "device 1"}, "the last that was free may run them all"
 
 
 @pytest.mark.usefixtures("pool")
