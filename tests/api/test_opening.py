@@ -69,9 +69,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def said(file: int) -> list[str]:
-    """The next line."""
-    assert select.select([file], [], [], PATIENCE_S)[0]
-    return os.read(file, 1 << 10).decode().split()
+    """The next line; an unbuffered program writes it in pieces."""
+    line = b""
+    while not line.endswith(b"\n"):
+        assert select.select([file], [], [], PATIENCE_S)[0]
+        piece = os.read(file, 1 << 10)
+        assert piece, f"it ended after {line!r}"
+        line += piece
+    return line.decode().split()
 
 
 def opening(folder: Path) -> int:
