@@ -54,6 +54,10 @@ class Account:
         return self.charged_s / self.weight
 
 
+NOBODY = Account("")
+"""Whose requests are, of which an earlier life of the pool has left no client; it is among no Accounts."""
+
+
 class Accounts:
     """All clients. Whoever comes back after a time without requests starts at the time per weight of the least of those
     who are there, or of the last who was, if it had less: absence saves nothing up."""

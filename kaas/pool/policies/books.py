@@ -26,7 +26,7 @@ class Request(msgspec.Struct, eq=False):
     what its client was charged at the dispatch; None if an earlier life of the pool dispatched it."""
 
     id: int
-    account: Account | None
+    account: Account
     crew: Crew
     inputs: tuple[ObjectUse, ...] = ()
     deadline_s: float | None = None
@@ -41,13 +41,12 @@ class Request(msgspec.Struct, eq=False):
         return self.deadline_s is not None and self.deadline_s <= now_s
 
 
-@dataclass(slots=True, eq=False)
-class Queue:
-    """The ready requests of one client at one crew, the oldest first."""
+class Queue(msgspec.Struct, eq=False):
+    """The ready requests of one client at one crew, the oldest first. It is there while there are any."""
 
     account: Account
-    requests: dict[int, Request] = field(default_factory=dict)
-    order: list[int] = field(default_factory=list)
+    requests: dict[int, Request] = {}
+    order: list[int] = []
     """Heap of ids; those that left `requests` are skipped."""
 
     def push(self, request: Request) -> None:

@@ -20,7 +20,7 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.policies.accounts import Accounts
+from kaas.pool.policies.accounts import NOBODY, Accounts
 from kaas.pool.policies.books import Crew, Device, Request, Serves, Territory, Worker
 
 FAILED_STARTS = 3
@@ -382,7 +382,7 @@ class Fleet:
         if crew.serves.client:
             return self._accounts.weight(crew.serves.client)
         clients = {queue.account for queue in crew.queues.values()}
-        clients.update(r.account for w in crew.workers.values() for r in w.running.values() if r.account is not None)
+        clients.update(r.account for w in crew.workers.values() for r in w.running.values() if r.account is not NOBODY)
         return sum(account.weight for account in clients) or 1.0
 
     def _may_go(self, worker: Worker, heir: Crew) -> bool:
