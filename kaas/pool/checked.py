@@ -155,7 +155,7 @@ class Checked:
             case WorkerGone(worker=worker):
                 self._lose(worker)
             case Residency(worker=worker):
-                up = worker in self._workers and self._workers[worker].slots
+                up = worker in self._workers and self._workers[worker].slots > 0
                 self._require(up, f"heard of the caches of unknown worker {worker}")
             case Utilisation(device=device):
                 self._require(device in self._on_device, f"heard of unknown device {device}")
@@ -232,7 +232,7 @@ class Checked:
                 self._workers[worker].stopping = True
                 self._usable.pop(worker, None)
             case Prefetch(worker=worker) | Evict(worker=worker):
-                up = worker in self._workers and self._workers[worker].slots
+                up = worker in self._workers and self._workers[worker].slots > 0
                 self._require(up, f"changed the cache of unknown worker {worker}")
                 keys = all(isinstance(key, bytes) for key in decision.keys)
                 self._require(keys, f"named what is no key: {decision!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from struct import Struct, pack, unpack_from
 from typing import Any
 
@@ -61,7 +61,7 @@ class Stream:
             ConnectionError: the other end has ended
         """
         parts = [header, *[frame if type(frame) is bytes else _flat(frame) for frame in frames]]
-        sizes = [len(part) for part in parts]
+        sizes = list(map(len, parts))
         head = pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
         if sum(sizes) < LARGE_BYTES:
             whole = b"".join((head, *parts))
@@ -130,17 +130,14 @@ class Stream:
             if body > end:
                 break
             sizes = unpack_from(f"<{count}Q", data, at + _COUNT.size)
-            if end - body < sum(sizes):
-                if body - at + sum(sizes) > CHUNK_BYTES:
+            bounds = list(accumulate(sizes, initial=body))
+            if bounds[-1] > end:
+                if bounds[-1] - at > CHUNK_BYTES:
                     self._large = _Large(sizes, data[body:])
                     at = end
                 break
-            at = body
-            frames: Frames = []
-            for size in sizes:
-                frames.append(data[at : at + size])
-                at += size
-            messages.append(frames)
+            messages.append([data[begin:till] for begin, till in pairwise(bounds)])
+            at = bounds[-1]
         self._rest = data[at:]
         return messages
 
