@@ -100,7 +100,9 @@ class Worker:
     expected_s: float = 0.0
     used: int = 0
     version: int = 0
-    """Counts what changes its place among the offers of its crew."""
+    """Of its place among the offers of its crew, each of which has another one."""
+    busier: bool = False
+    """A slot of it was taken since it got that place, which is a worse one now."""
 
     @property
     def usable(self) -> bool:
@@ -150,7 +152,8 @@ class Crew:
     slots: int = 1
     """Of a worker, as last seen."""
     offers: list[tuple[tuple[float, ...], int, int, Worker]] = field(default_factory=list)
-    """Heap of workers with a free slot, all of them, the best first; entries whose version has passed are skipped."""
+    """Heap of workers with a free slot, all of them, the best first; entries whose version has passed are skipped, and
+    a worker that is busier gets a new place when it comes to the top."""
 
     @property
     def provided(self) -> int:

@@ -303,11 +303,9 @@ class Scheduler:
     def _decide(self) -> list[Decision]:
         fleet = self._fleet
         if self._stirred:
-            stirred = list(self._stirred)
-            self._stirred.clear()
-            if len(stirred) > 1:
-                stirred = sorted((crew for crew in stirred if crew.ready), key=self.urgency)
-            for crew in stirred:
+            stirred, self._stirred = self._stirred, {}
+            alone = len(stirred) == 1
+            for crew in stirred if alone else sorted((crew for crew in stirred if crew.ready), key=self.urgency):
                 self._dispatch_crew(crew)
         if fleet.promised:
             fleet.keep_promises()
