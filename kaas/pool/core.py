@@ -152,7 +152,6 @@ class Pool:
         except KaasError as error:
             self._ledger.write(Entry(call.label, call.client, None, type(error).__name__))
             raise
-        self._sessions.uses(call.session, call.client)
         now_s = self._loop.time()
         request = Request(next(self._ids), call, now_s, Answer())
         self._requests[request.id] = request
@@ -164,6 +163,7 @@ class Pool:
             if not request.inputs_exist:
                 request.inputs.add_done_callback(lambda waited: self._inputs_ready(request, waited))
         self._tell(request.arrival(now_s))
+        self._sessions.uses(call.session, call.client)
         return request
 
     def cancelled(self, request: Request) -> None:
@@ -380,15 +380,15 @@ class Pool:
     def _dispatch(self, decision: Dispatch) -> None:
         request, worker = self._requests[decision.request], self._workers[decision.worker]
         request.worker, request.slot = worker, decision.slot
-        self._backlog.leave(request.call.client)
         request.dispatched_s = self._loop.time()
         worker.running[request.id] = request
         self._run(request, worker)
+        self._backlog.leave(request.call.client)
 
     def _run(self, request: Request, worker: Worker) -> None:
+        reply = self._transport.run(worker.id, request.slot, request.call)  # what can wait comes while it is busy
         self._limits.begun(request)
         ran = partial(self._ran, request, worker)
-        reply = self._transport.run(worker.id, request.slot, request.call)
         if not isinstance(reply, Answer):
             reply = Answer.of(self._background.begin(reply))
         if reply.done():
