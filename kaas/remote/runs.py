@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from kaas.remote.delivery import ENDED, Delivery, kept_bytes
 from kaas.remote.holdings import Holdings
 from kaas.remote.invocations import check_deadline, given_values, invocation_of
 from kaas.remote.making import RemoteFunction
-from kaas.remote.metering import Meter
+from kaas.remote.metering import Meter, unanswered
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session
 from kaas.remote.steps import Made, Steps
 from kaas.remote.values import Given
@@ -253,12 +253,11 @@ class Runs:
         run.moved_bytes += run.nbytes
         if outcome != SUCCEEDED and self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
             request.left = partial(self._left, run, request, outcome)
+            self._delivery.end(run)
         elif run.remote is not None and outcome == SUCCEEDED:
             self._task(self._after(run, request, run.remote))
-            return
         else:
-            self._settle(run, request, outcome)
-        self._delivery.end(run)
+            self._settle(run, request, outcome, partial(self._delivery.end, run))
 
     async def _after(self, run: Run, request: Request, remote: RemoteFunction) -> None:
         """Have a step make other outputs out of them, and store those that stay; and what is not to be run again."""
@@ -295,14 +294,15 @@ class Runs:
         said = lasting.entry(run.client.name, run.key, run.asked, run.label, run.outputs, run.frames)
         return {lasting.ANSWERS: {run.key: said}}
 
-    def _settle(self, run: Run, request: Request, outcome: str) -> None:
-        if self.closed and outcome != "cancelled":  # so is the usage: it is run again in the next life
-            _fail(run, PoolStopped(ENDED))
-            return
+    def _settle(self, run: Run, request: Request, outcome: str, answer: Callable[[], object] = unanswered) -> None:
+        """Charge for it, then answer."""
         try:
-            self._charge(run, request, outcome)
-        except UsageUnavailable as error:  # nothing is given that is not charged
+            if self.closed and outcome != "cancelled":  # so is the usage: it is run again in the next life
+                raise PoolStopped(ENDED)
+            self._charge(run, request, outcome, answer)
+        except (PoolStopped, UsageUnavailable) as error:  # nothing is given that is not charged
             _fail(run, error)
+            answer()
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:
         if self.closed:  # so is the usage
@@ -310,13 +310,17 @@ class Runs:
         with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
             self._charge(run, request, outcome)
 
-    def _charge(self, run: Run, request: Request, outcome: str) -> None:
+    def _charge(
+        self, run: Run, request: Request, outcome: str, answer: Callable[[], object] = unanswered
+    ) -> None:
         """
         Raises:
             UsageUnavailable
         """
-        sizes = run.input_bytes, run.nbytes, run.moved_bytes
-        self._meter.ended(run.client.name, run.label, run.key, outcome, *sizes, request.record)
+        client, label, moved_bytes = run.client.name, run.label, run.moved_bytes
+        self._meter.ended(
+            client, label, run.key, outcome, run.input_bytes, run.nbytes, moved_bytes, request.record, answer
+        )
 
 
 def _fail(run: Run, error: Exception) -> None:
