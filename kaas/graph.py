@@ -32,6 +32,9 @@ class KTask:
         outputs: what comes back, in this order: buffers or their names.
         iterations: how often the whole list runs; a kaas.Scalar of an integer kind leaves it to each invocation.
         name: for people; part of the content hash like everything else.
+
+    Fields:
+        label: the name, or the first kernel's symbol with the first digits of the hash.
     """
 
     kernels: tuple[Kernel, ...]
@@ -43,6 +46,7 @@ class KTask:
     edges: tuple[tuple[int, int], ...] = field(repr=False)
     scalars: Mapping[str, str] = field(repr=False)
     key: str = field(repr=False)
+    label: str = field(repr=False)
 
     def __init__(
         self,
@@ -69,7 +73,9 @@ class KTask:
         object.__setattr__(self, "temporaries", temporaries)
         object.__setattr__(self, "edges", _edges(kernels))
         object.__setattr__(self, "scalars", MappingProxyType(_scalars(kernels, self.iterations)))
-        object.__setattr__(self, "key", codec.content_hash(self))
+        key = codec.content_hash(self)
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "label", name or f"{kernels[0].symbol}-{key[:8]}")
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -89,11 +95,6 @@ class KTask:
         """Inputs that some kernel writes: each request works on its own copy of them."""
         written = {buffer for kernel in self.kernels for buffer in kernel.writes}
         return tuple(buffer for buffer in self.inputs if buffer in written)
-
-    @property
-    def label(self) -> str:
-        """The name, or the first kernel's symbol with the first digits of the hash."""
-        return self.name or f"{self.kernels[0].symbol}-{self.key[:8]}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, strings, numbers and bytes; `from_dict` is its inverse."""

@@ -41,7 +41,7 @@ class Admitted(msgspec.Struct, frozen=True):
 
     Fields:
         at_s: when, by `perf_counter`. store_s: seconds spent fetching.
-        memory_s: waiting for room, allocating and freeing.
+        memory_s: looking for what is there and waiting for room, allocating and freeing.
     """
 
     inputs: Inputs
@@ -77,40 +77,38 @@ class Admission:
         try:
             while True:
                 with self._gate.lock:
-                    inputs, lease, seconds = self._enter(wanted, fetched)
-                    memory_s += seconds
+                    began = perf_counter()
+                    inputs, lease = self._enter(wanted, fetched)
+                    at_s = perf_counter()
+                    memory_s += at_s - began
                     if lease is not None:
                         if own:
                             self._fetches.forget(own)
-                        break
+                        return Admitted(inputs, lease, at_s, store_s, memory_s)
                 # What has been fetched is kept, so that this happens at most once for each object.
-                fetching = perf_counter()
                 fetched.update(self._fetches.fetch(inputs.missing, own))
-                store_s += perf_counter() - fetching
+                store_s += perf_counter() - at_s
         except BaseException:
             with self._gate.lock:
                 self._fetches.forget(own)
             raise
-        return Admitted(inputs, lease, perf_counter(), store_s, memory_s)
 
-    def _enter(self, wanted: Wanted, fetched: Mapping[bytes, Arriving]) -> tuple[Inputs, Lease | None, float]:
+    def _enter(self, wanted: Wanted, fetched: Mapping[bytes, Arriving]) -> tuple[Inputs, Lease | None]:
         """Inputs with all that they need or, while some are missing, without."""
         self._gate.check()
-        began = perf_counter()
-        gathering_s = 0.0
         place = object()
         try:
             while True:
                 if not self._queue or self._queue[0] is place:
-                    gathering = perf_counter()
                     inputs = wanted.gather(fetched)
-                    gathering_s += perf_counter() - gathering
-                    lease = None if inputs.missing else self._reserve(wanted, inputs)
-                    if isinstance(lease, Unsaved):
+                    if inputs.missing:
+                        return inputs, None
+                    lease = self._reserve(wanted, inputs)
+                    if isinstance(lease, Lease):
+                        return inputs, lease
+                    if lease is not None:
                         self._save(lease, place)
                         continue
-                    if inputs.missing or lease is not None:
-                        return inputs, lease, perf_counter() - began - gathering_s
                 if place not in self._queue:
                     self._queue.append(place)
                 self._gate.wait()
@@ -128,8 +126,8 @@ class Admission:
         self._gate.check()
 
     def _reserve(self, wanted: Wanted, inputs: Inputs) -> Lease | Unsaved | None:
-        """None: not now. What an object that never came leaves behind goes as soon as those know who had waited."""
-        if self._memory.broken(inputs.objects) or (inputs.made and not self._made_anew(inputs.made)):
+        """None: not now."""
+        if inputs.made and not self._made_anew(inputs.made):
             return None
         arena_bytes = wanted.layout(inputs.resident, inputs.kept_mask).nbytes if wanted.layout is not None else 0
         lease = self._memory.take(inputs, wanted.slot, arena_bytes)

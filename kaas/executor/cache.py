@@ -58,11 +58,8 @@ class Reservation(msgspec.Struct, frozen=True):
 
     @property
     def changes(self) -> bool:
-        """Whether there is anything to free or to allocate."""
-        return (
-            bool(self.loads or self.victims or self.host_victims or self.arenas_freed)
-            or self.arena_bytes != self.arena_bytes_before
-        )
+        """Whether there is anything to free or to allocate: who frees makes room for something."""
+        return bool(self.loads) or self.arena_bytes != self.arena_bytes_before
 
     @property
     def arenas_before(self) -> dict[int, int]:
@@ -163,7 +160,7 @@ class ObjectCache(Generic[D, H]):
         there = self.device.values
         if made and any(key in there or key in self.host.values for key in made):
             raise ValueError("an object that is to be made is already there")
-        hits = tuple(key for key in objects if key in there)
+        hits = tuple(filter(there.__contains__, objects))
         before = self.arenas.get(slot, 0) if slot is not None else 0
         if len(hits) == len(objects) and arena_bytes <= before:
             reservation = Reservation(hits, {}, (), slot, before, before)
@@ -237,7 +234,8 @@ class ObjectCache(Generic[D, H]):
             constants: those of its objects that a function binds.
             unsaved: those that it has made and of which there is no other copy.
         """
-        self.unsaved.update(unsaved)
+        if unsaved:
+            self.unsaved.update(unsaved)
         self._used((*reservation.hits, *reservation.loads), reservation.loads, constants)
         self._end(reservation)
 

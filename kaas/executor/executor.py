@@ -19,7 +19,7 @@ from kaas.executor.plan import Plan
 from kaas.executor.ranges import WHOLE_OBJECT_BYTES
 from kaas.executor.replay import Replay
 from kaas.executor.run import Request, Result, RunStats
-from kaas.executor.scopes import Entered, Undone
+from kaas.executor.scopes import Entered
 from kaas.executor.slot import Slot
 from kaas.executor.slots import Slots
 from kaas.executor.transport import Transport
@@ -264,11 +264,18 @@ class Executor:
         planned = perf_counter()
 
         admitted = self._admit(_wanted(slot, replay, request, self._memory, kept))
-        give_back = self._give_back_printed if plan.prints else self._give_back
-        with Undone(give_back, admitted.lease, slot.stream):
+        try:
             if watched is not None:
                 watched.begin()
             done = work(slot, replay, request, admitted, given, kept)
+        except DeviceLost:
+            raise
+        except BaseException:
+            slot.stream.synchronize()
+            if plan.prints:
+                self.device.take_printed()  # the next request, whoever's it is, would have it in its result
+            self._give_back(admitted.lease)
+            raise
         self._commit(admitted, saved=request.copy_kept)
         ended = perf_counter()
 
@@ -284,17 +291,22 @@ class Executor:
         }
         loaded, left = _loaded(admitted.lease, self._memory), admitted.lease.left
         stats = RunStats(stages, done.tiers, loaded, left, done.kernels_s, done.kernels)
-        return Result(done.outputs, stats, self.device.take_printed() if plan.prints else "")
+        return Result(request.task, done.outputs, stats, self.device.take_printed() if plan.prints else "")
 
     def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
         memory = self._memory
         look_up = partial(gather_whole, sources, find=memory.find, ranges=memory.ranges)
         admitted = self._admit(Wanted(look_up))
         lease = admitted.lease
-        with Undone(self._give_back, lease):
+        try:
             for arrival in (*lease.arrivals.values(), *lease.awaited):
                 arrival.watch.synchronize()
             tiers, _ = tiers_of(admitted)
+        except DeviceLost:
+            raise
+        except BaseException:
+            self._give_back(lease)
+            raise
         self._commit(admitted, pin)
         return RunStats({}, tiers, _loaded(lease, memory), lease.left, 0.0)
 
@@ -339,12 +351,9 @@ class Executor:
             for buffer in leaving:
                 buffer.close()
 
-    def _give_back_printed(self, lease: Lease) -> None:
-        """What was printed goes too: the next request, whoever's it is, would have it in its result."""
-        self.device.take_printed()
-        self._give_back(lease)
-
     def _give_back(self, lease: Lease) -> None:
+        """For a request that failed, once its stream does nothing with it. With a lost device nothing can be given
+        back."""
         if lease.loaded:
             self._transport.synchronize()
         with self._gate.lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kaas.executor.plan import Plan
 
 
-class Source(NamedTuple):
-    """Where one input of one request comes from. A tuple, since every request makes some.
+class Source(msgspec.Struct, frozen=True):
+    """Where one input of one request comes from. A Struct, since every request makes some.
 
     Args:
         value: an array or anything with the buffer protocol; None if fetch brings it.

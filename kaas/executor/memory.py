@@ -89,32 +89,30 @@ class Memory:
         part = self.ranges.part(entry)
         return entry if part is None else part.key
 
-    def broken(self, entries: Iterable[bytes]) -> bool:
-        """Whether one of these never came, and has not been forgotten yet, since others hoped for it too."""
-        arrivals = self._arrivals.among(entries)
-        return bool(arrivals) and any(arrival.failed for arrival in arrivals)
-
     def take(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> Lease | Shortage | Unsaved:
-        """Room for a request: everything it needs, or what keeps it from that, and then nothing has changed.
+        """Room for a request: everything it needs, or what keeps it from that, and then nothing has changed. While
+        there is an object that never came, since others who hoped for it do not know yet, nobody else gets it.
 
         Raises:
             OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected, and
                 nobody else holds any of it.
         """
-        lease = self._try(inputs, slot, arena_bytes)
-        if isinstance(lease, OutOfDeviceMemory):
+        awaited = self._arrivals.among(inputs.objects)
+        if awaited and any(arrival.failed for arrival in awaited):
+            return Shortage(0)
+        try:
+            return self._try(inputs, slot, arena_bytes, awaited)
+        except OutOfDeviceMemory:
             # Other users of the device, or code with large globals: plan with what the driver really has.
             tier = self.cache.device
             free_bytes = self._device.free_bytes() + self._pool.idle_bytes()
             tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + free_bytes)
-            lease = self._try(inputs, slot, arena_bytes)
-            if isinstance(lease, OutOfDeviceMemory):
-                if not self.leases:
-                    raise lease
-                return Shortage(lease.needed_bytes)
-        if isinstance(lease, Lease):
-            self.leases += 1
-        return lease
+        try:
+            return self._try(inputs, slot, arena_bytes, awaited)
+        except OutOfDeviceMemory as error:
+            if not self.leases:
+                raise
+            return Shortage(error.needed_bytes)
 
     def commit(self, lease: Lease, inputs: Inputs, saved: bool = False) -> None:
         """The request succeeded: what it used may leave. saved: what it has made is elsewhere too."""
@@ -190,28 +188,26 @@ class Memory:
     # --- carrying out
 
     def _try(
-        self, inputs: Inputs, slot: int | None, arena_bytes: int
-    ) -> Lease | Shortage | Unsaved | OutOfDeviceMemory:
+        self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[Arrival]
+    ) -> Lease | Shortage | Unsaved:
         reservation = self.cache.reserve(inputs.objects, slot, arena_bytes, inputs.replaced, inputs.made)
         if not isinstance(reservation, Reservation):
             return reservation
         there = self.cache.device.values
-        lease = Lease(reservation, {key: there[key] for key in reservation.hits})
-        lease.awaited = self._arrivals.among(reservation.hits)
-        if not reservation.changes:
+        objects = {key: there[key] for key in reservation.hits} if reservation.hits else {}
+        lease = Lease(reservation, objects, awaited=awaited)
+        if reservation.changes:
+            try:
+                self._make_room(lease)
+                self._allocate(lease, inputs)
+            except BaseException:
+                self._undo(lease)
+                raise
+            self._settle(lease, inputs)
+        else:
             self.cache.commit(reservation, {})
             lease.tiers = _hits(inputs)
-            return lease
-        try:
-            self._make_room(lease)
-            self._allocate(lease, inputs)
-        except OutOfDeviceMemory as error:
-            self._undo(lease)
-            return error
-        except BaseException:
-            self._undo(lease)
-            raise
-        self._settle(lease, inputs)
+        self.leases += 1
         return lease
 
     def _make_room(self, lease: Lease) -> None:

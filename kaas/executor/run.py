@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from kaas.dtypes import numpy_dtype
 from kaas.executor.inputs import Source
+from kaas.executor.outlet import Bytes
 from kaas.executor.profile import KernelTime
 from kaas.executor.tiers import TierUse
 from kaas.graph import KTask
@@ -17,7 +19,7 @@ from kaas.graph import KTask
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True):
     """One invocation.
 
     Fields:
@@ -87,13 +89,23 @@ class Result(msgspec.Struct, frozen=True):
     """What came of it.
 
     Fields:
-        outputs: fresh arrays, in the order in which the kTask lists them, but for those that only stay on the
-            device.
+        data: bytes of its outputs in fresh memory, by name in the order in which the kTask lists them, but for those
+            that only stay on the device.
         printed: what kernels have printed, of the software GPU. With several slots some of it may be of requests that
             ran beside this one: nothing tells them apart. It also went to the process's stderr, that of a GPU to its
             stdout.
     """
 
-    outputs: dict[str, np.ndarray[Any, Any]]
+    task: KTask
+    data: dict[str, Bytes]
     stats: RunStats
     printed: str = ""
+
+    @property
+    def outputs(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The same memory as arrays."""
+        return {
+            buffer.name: self.data[buffer.name].view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
+            for buffer in self.task.outputs
+            if buffer.name in self.data
+        }

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
-from kaas.dtypes import numpy_dtype
 from kaas.executor.device import Device
 from kaas.executor.inputs import ByValue, Inputs, Source, stage
 from kaas.executor.kernels import Kernels
 from kaas.executor.memory import Arena, Lease
-from kaas.executor.outlet import Outlet
+from kaas.executor.outlet import Bytes, Outlet
 from kaas.executor.plan import Plan, make_plan
 from kaas.executor.profile import KernelTime
 from kaas.executor.replay import Launches, Placement, Replay, Values
 from kaas.graph import KTask
-
-Outputs = dict[str, np.ndarray[Any, Any]]
 
 MAX_PLANS = 256
 """Plans kept; beyond it the one not used for the longest time is given up, with its graph."""
@@ -54,7 +50,9 @@ class Slot:
             What `make_plan` raises.
         """
         replay = self._ready(task, capacity_bytes)
-        stale = {library.name for library in replay.plan.globals if client is not None and library.stale(client)}
+        if client is None or not replay.plan.globals:
+            return replay
+        stale = {library.name for library in replay.plan.globals if library.stale(client)}
         if not stale:
             return replay
         for key, other in list(self.replays.items()):
@@ -136,17 +134,15 @@ class Slot:
         self.stream.kernels.stop(self.stream)
         return times
 
-    def copy_out(self, plan: Plan, addresses: list[int], staying: Container[int] = ()) -> Outputs:
-        """Waits for everything and gives the outputs, but for those that only stay on the device."""
-        outputs: Outputs = {}
-        targets: list[tuple[int, np.ndarray[Any, Any]]] = []
+    def copy_out(self, plan: Plan, addresses: list[int], staying: Container[int] = ()) -> dict[str, Bytes]:
+        """Waits for everything and gives the outputs' bytes, but for those that only stay on the device."""
+        outputs: dict[str, Bytes] = {}
+        targets: list[tuple[int, Bytes]] = []
         for index in plan.outputs:
             if index in staying:
                 continue
-            buffer = plan.buffers[index]
-            data = np.empty(plan.nbytes[index], np.uint8)
+            outputs[plan.buffers[index].name] = data = np.empty(plan.nbytes[index], np.uint8)
             targets.append((addresses[index], data))
-            outputs[buffer.name] = data.view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
         self._outlet.copy(targets)
         return outputs
 

@@ -41,14 +41,14 @@ class Slots:
         Raises:
             DeviceLost; ValueError: there is no such slot.
         """
-        if number is not None and not 0 <= number < len(self._all):
-            raise ValueError(f"there is no slot {number}: they are {len(self._all)}, counted from 0")
         with self._gate.lock:
-            self._gate.check()
             slot = self._fitting(task) if number is None else self._free.get(number)
             if slot is not None:
                 del self._free[slot.number]
                 return slot
+            if number is not None and not 0 <= number < len(self._all):
+                raise ValueError(f"there is no slot {number}: they are {len(self._all)}, counted from 0")
+            self._gate.check()  # else nothing may change any more
             asking = _Asking(number)
             self._asking.append(asking)
             try:

@@ -10,11 +10,12 @@ import msgspec
 from kaas.errors import WrongScalar
 from kaas.executor.admission import Admitted
 from kaas.executor.inputs import check_scalars
+from kaas.executor.outlet import Bytes
 from kaas.executor.plan import Plan
 from kaas.executor.profile import KernelTime
 from kaas.executor.replay import Replay, Values
 from kaas.executor.run import Request
-from kaas.executor.slot import Outputs, Slot
+from kaas.executor.slot import Slot
 from kaas.executor.tiers import TierUse
 from kaas.request import check_names, iterations_of
 
@@ -51,7 +52,7 @@ class Work(msgspec.Struct, frozen=True):
         kernels: what each kernel took, if that was asked for.
     """
 
-    outputs: Outputs
+    outputs: dict[str, Bytes]
     copied_at_s: float
     kernels_s: float
     kernels: tuple[KernelTime, ...]

@@ -14,8 +14,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from kaas.config import Device
 from kaas.error_codec import decode_error, encode_error
 from kaas.errors import KaasError
@@ -211,11 +209,11 @@ class ExecutorWorker:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
             done, outputs = self._failure(asked.number, error)
         else:
-            record, outputs = record_of(self._work.executor, result.stats), list(result.outputs.values())
+            record, outputs = record_of(self._work.executor, result.stats), list(result.data.values())
+            parcel = None
             if asked.parcel and outputs:
-                done, outputs = Done(asked.number, record, self._why_lost(), False, life.parcels.pack(outputs)), ()
-            else:
-                done, outputs = Done(asked.number, record, self._why_lost()), [_bytes(array) for array in outputs]
+                parcel, outputs = life.parcels.pack(list(result.outputs.values())), ()
+            done = Done(asked.number, record, self._why_lost(), False, parcel)
         adopted_by = self._lives.ended(run)
         if adopted_by is None:
             life.send(done, outputs)
@@ -284,8 +282,3 @@ class ExecutorWorker:
             self._leaving.daemon = True
             self._leaving.start()
         return lost.message
-
-
-def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array's memory: bfloat16 and float8 arrays have no buffer protocol."""
-    return array.reshape(-1).view(np.uint8)

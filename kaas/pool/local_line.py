@@ -23,7 +23,9 @@ class LocalLine(Line):
     whoever it belongs to makes a new one, and asks again.
 
     Threads that `serve` wait for the same edge-triggered epoll, where what comes wakes one of them, the last that began
-    to wait, and none while the one that is awake can take it: nobody has to be woken to wait in another's place.
+    to wait, and none while the one that is awake can take it: nobody has to be woken to wait in another's place. Who is
+    woken is told of the end as well, if that has come; without it, who has read less than there was room for has read
+    all that there is, and of what comes later there will be news.
     """
 
     def __init__(self, path: str) -> None:
@@ -49,6 +51,7 @@ class LocalLine(Line):
             self._poll.register(fd, select.EPOLLIN)
         self._users = 1  # who serves, and until it is closed whose it is
         self._more = -1
+        self._unread, self._ends = True, False  # as far as those who serve have had the news
         self._news: select.epoll | None = None  # of those who serve
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
@@ -111,7 +114,7 @@ class LocalLine(Line):
                 self._more = os.eventfd(0)
                 self._news = select.epoll()
                 for fd in (self._socket.fileno(), self._more):
-                    self._news.register(fd, select.EPOLLIN | select.EPOLLET)
+                    self._news.register(fd, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
             news = self._news
         try:
             while True:
@@ -120,10 +123,12 @@ class LocalLine(Line):
             self._leave()
 
     def _served_by(self, news: select.epoll, take: Callable[[ToPeer, Frames], T | None]) -> T:
-        woken = False
+        event = 0
         while True:
             with self._receiving:
-                self._stream.unread |= woken
+                if event:
+                    self._unread = True
+                    self._ends = self._ends or bool(event & select.EPOLLRDHUP)
                 while (message := self._next()) is not None:
                     given = take(*message)
                     if given is not None:
@@ -131,8 +136,7 @@ class LocalLine(Line):
                         if self._arrived or self._lost:  # of which this thread has had the news
                             os.eventfd_write(self._more, 1)
                         return given
-            news.poll(None, 1)
-            woken = True
+            [(_, event)] = news.poll(None, 1)
 
     def _next(self) -> tuple[ToPeer, Frames] | None:
         """What has come, of what is not taken yet.
@@ -152,8 +156,9 @@ class LocalLine(Line):
 
     def _fill(self) -> None:
         """Read until a message is there, or nothing is left: else there is no news of what comes after it."""
-        while not self._arrived and self._stream.unread and not self._lost:
+        while not self._arrived and self._unread and not self._lost:
             self._read()
+            self._unread = self._ends or not self._stream.drained
 
     def _read(self) -> None:
         try:

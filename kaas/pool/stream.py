@@ -36,6 +36,7 @@ class Stream:
 
     Fields:
         unread: the last `read` found something, so there may be more; False: what comes now is news of the socket's.
+        drained: the last `read` found less than it had room for: what else was there then is at most the end.
 
     Who is interrupted within a method, by Ctrl-C, cannot know how much was done, and must close it.
     """
@@ -46,6 +47,7 @@ class Stream:
         self._unsent: deque[memoryview] = deque()
         self._rest = b""  # of a message that has begun
         self.unread = True
+        self.drained = False
         self._large: _Large | None = None
 
     def fileno(self) -> int:
@@ -60,8 +62,8 @@ class Stream:
         Raises:
             ConnectionError: the other end has ended
         """
-        parts = [header, *[frame if type(frame) is bytes else _flat(frame) for frame in frames]]
-        sizes = [len(part) for part in parts]
+        parts = [header, *map(_flat, frames)]
+        sizes = tuple(map(len, parts))
         head = pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
         if sum(sizes) < LARGE_BYTES:
             whole = b"".join((head, *parts))
@@ -112,11 +114,13 @@ class Stream:
             data = self._socket.recv(CHUNK_BYTES)
         except BlockingIOError:
             self.unread = False
+            self.drained = True
             return []
         except ConnectionError:
             raise EOFError from None
         if not data:
             raise EOFError
+        self.drained = len(data) < CHUNK_BYTES
         return self._cut(self._rest + data if self._rest else data)
 
     def _cut(self, data: bytes) -> list[Frames]:
@@ -130,17 +134,18 @@ class Stream:
             if body > end:
                 break
             sizes = unpack_from(f"<{count}Q", data, at + _COUNT.size)
-            if end - body < sum(sizes):
-                if body - at + sum(sizes) > CHUNK_BYTES:
+            following = body + sum(sizes)
+            if following > end:
+                if following - at > CHUNK_BYTES:
                     self._large = _Large(sizes, data[body:])
                     at = end
                 break
-            at = body
             frames: Frames = []
             for size in sizes:
-                frames.append(data[at : at + size])
-                at += size
+                frames.append(data[body : body + size])
+                body += size
             messages.append(frames)
+            at = following
         self._rest = data[at:]
         return messages
 
@@ -148,6 +153,7 @@ class Stream:
         got = self._socket.recv_into(large.missing)
         if not got:
             raise EOFError
+        self.drained = got < len(large.missing)
         large.missing = large.missing[got:]
         if large.missing:
             return []
@@ -181,5 +187,7 @@ class _Large:
 
 def _flat(frame: Any) -> Any:
     """Its memory as bytes."""
+    if type(frame) is bytes:
+        return frame
     view = memoryview(frame)
     return view.cast("B") if view.nbytes else b""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 import kaas
@@ -155,7 +156,7 @@ def unfetchable(source: Source) -> Source:
     def fetch() -> Any:
         raise ConnectionError("the store is gone")
 
-    return source._replace(value=None, key=b"nowhere", fetch=fetch)
+    return msgspec.structs.replace(source, value=None, key=b"nowhere", fetch=fetch)
 
 
 def spoil(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], ...]]:
@@ -191,9 +192,9 @@ def spoil_request(draw: Draw, case: Case) -> tuple[Case, tuple[type[KaasError], 
     name = draw.random.choice(sorted(inputs))
     if draw.random.random() < 0.5:
         inputs[name] = unfetchable(inputs[name])
-        return Case(case.request._replace(inputs=inputs), {}), (InputFailed,)
+        return Case(msgspec.structs.replace(case.request, inputs=inputs), {}), (InputFailed,)
     inputs[name] = Source(key=b"too-small", fetch=lambda: content(8, 1))
-    return Case(case.request._replace(inputs=inputs), {}), (WrongSize,)
+    return Case(msgspec.structs.replace(case.request, inputs=inputs), {}), (WrongSize,)
 
 
 @pytest.mark.usefixtures("all_given_back")
