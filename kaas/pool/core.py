@@ -26,7 +26,6 @@ from kaas.pool.accounts import Accounts, client_known
 from kaas.pool.answer import Answer
 from kaas.pool.background import Background
 from kaas.pool.backlog import Backlog
-from kaas.pool.busy_poll import BusyPoll
 from kaas.pool.caches import Caches
 from kaas.pool.crew import Crew
 from kaas.pool.events import (
@@ -87,7 +86,6 @@ class Pool:
         self._crew = Crew(self, transport, self._background, config.start_limit_s)
         self._workers: Mapping[int, Worker] = self._crew.workers
         self._limits = RunLimits(config.run_limit_s, self._workers, self._overrun, self._loop)
-        self._busy_poll = BusyPoll(self._requests, self._loop)
         self.reports = Reports(self._requests, self._workers, self._devices, self._background)
         self._ledger = self.reports.ledger
         self._backlog = Backlog(config.queue_limit, config.clients)
@@ -391,7 +389,6 @@ class Pool:
         reply = self._transport.run(worker.id, request.slot, request.call)  # what can wait comes while it is busy
         self._limits.begun(request)
         ran = partial(self._ran, request, worker)
-        self._busy_poll.begun(request.dispatched_s)
         if not isinstance(reply, Answer):
             reply = Answer.of(self._background.begin(reply))
         if reply.done():
@@ -401,7 +398,6 @@ class Pool:
 
     def _ran(self, request: Request, worker: Worker, run: Answer[Reply]) -> None:
         """A run has ended, or its worker."""
-        self._busy_poll.ended(request.dispatched_s)
         if run.cancelled():
             return  # by the pool's own end
         try:
