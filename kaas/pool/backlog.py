@@ -17,26 +17,23 @@ class Backlog:
         self._queued: dict[str, int] = {}  # of those that have a limit
         self._total = 0
 
-    def admit(self, client: str) -> None:
-        """Queue one more of a client.
+    def enter(self, client: str, *, again: bool = False) -> None:
+        """One more of a client is queued; again: one whose worker ended, which finds room in any case.
 
         Raises:
             QueueFull: it is too many.
         """
-        if self._total >= self._limit:
+        if self._total >= self._limit and not again:
             message = f"the pool queues {self._limit} requests at most, and {self._total} wait already"
             raise QueueFull(message, limit=self._limit, queued=self._total)
         limit = self._limits.get(client)
-        if limit is not None and (queued := self._queued.get(client, 0)) >= limit:
-            message = f"client {client!r} may have {limit} requests queued, and {queued} wait already"
-            raise QueueFull(message, client=client, limit=limit, queued=queued)
-        self.enter(client)
-
-    def enter(self, client: str) -> None:
-        """One of its requests is queued, whatever the limits: one whose worker ended finds room in any case."""
+        if limit is not None:
+            queued = self._queued.get(client, 0)
+            if queued >= limit and not again:
+                message = f"client {client!r} may have {limit} requests queued, and {queued} wait already"
+                raise QueueFull(message, client=client, limit=limit, queued=queued)
+            self._queued[client] = queued + 1
         self._total += 1
-        if client in self._limits:
-            self._queued[client] = self._queued.get(client, 0) + 1
 
     def leave(self, client: str) -> None:
         self._total -= 1

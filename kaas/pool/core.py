@@ -148,7 +148,7 @@ class Pool:
         try:
             if call.identity in self._quarantine:
                 raise self._quarantine.error(call.identity)
-            self._backlog.admit(call.client)
+            self._backlog.enter(call.client)
         except KaasError as error:
             self._ledger.write(Entry(call.label, call.client, None, type(error).__name__))
             raise
@@ -507,7 +507,7 @@ class Pool:
             request.attempt += 1
             request.alone = True
             request.worker = None
-            self._backlog.enter(call.client)
+            self._backlog.enter(call.client, again=True)
             self._tell(request.arrival(self._loop.time()))
 
     def _blame(self, request: Request, worker: Worker, what: str) -> None:

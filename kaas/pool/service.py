@@ -171,13 +171,13 @@ class Service:
     def call(self, function: RegisteredFunction, invocation: wire.Invocation, payload: Payload, session: str) -> Call:
         """An invocation as the core takes it."""
         return Call(
-            label=function.label,
-            client=invocation.client,
-            deadline_s=invocation.deadline_s,
-            retries=invocation.retries,
-            uses=function.uses(invocation, payload.refs),
-            payload=payload,
-            function=function.key,
+            function.label,
+            invocation.client,
+            invocation.deadline_s,
+            invocation.retries,
+            function.uses(invocation, payload.refs),
+            payload,
+            function.key,
             session=session,
         )
 

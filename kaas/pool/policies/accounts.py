@@ -125,12 +125,12 @@ class Accounts:
 
     def arrived(self, account: Account, *, again: bool = False) -> None:
         """It has one more request; again: one that was here before and lost its worker."""
-        if not account.present and not again:
+        if account.client not in self._present:
             least_s = self._least_s()
-            if account.time_s < least_s:
+            if not again and account.time_s < least_s:
                 account.charged_s = least_s * account.weight
+            self._present[account.client] = account
         account.pending += 1
-        self._present[account.client] = account
 
     def ended(self, account: Account) -> None:
         """It has one request less."""
@@ -141,7 +141,7 @@ class Accounts:
 
     def _least_s(self) -> float:
         """The time per weight at which a client begins."""
-        return min(map(_TIME_S, self._present.values()), default=self._floor_s)
+        return min(map(_TIME_S, self._present.values())) if self._present else self._floor_s
 
     def _absent(self, account: Account) -> None:
         self._present.pop(account.client, None)

@@ -170,8 +170,7 @@ class Fleet:
     def best(self, crew: Crew) -> Worker | None:
         """The worker that a request of a crew should take, if one is free."""
         offers, gated = crew.offers, []
-        found = None
-        while offers and found is None:
+        while offers:
             _, _, version, worker = offers[0]
             if worker.version != version:
                 heapq.heappop(offers)
@@ -181,7 +180,8 @@ class Fleet:
             elif worker.gated:
                 gated.append(heapq.heappop(offers))
             else:
-                found = worker
+                break
+        found = offers[0][-1] if offers else None
         for offer in gated:
             heapq.heappush(offers, offer)
         return found
