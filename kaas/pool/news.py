@@ -9,7 +9,10 @@ from collections.abc import Iterable
 from time import monotonic
 
 SOON_S = 1e-3
-"""What comes within this of the beginning of a wait was waited for shortly."""
+"""A wait is short if it ends within this."""
+AWAY_S, ASLEEP_S = 0.3e-3, 0.25
+"""Who yields and is away for longer than the first has a processor that somebody else needs, and keeps off it for the
+second."""
 
 
 class News:
@@ -28,21 +31,34 @@ class News:
             self._epoll.register(file, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
         self._awake = threading.Lock()
         self._soon = False
+        self._asleep_until_s = 0.0
 
     def wait(self, idle: bool) -> int:
         """The events of one file. idle: this process does nothing else, so that nobody is kept from Python's lock."""
         began_s = monotonic()
         found: list[tuple[int, int]] = []
-        if idle and self._soon and self._awake.acquire(blocking=False):
+        if idle and self._soon and began_s >= self._asleep_until_s and self._awake.acquire(blocking=False):
             try:
-                while not found and monotonic() - began_s < SOON_S:
-                    os.sched_yield()
-                    found = self._epoll.poll(0, 1)
+                found = self._look(began_s)
             finally:
                 self._awake.release()
         [(_, events)] = found or self._epoll.poll(None, 1)
         self._soon = monotonic() - began_s < SOON_S
         return events
+
+    def _look(self, now_s: float) -> list[tuple[int, int]]:
+        """What comes while a short wait may last."""
+        end_s = now_s + SOON_S
+        while now_s < end_s:
+            os.sched_yield()
+            found = self._epoll.poll(0, 1)
+            looked_s, now_s = now_s, monotonic()
+            if now_s - looked_s > AWAY_S:
+                self._asleep_until_s = now_s + ASLEEP_S
+                return found
+            if found:
+                return found
+        return []
 
     def close(self) -> None:
         self._epoll.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kaas.pool import news
-from kaas.pool.news import SOON_S, News
+from kaas.pool.news import ASLEEP_S, AWAY_S, SOON_S, News
 
 READABLE = [(0, 1)]
 
@@ -17,7 +17,7 @@ class Epoll:
     """Has news for who sleeps after `asleep_s`, and for who looks on the look after `looks` in vain, if it ever has.
 
     Fields:
-        now_s: by its clock; a look takes a tenth of a short wait. slept: how often somebody has.
+        now_s: by its clock. slept: how often somebody has. looking: is called before a look. look_s: what it takes.
     """
 
     def __init__(self) -> None:
@@ -26,6 +26,7 @@ class Epoll:
         self.asleep_s = SOON_S / 2
         self.looks: int | None = None
         self.looking: Callable[[], object] = lambda: None
+        self.look_s = SOON_S / 10
 
     def register(self, file: int, events: int) -> None: ...
 
@@ -38,7 +39,7 @@ class Epoll:
             self.now_s += self.asleep_s
             return READABLE
         self.looking()
-        self.now_s += SOON_S / 10
+        self.now_s += self.look_s
         if self.looks is None:
             return []
         self.looks -= 1
@@ -100,3 +101,19 @@ def test_one_is_awake_and_others_sleep(epoll: Epoll, waiting: News) -> None:
     waiting.wait(idle=True)
     assert slept == [2]
     assert epoll.slept == 2
+
+
+@pytest.mark.parametrize("looks", [0, 9], ids=["news came meanwhile", "none did"])
+def test_who_had_to_yield_for_long_sleeps_for_a_while(epoll: Epoll, waiting: News, looks: int) -> None:
+    epoll.looks, epoll.look_s = looks, 1.1 * AWAY_S
+    until_s = epoll.now_s + epoll.look_s + ASLEEP_S
+    waiting.wait(idle=True)
+    slept = epoll.slept
+    epoll.look_s = SOON_S / 10
+    while epoll.now_s < until_s:
+        waiting.wait(idle=True)
+        slept += 1
+        assert epoll.slept == slept
+    epoll.looks = 0
+    waiting.wait(idle=True)
+    assert epoll.slept == slept
