@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kaas.errors import InputFailed, KaasError
@@ -93,9 +94,8 @@ class Work:
             return self._attempt(invocation, beside, objects, slot, keep, copy)
         except InputFailed as failed:
             lost = _lost(failed)
-        return self._with_inputs(
-            lambda: self._attempt(invocation, beside, objects, slot, keep, copy), objects, slot, lost
-        )
+        again = partial(self._attempt, invocation, beside, objects, slot, keep, copy)
+        return self._with_inputs(again, objects, slot, lost)
 
     def _attempt(
         self,
@@ -190,10 +190,11 @@ def _lost(failed: InputFailed) -> InputLost:
 
 def evicted(executor: Executor, keys: Sequence[bytes] = ()) -> wire.RunRecord:
     """Of something that runs nothing and brings nothing."""
-    return wire.RunRecord({}, {}, [], list(keys), 0.0, (), executor.cached_bytes)
+    return wire.RunRecord({}, {}, (), keys, 0.0, (), executor.cached_bytes)
 
 
 def record_of(executor: Executor, stats: RunStats) -> wire.RunRecord:
     """What a run, or a load, measured, as the pool hears it."""
-    moved = list(stats.loaded), list(stats.evicted)
-    return wire.RunRecord(stats.stages, stats.tiers, *moved, stats.device_s, stats.kernels, executor.cached_bytes)
+    return wire.RunRecord(
+        stats.stages, stats.tiers, stats.loaded, stats.evicted, stats.device_s, stats.kernels, executor.cached_bytes
+    )

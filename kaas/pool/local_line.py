@@ -51,7 +51,7 @@ class LocalLine(Line):
             self._poll.register(fd, select.EPOLLIN)
         self._users = 1  # who serves, and until it is closed whose it is
         self._more = -1
-        self._unread, self._ends = True, False  # as far as those who serve have had the news
+        self._unread, self._ends = True, 0  # as far as those who serve have had the news
         self._news: select.epoll | None = None  # of those who serve
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
@@ -128,7 +128,7 @@ class LocalLine(Line):
             with self._receiving:
                 if event:
                     self._unread = True
-                    self._ends = self._ends or bool(event & select.EPOLLRDHUP)
+                    self._ends |= event & select.EPOLLRDHUP
                 while (message := self._next()) is not None:
                     given = take(*message)
                     if given is not None:
@@ -158,7 +158,7 @@ class LocalLine(Line):
         """Read until a message is there, or nothing is left: else there is no news of what comes after it."""
         while not self._arrived and self._unread and not self._lost:
             self._read()
-            self._unread = self._ends or not self._stream.drained
+            self._unread = self._ends > 0 or not self._stream.drained
 
     def _read(self) -> None:
         try:

@@ -117,8 +117,8 @@ class RunRecord(msgspec.Struct, frozen=True, array_like=True):
 
     stages: dict[str, float]
     tiers: dict[str, TierUse]
-    loaded: list[bytes]
-    evicted: list[bytes]
+    loaded: Sequence[bytes]
+    evicted: Sequence[bytes]
     device_s: float
     kernels: Sequence[KernelTime] = ()
     cached_bytes: tuple[int, ...] = ()
