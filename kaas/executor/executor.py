@@ -295,7 +295,7 @@ class Executor:
 
     def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
         memory = self._memory
-        look_up = partial(gather_whole, sources, find=memory.find, ranges=memory.ranges)
+        look_up = partial(gather_whole, sources, memory.find, memory.ranges)
         admitted = self._admit(Wanted(look_up))
         lease = admitted.lease
         try:
@@ -313,7 +313,7 @@ class Executor:
     def _wanted(self, slot: Slot, replay: Replay, request: Request, kept: Mapping[int, bytes]) -> Wanted:
         plan, memory = replay.plan, self._memory
         by_value = stage(plan, request.inputs, self.device.ordinal, slot.stream.number)
-        look_up = partial(gather, plan, request.inputs, by_value, find=memory.find, ranges=memory.ranges, kept=kept)
+        look_up = partial(gather, plan, request.inputs, by_value, kept, memory.find, memory.ranges)
         return Wanted(look_up, plan.task, slot.number, replay.layout)
 
     def _admit(self, wanted: Wanted) -> Admitted:

@@ -182,10 +182,10 @@ def gather(
     plan: Plan,
     sources: Mapping[str, Source],
     by_value: ByValue,
-    fetched: Mapping[bytes, Arriving],
+    kept: Mapping[int, bytes],
     find: Find,
     ranges: Ranges,
-    kept: Mapping[int, bytes],
+    fetched: Mapping[bytes, Arriving],
 ) -> Inputs:
     """Looks up what a request reads: in the tiers of the cache, else among what has been fetched for it.
 
@@ -221,7 +221,7 @@ def gather(
     return inputs
 
 
-def gather_whole(sources: Iterable[Source], fetched: Mapping[bytes, Arriving], find: Find, ranges: Ranges) -> Inputs:
+def gather_whole(sources: Iterable[Source], find: Find, ranges: Ranges, fetched: Mapping[bytes, Arriving]) -> Inputs:
     """As above, for objects that nobody reads yet: each of them whole."""
     inputs = Inputs()
     for source in sources:
