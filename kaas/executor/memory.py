@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +28,11 @@ class Arena:
 
 
 class Lease(msgspec.Struct):
-    """The memory of one request: its reservation, what was done for it, and where all its objects are.
+    """The memory of one request: its reservation, and what was done for it.
 
     Fields:
-        objects: where they lie on the device. tiers: what `RunStats` tells of the tiers, but for the seconds of copies.
+        objects: all that lie on the device, among them those of the request, which stay there.
+        tiers: what `RunStats` tells of the tiers, but for the seconds of copies.
         loaded: objects that are new on the device; sources: what to copy them from.
         made: those that the request makes there.
         host_loaded: those that are new in host memory. evicted, host_evicted: victims that have gone.
@@ -41,7 +42,7 @@ class Lease(msgspec.Struct):
     """
 
     reservation: Reservation
-    objects: dict[bytes, CachedObject]
+    objects: Mapping[bytes, CachedObject]
     tiers: dict[str, TierUse] = {}
     loaded: dict[bytes, CachedObject] = {}
     made: dict[bytes, CachedObject] = {}
@@ -106,8 +107,7 @@ class Memory:
             if not isinstance(lease, Lease):
                 return lease
         else:
-            there = self.cache.device.values
-            lease = Lease(reservation, {key: there[key] for key in reservation.hits}, _hits(inputs), awaited=awaited)
+            lease = Lease(reservation, self.cache.device.values, _hits(inputs), awaited=awaited)
         self.leases += 1
         return lease
 
@@ -208,8 +208,7 @@ class Memory:
         reservation = self.cache.reserve(inputs.objects, slot, arena_bytes, inputs.replaced, inputs.made)
         if not isinstance(reservation, Reservation):
             return reservation
-        there = self.cache.device.values
-        lease = Lease(reservation, {key: there[key] for key in reservation.hits}, awaited=awaited)
+        lease = Lease(reservation, self.cache.device.values, awaited=awaited)
         try:
             self._make_room(lease)
             self._allocate(lease, inputs)
@@ -272,9 +271,7 @@ class Memory:
         """All is allocated: others may find it from now on, although the objects are still to come."""
         lease.tiers = self._uses(lease, inputs)
         self.cache.commit(lease.reservation, lease.loaded | lease.made, lease.host_loaded)
-        lease.objects.update(lease.made)
         if lease.loaded:
-            lease.objects.update(lease.loaded)
             lease.arrivals = self._arrivals.expect(lease.loaded)
             for part in inputs.parts.values():
                 self.ranges.add(part)
