@@ -290,7 +290,7 @@ class Executor:
             "total": ended - started,
         }
         loaded, left = _loaded(admitted.lease, self._memory), admitted.lease.left
-        stats = RunStats(stages, done.tiers, loaded, left, done.kernels_s, done.kernels)
+        stats = RunStats(stages, done.tiers, loaded, left, done.kernels_s, done.kernels, self.cached_bytes)
         return Result(request.task, done.outputs, stats, self.device.take_printed() if plan.prints else "")
 
     def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
@@ -308,7 +308,7 @@ class Executor:
             self._give_back(lease)
             raise
         self._commit(admitted, pin)
-        return RunStats({}, tiers, _loaded(lease, memory), lease.left, 0.0)
+        return RunStats({}, tiers, _loaded(lease, memory), lease.left, 0.0, (), self.cached_bytes)
 
     def _wanted(self, slot: Slot, replay: Replay, request: Request, kept: Mapping[int, bytes]) -> Wanted:
         plan, memory = replay.plan, self._memory

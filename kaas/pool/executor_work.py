@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kaas.errors import InputFailed, KaasError
-from kaas.executor.run import Request, Result, RunStats
+from kaas.executor.run import Request, Result
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.beside import Objects
@@ -166,8 +166,7 @@ class Work:
                 for _, task in met:
                     executor.prepare(task)
                 pin = upkeep.action == "pin"
-                stats = self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None)
-                return record_of(executor, stats)
+                return self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None)
 
     def follow(self, decided: wire.Decided, beside: Sequence[Beside], objects: Objects) -> wire.RunRecord:
         """What the policy decided about the cache.
@@ -178,7 +177,7 @@ class Work:
         if not decided.loads:
             return evicted(self.executor, self.executor.flush(decided.drops))
         sources = unpack_keyed(decided.loads, beside, objects)
-        return record_of(self.executor, self._with_inputs(lambda: self.executor.load(sources), objects, None))
+        return self._with_inputs(lambda: self.executor.load(sources), objects, None)
 
 
 def _lost(failed: InputFailed) -> InputLost:
@@ -191,10 +190,3 @@ def _lost(failed: InputFailed) -> InputLost:
 def evicted(executor: Executor, keys: Sequence[bytes] = ()) -> wire.RunRecord:
     """Of something that runs nothing and brings nothing."""
     return wire.RunRecord({}, {}, (), keys, 0.0, (), executor.cached_bytes)
-
-
-def record_of(executor: Executor, stats: RunStats) -> wire.RunRecord:
-    """What a run, or a load, measured, as the pool hears it."""
-    return wire.RunRecord(
-        stats.stages, stats.tiers, stats.loaded, stats.evicted, stats.device_s, stats.kernels, executor.cached_bytes
-    )
