@@ -7,23 +7,22 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 T = TypeVar("T")
 
 _PENDING, _SET, _FAILED, _CANCELLED = range(4)
 
 
-class Answer(Generic[T]):
+class Answer(msgspec.Struct, Generic[T], eq=False):
     """Belongs to one event loop. It can be awaited there; a wait that is cancelled cancels the answer.
 
     A turn of asyncio's loop costs as much as what a pool does for a message, and a request would take five.
     """
 
-    __slots__ = ("_callbacks", "_state", "_value")
-
-    def __init__(self) -> None:
-        self._state = _PENDING
-        self._value: Any = None
-        self._callbacks: tuple[Callable[[Answer[T]], object], ...] = ()
+    _state: int = _PENDING
+    _value: Any = None
+    _callbacks: tuple[Callable[[Answer[T]], object], ...] = ()
 
     @classmethod
     def of(cls, task: asyncio.Future[T]) -> Answer[T]:

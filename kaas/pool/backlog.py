@@ -17,10 +17,11 @@ class Backlog:
         self._queued: dict[str, int] = {}  # of those that have a limit
         self._total = 0
 
-    def check(self, client: str) -> None:
-        """
+    def admit(self, client: str) -> None:
+        """Queue one more of a client.
+
         Raises:
-            QueueFull: one more of this client is too many.
+            QueueFull: it is too many.
         """
         if self._total >= self._limit:
             message = f"the pool queues {self._limit} requests at most, and {self._total} wait already"
@@ -29,9 +30,10 @@ class Backlog:
         if limit is not None and (queued := self._queued.get(client, 0)) >= limit:
             message = f"client {client!r} may have {limit} requests queued, and {queued} wait already"
             raise QueueFull(message, client=client, limit=limit, queued=queued)
+        self.enter(client)
 
     def enter(self, client: str) -> None:
-        """One of its requests is queued; one whose worker ended finds room in any case."""
+        """One of its requests is queued, whatever the limits: one whose worker ended finds room in any case."""
         self._total += 1
         if client in self._limits:
             self._queued[client] = self._queued.get(client, 0) + 1

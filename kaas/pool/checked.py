@@ -47,12 +47,16 @@ class _Worker:
     device: int
     client: str
     function: str
-    ready: bool = False
+    slots: int = 0
+    """0 until it is ready."""
     stopping: bool = False
     free: set[int] = field(default_factory=set)
-    running: set[int] = field(default_factory=set)
     alone: bool = False
     """What it runs must run alone."""
+
+    @property
+    def busy(self) -> bool:
+        return len(self.free) < self.slots
 
     def serves(self, kind: WorkerKind, client: str, function: str) -> bool:
         return self.kind is kind and self.client in ("", client) and self.function in ("", function)
@@ -84,14 +88,13 @@ class Checked:
         self._etask_workers = {device.index: device.etask_workers for device in devices}
         self._on_device: dict[int, set[int]] = {device.index: set() for device in devices}
         self._time_s = float("-inf")
-        self._queued: dict[int, RequestArrived] = {}
-        self._waiting: set[int] = set()
-        self._ready: dict[Flow, dict[int, RequestArrived]] = {}
+        self._waiting: dict[int, RequestArrived] = {}  # for their inputs
+        self._ready: dict[int, RequestArrived] = {}
+        self._flows: dict[Flow, dict[int, RequestArrived]] = {}  # those that are ready
         self._running: dict[int, tuple[int, int, str]] = {}
         self._workers: dict[int, _Worker] = {}
         self._started: set[int] = set()
-        self._usable: dict[int, None] = {}
-        self._clients: dict[str, int] = {}
+        self._usable: dict[int, None] = {}  # workers with slots that a policy could use: a check is rarely needed
         self._max_running: dict[str, int] = {}
         self._story: deque[Event | Decision] = deque(maxlen=STORY_LENGTH)
 
@@ -122,13 +125,12 @@ class Checked:
         self._time_s = event.time_s
         match event:
             case RequestArrived(request=request):
-                if request in self._queued or request in self._running:
+                if request in self._ready or request in self._waiting or request in self._running:
                     self._fail(f"heard of request {request} twice")
-                self._queued[request] = event
                 if event.ready:
-                    self._ready.setdefault(_flow(event), {})[request] = event
+                    self._queue(event)
                 else:
-                    self._waiting.add(request)
+                    self._waiting[request] = event
             case RequestDone():
                 place = (event.worker, event.slot)
                 if self._running.get(event.request, ())[:2] != place:
@@ -136,25 +138,24 @@ class Checked:
                 self._end(event.request)
             case InputsReady(request=request):
                 self._require(request in self._waiting, f"heard of inputs for request {request}, which awaits none")
-                self._waiting.remove(request)
-                arrived = self._queued[request]
-                self._ready.setdefault(_flow(arrived), {})[request] = arrived
+                self._queue(self._waiting.pop(request))
             case RequestCancelled(request=request):
-                known = self._unqueue(request) is not None or request in self._running
+                known = self._drop(request) or request in self._running
                 self._require(known, f"heard of unknown request {request}")
             case WorkerReady(worker=worker):
-                starting = worker in self._workers and not self._workers[worker].ready
+                starting = worker in self._workers and not self._workers[worker].slots
                 self._require(starting, f"heard of worker {worker}, which was not starting")
                 self._require(event.slots > 0, f"heard of worker {worker} without a slot")
-                self._workers[worker].ready = True
+                self._workers[worker].slots = event.slots
                 self._workers[worker].free = set(range(event.slots))
-                self._update(worker)
+                if not self._workers[worker].stopping:
+                    self._usable[worker] = None
             case WorkerAdopted():
                 self._adopt(event)
             case WorkerGone(worker=worker):
                 self._lose(worker)
             case Residency(worker=worker):
-                up = worker in self._workers and self._workers[worker].ready
+                up = worker in self._workers and self._workers[worker].slots > 0
                 self._require(up, f"heard of the caches of unknown worker {worker}")
             case Utilisation(device=device):
                 self._require(device in self._on_device, f"heard of unknown device {device}")
@@ -167,62 +168,53 @@ class Checked:
             case Tick():
                 pass
 
-    def _unqueue(self, request: int) -> RequestArrived | None:
-        """Take a request out of the queue, if it is there."""
-        queued = self._queued.pop(request, None)
-        if queued is not None and request in self._waiting:
-            self._waiting.remove(request)
-        elif queued is not None:
+    def _queue(self, arrived: RequestArrived) -> None:
+        self._ready[arrived.request] = arrived
+        self._flows.setdefault(_flow(arrived), {})[arrived.request] = arrived
+
+    def _take(self, request: int) -> RequestArrived | None:
+        """Take a ready request out of the queue, if it is there."""
+        queued = self._ready.pop(request, None)
+        if queued is not None:
             flow = _flow(queued)
-            del self._ready[flow][request]
-            if not self._ready[flow]:
-                del self._ready[flow]
+            requests = self._flows[flow]
+            del requests[request]
+            if not requests:
+                del self._flows[flow]
         return queued
 
+    def _drop(self, request: int) -> bool:
+        """As `_take`, of one that is ready or not; whether it was there."""
+        return (self._waiting.pop(request, None) or self._take(request)) is not None
+
     def _end(self, request: int) -> None:
-        number, slot, client = self._running.pop(request)
+        number, slot, _ = self._running.pop(request)
         worker = self._workers[number]
-        worker.running.remove(request)
         worker.free.add(slot)
         worker.alone = False
-        self._clients[client] -= 1
-        if not self._clients[client]:
-            del self._clients[client]
-        self._update(number)
-
-    def _update(self, number: int) -> None:
-        """Keep what slots a policy could use at all: the rest of a check is rarely needed."""
-        worker = self._workers.get(number)
-        if worker is not None and worker.free and not worker.stopping and not worker.alone:
+        if not worker.stopping:
             self._usable[number] = None
-        else:
-            self._usable.pop(number, None)
 
     def _adopt(self, event: WorkerAdopted) -> None:
         self._require(event.worker not in self._started, f"heard of worker {event.worker} twice")
         self._require(event.device in self._on_device, f"heard of unknown device {event.device}")
         self._require(event.slots > 0, f"heard of worker {event.worker} without a slot")
         self._started.add(event.worker)
-        worker = _Worker(event.kind, event.device, event.client, event.function, ready=True)
+        worker = _Worker(event.kind, event.device, event.client, event.function, event.slots)
         self._workers[event.worker] = worker
         self._on_device[event.device].add(event.worker)
         worker.free = set(range(event.slots)) - {running.slot for running in event.running}
         for running in event.running:
-            self._run(running.request, event.worker, running.slot, running.client)
-        self._update(event.worker)
-
-    def _run(self, request: int, worker: int, slot: int, client: str) -> None:
-        self._running[request] = (worker, slot, client)
-        self._workers[worker].running.add(request)
-        self._clients[client] = self._clients.get(client, 0) + 1
+            self._running[running.request] = (event.worker, running.slot, running.client)
+        if worker.free:
+            self._usable[event.worker] = None
 
     def _lose(self, number: int) -> None:
         self._require(number in self._workers, f"heard that unknown worker {number} ended")
-        for request in list(self._workers[number].running):
-            self._end(request)
-        worker = self._workers.pop(number)
-        self._on_device[worker.device].remove(number)
-        self._update(number)
+        for request in [request for request, (worker, _, _) in self._running.items() if worker == number]:
+            del self._running[request]
+        self._on_device[self._workers.pop(number).device].remove(number)
+        self._usable.pop(number, None)
 
     # --- decisions: what the policy may do
 
@@ -231,16 +223,16 @@ class Checked:
             case Dispatch():
                 self._dispatch(decision)
             case Reject(request=request):
-                self._require(self._unqueue(request) is not None, f"rejected request {request}, which is not queued")
+                self._require(self._drop(request), f"rejected request {request}, which is not queued")
             case StartWorker():
                 self._start(decision)
             case StopWorker(worker=worker):
                 up = worker in self._workers and not self._workers[worker].stopping
                 self._require(up, f"stopped worker {worker}, which is not up")
                 self._workers[worker].stopping = True
-                self._update(worker)
+                self._usable.pop(worker, None)
             case Prefetch(worker=worker) | Evict(worker=worker):
-                up = worker in self._workers and self._workers[worker].ready
+                up = worker in self._workers and self._workers[worker].slots > 0
                 self._require(up, f"changed the cache of unknown worker {worker}")
                 keys = all(isinstance(key, bytes) for key in decision.keys)
                 self._require(keys, f"named what is no key: {decision!r}")
@@ -252,7 +244,7 @@ class Checked:
 
     def _dispatch(self, decision: Dispatch) -> None:
         number = decision.worker
-        queued = None if decision.request in self._waiting else self._unqueue(decision.request)
+        queued = self._take(decision.request)
         if queued is None:
             self._fail(f"dispatched request {decision.request}, which is not queued and ready")
         worker = self._workers.get(number)
@@ -262,19 +254,24 @@ class Checked:
             self._fail(f"dispatched to stopping worker {number}")
         if not worker.serves(queued.kind, queued.client, queued.function):
             self._fail(f"dispatched to worker {number}, which serves others, {_named(queued)}")
-        if worker.alone or (queued.alone and worker.running):
+        if worker.alone or (queued.alone and worker.busy):
             self._fail(f"ran {_named(queued)}, on worker {number} beside others, though one of them must run alone")
         if worker.kind is WorkerKind.ETASK:
-            others = any(self._workers[other].running for other in self._on_device[worker.device] - {number})
+            others = any(self._workers[other].busy for other in self._on_device[worker.device] - {number})
             if others:
                 self._fail(f"ran {_named(queued)}, while another worker of device {worker.device} runs something")
         limit = self._max_running.get(queued.client)
-        if limit is not None and self._clients.get(queued.client, 0) >= limit:
+        if limit is not None and self._runs(queued.client) >= limit:
             self._fail(f"ran {_named(queued)}, though its client runs {limit} already")
         worker.free.remove(decision.slot)
         worker.alone = queued.alone
-        self._run(decision.request, number, decision.slot, queued.client)
-        self._update(number)
+        self._running[decision.request] = (number, decision.slot, queued.client)
+        if queued.alone or not worker.free:
+            del self._usable[number]
+
+    def _runs(self, client: str) -> int:
+        """How many requests of a client run."""
+        return sum(whose == client for _, _, whose in self._running.values())
 
     def _start(self, decision: StartWorker) -> None:
         number, kind, device = decision.worker, decision.kind, decision.device
@@ -297,7 +294,7 @@ class Checked:
 
     def _check_conserving(self) -> None:
         """No slot is free for a request that waits. An eTask worker that shares its device may have to wait."""
-        for flow, requests in self._ready.items():
+        for flow, requests in self._flows.items():
             able = [
                 number
                 for number in self._usable
@@ -306,8 +303,8 @@ class Checked:
             ]
             if not able:
                 continue
-            clearing = sum(request.alone for each in self._ready.values() for request in each.values())
-            empty = [number for number in able if not self._workers[number].running]
+            clearing = sum(request.alone for request in self._ready.values())
+            empty = [number for number in able if not self._workers[number].busy]
             for request in requests.values():
                 free = bool(empty) if request.alone else len(able) > clearing
                 late = request.deadline_s is not None and request.deadline_s <= self._time_s

@@ -146,13 +146,12 @@ class Pool:
         """
         self._check_open()
         try:
-            self._backlog.check(call.client)
             if call.identity in self._quarantine:
                 raise self._quarantine.error(call.identity)
+            self._backlog.admit(call.client)
         except KaasError as error:
             self._ledger.write(Entry(call.label, call.client, None, type(error).__name__))
             raise
-        self._sessions.uses(call.session, call.client)
         now_s = self._loop.time()
         request = Request(next(self._ids), call, now_s, Answer())
         self._requests[request.id] = request
@@ -163,7 +162,8 @@ class Pool:
             request.inputs = asyncio.ensure_future(inputs_ready)
             if not request.inputs_exist:
                 request.inputs.add_done_callback(lambda waited: self._inputs_ready(request, waited))
-        self._arrive(request, now_s)
+        self._tell(request.arrival(now_s))
+        self._sessions.uses(call.session, call.client)
         return request
 
     def cancelled(self, request: Request) -> None:
@@ -329,10 +329,6 @@ class Pool:
 
     # --- requests
 
-    def _arrive(self, request: Request, now_s: float) -> None:
-        self._backlog.enter(request.call.client)
-        self._tell(request.arrival(now_s))
-
     def _inputs_ready(self, request: Request, waited: asyncio.Future[Any]) -> None:
         if waited.cancelled() or isinstance(waited.exception(), asyncio.CancelledError):
             return  # whoever stopped the wait has answered
@@ -351,15 +347,14 @@ class Pool:
 
     def _answer(self, request: Request, result: Reply | KaasError) -> None:
         """Tell the caller, unless it has an answer or has gone."""
+        if not request.answer.done():
+            if isinstance(result, Reply):
+                request.answer.set_result(result.value)
+                self.reports.note(request, "succeeded", result.record)
+            else:
+                request.answer.set_exception(result)
+                self.reports.note(request, type(result).__name__)
         request.release()
-        if request.answer.done():
-            return
-        if isinstance(result, Reply):
-            request.answer.set_result(result.value)
-            self.reports.note(request, "succeeded", result.record)
-        else:
-            request.answer.set_exception(result)
-            self.reports.note(request, type(result).__name__)
 
     def _abandon(self, request: Request) -> None:
         """Nobody waits for it any more: a queued request goes, a running one runs on."""
@@ -385,15 +380,15 @@ class Pool:
     def _dispatch(self, decision: Dispatch) -> None:
         request, worker = self._requests[decision.request], self._workers[decision.worker]
         request.worker, request.slot = worker, decision.slot
-        self._backlog.leave(request.call.client)
         request.dispatched_s = self._loop.time()
         worker.running[request.id] = request
         self._run(request, worker)
+        self._backlog.leave(request.call.client)
 
     def _run(self, request: Request, worker: Worker) -> None:
+        reply = self._transport.run(worker.id, request.slot, request.call)  # what can wait comes while it is busy
         self._limits.begun(request)
         ran = partial(self._ran, request, worker)
-        reply = self._transport.run(worker.id, request.slot, request.call)
         if not isinstance(reply, Answer):
             reply = Answer.of(self._background.begin(reply))
         if reply.done():
@@ -512,7 +507,8 @@ class Pool:
             request.attempt += 1
             request.alone = True
             request.worker = None
-            self._arrive(request, self._loop.time())
+            self._backlog.enter(call.client)
+            self._tell(request.arrival(self._loop.time()))
 
     def _blame(self, request: Request, worker: Worker, what: str) -> None:
         """A request ended its device, alone on it: with one fault too many its function is run no more."""

@@ -92,9 +92,9 @@ class ExecutorLine:
         self, number: int, header: ToPeer, frames: Sequence[Any], refs: Sequence[Any], finish: Finish[T]
     ) -> Answer[T]:
         """refs: the objects beside it, kept alive until the answer."""
+        self.send(header, frames)
         answer: Answer[T] = Answer()
         self._asked[number] = answer, refs, finish
-        self.send(header, frames)
         return answer
 
     def send(self, header: ToPeer, frames: Sequence[Any] = ()) -> None:

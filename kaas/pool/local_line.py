@@ -15,6 +15,7 @@ from typing import Any
 from kaas.pool import messages
 from kaas.pool.lines import CLOSED, ENDED, Frames, Line, LineLost, T
 from kaas.pool.messages import FromPeer, Hello, ToPeer
+from kaas.pool.news import News
 from kaas.pool.stream import Malformed, Stream
 
 
@@ -50,9 +51,10 @@ class LocalLine(Line):
         for fd in (self._socket.fileno(), self._bell):
             self._poll.register(fd, select.EPOLLIN)
         self._users = 1  # who serves, and until it is closed whose it is
+        self._idle = 0  # of those who serve, who take messages and run nothing
         self._more = -1
-        self._unread, self._ends = True, 0  # as far as those who serve have had the news
-        self._news: select.epoll | None = None  # of those who serve
+        self._unread, self._ends = True, False  # as far as those who serve have had the news
+        self._news: News | None = None  # of those who serve
 
     def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
         with self._sending:
@@ -112,9 +114,7 @@ class LocalLine(Line):
             self._users += 1
             if self._news is None:
                 self._more = os.eventfd(0)
-                self._news = select.epoll()
-                for fd in (self._socket.fileno(), self._more):
-                    self._news.register(fd, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+                self._news = News([self._socket.fileno(), self._more])
             news = self._news
         try:
             while True:
@@ -122,21 +122,25 @@ class LocalLine(Line):
         finally:
             self._leave()
 
-    def _served_by(self, news: select.epoll, take: Callable[[ToPeer, Frames], T | None]) -> T:
-        event = 0
+    def _served_by(self, news: News, take: Callable[[ToPeer, Frames], T | None]) -> T:
+        events = 0
         while True:
             with self._receiving:
-                if event:
+                if events:
                     self._unread = True
-                    self._ends |= event & select.EPOLLRDHUP
+                    self._ends = self._ends or bool(events & select.EPOLLRDHUP)
+                else:
+                    self._idle += 1
                 while (message := self._next()) is not None:
                     given = take(*message)
                     if given is not None:
+                        self._idle -= 1
                         self._fill()
                         if self._arrived or self._lost:  # of which this thread has had the news
                             os.eventfd_write(self._more, 1)
                         return given
-            [(_, event)] = news.poll(None, 1)
+                idle = self._idle == self._users - 1
+            events = news.wait(idle)
 
     def _next(self) -> tuple[ToPeer, Frames] | None:
         """What has come, of what is not taken yet.
@@ -158,7 +162,7 @@ class LocalLine(Line):
         """Read until a message is there, or nothing is left: else there is no news of what comes after it."""
         while not self._arrived and self._unread and not self._lost:
             self._read()
-            self._unread = self._ends > 0 or not self._stream.drained
+            self._unread = self._ends or not self._stream.drained
 
     def _read(self) -> None:
         try:

@@ -24,9 +24,8 @@ class PoolLoop(uvloop.Loop):
     A turn of it costs a third of one of asyncio's own loop, which is written in Python.
     """
 
-    def time(self) -> float:
-        """Now, in seconds: uvloop's own clock tells milliseconds, and stands still while a callback runs."""
-        return monotonic()
+    time = staticmethod(monotonic)
+    """Now, in seconds: uvloop's own clock tells milliseconds, and stands still while a callback runs."""
 
 
 class PoolThread:

@@ -19,10 +19,13 @@ class WorkerLost(Exception):
     """A worker's process ended."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """A request as the core sees it; only the transport looks into payload. label: its function's name for people;
-    function: what names that function exactly. session: of the program that sent it, "" if nobody knows."""
+    function: what names that function exactly. session: of the program that sent it, "" if nobody knows.
+
+    Nobody changes it. It is made for every request, and frozen it would take three times as long.
+    """
 
     label: str
     client: str

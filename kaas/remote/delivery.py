@@ -34,24 +34,25 @@ class Delivery:
             run.waits.append(wait)
 
     def end(self, run: Run) -> None:
-        """There is an answer, for all who wait."""
+        """There is an answer: it goes out to all who wait and can be reached, then is kept for who asks again."""
         run.done, run.request, run.remote, run.task = True, None, None, None
+        waits, run.waits = run.waits, []
+        for wait in waits:
+            if wait.session.lost_s is None:
+                self.send(wait)
         client, key = run.client, run.key
         if run.stored_bytes:
             client.storing.give_back(run.stored_bytes)
         if key and client.runs.get(key) is run:
             del client.runs[key]
-            if (run.waits or run.lasting) and _final(run):
+            if (waits or run.lasting) and _final(run):
                 nbytes = FAILURE_BYTES if run.failure is not None else kept_bytes(run)
                 client.finished.add(key, run, nbytes, monotonic())
-        waits, run.waits = run.waits, []
         for wait in waits:
             client.requests.nbytes += run.nbytes - wait.nbytes
             wait.nbytes = run.nbytes
             if wait.session.lost_s is not None and _kept(run):
                 self._leave(wait)  # it will ask again
-            else:
-                self.send(wait)
 
     def send(self, wait: Wait) -> None:
         """On its program's newest connection, unless that has the answer already."""

@@ -198,8 +198,8 @@ class RemoteDoor:
         if len(frames) > FRAMES:
             self._put_out(channel)
             return
-        channel.connection.taken += 1
         self._receive(channel, frames)
+        channel.connection.taken += 1
 
     def _put_out(self, channel: RemoteChannel) -> None:
         """And all else that has its key, for a while."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from kaas.dtypes import KIND_BYTES, decode
@@ -33,15 +33,14 @@ def invocation_of(
         check_scalars(remote, message.scalars)
     function = remote.function
     sizes, given = function.input_bytes, remote.given
+    if message.inputs.keys() != given.keys():
+        raise _other_inputs(function.label, given, message.inputs)
     values: list[tuple[str, Any]] = []
     named: list[pool_wire.ObjectInput] = []
     refs: list[Any] = []
     sent: list[Any] = [b""]
     inline_bytes = 0
     for name, item in message.inputs.items():
-        if name not in given:
-            raise UnexpectedInput(f"function {function.label!r} takes no input {name!r}", task=function.label,
-                                  buffer=name, near=())  # fmt: skip
         nbytes = sizes[name]
         if item.object:
             stored = objects.named(client, item.object)
@@ -62,10 +61,6 @@ def invocation_of(
             named.append(pool_wire.ObjectInput(name, len(refs), None, False))
             sent.append(data)
             refs.append(Framed(len(sent)))
-    if len(message.inputs) != len(given):
-        missing = next(name for name in given if name not in message.inputs)
-        raise MissingInput(f"function {function.label!r}: input {missing!r} was not given", task=function.label,
-                           buffer=missing)  # fmt: skip
     position = None
     if remote.constants is not None:
         position = len(refs)
@@ -117,6 +112,14 @@ def check_scalars(remote: RemoteFunction, scalars: dict[str, bytes]) -> None:
     if len(scalars) != len(remote.scalars):
         strange = next(name for name in scalars if name not in remote.scalars)
         raise WrongScalar(f"function {label!r} has no scalar {strange!r}", task=label, scalar=strange)
+
+
+def _other_inputs(label: str, wanted: Collection[str], given: Collection[str]) -> InvalidRequest:
+    for name in given:
+        if name not in wanted:
+            return UnexpectedInput(f"function {label!r} takes no input {name!r}", task=label, buffer=name, near=())
+    missing = next(name for name in wanted if name not in given)
+    return MissingInput(f"function {label!r}: input {missing!r} was not given", task=label, buffer=missing)
 
 
 def _wrong_size(label: str, name: str, expected: int, given: int) -> WrongSize:

@@ -35,6 +35,10 @@ What = Literal["objects", "libraries"]
 QUOTA_OF = {"objects": "stored_bytes", "libraries": "library_bytes"}
 
 
+def unanswered() -> None:
+    """Of what is answered at another time."""
+
+
 @dataclass(slots=True)
 class _Held:
     nbytes: int
@@ -88,7 +92,8 @@ class Meter:
             for second, nanoseconds in seconds:
                 self._spent(client, self._allowance(client), self._since(second), nanoseconds)
         for charge in kept.journal:
-            self._count(charge, self._allowance(charge.client), self._since(charge.second))
+            self._count(charge)
+            self._spent(charge.client, self._allowance(charge.client), self._since(charge.second), charge.device_ns)
         self._number = kept.newest
         try:
             self._file.apply(self._taken())
@@ -159,42 +164,59 @@ class Meter:
         output_bytes: int,
         moved_bytes: int,
         record: RunRecord | None,
+        answer: Callable[[], object] = unanswered,
     ) -> bool:
-        """A request that was admitted has ended, and its answer may be sent once this has returned; of one that runs on
-        after its answer, as with a deadline, this is when it ends. Whether it was charged: not if one with this key
-        was, in this life or an earlier one.
+        """A request that was admitted has ended; of one that runs on after its answer, as with a deadline, this is when
+        it ends. Whether it was charged: not if one with this key was, in this life or an earlier one.
 
         Args:
             key: of idempotency; "" if it has none. outcome: "succeeded", "cancelled", or the error's class.
             input_bytes, output_bytes: that came and that go. moved_bytes: of the kTask's, but for those of objects.
-            record: what was measured, if it was run.
+            record: what was measured, if it was run. answer: sends its answer. It is called as soon as the charge is
+                durable: what is only counted here comes after it.
 
         Raises:
-            UsageUnavailable: the charge cannot be written down: its outputs must not be sent.
+            UsageUnavailable: the charge cannot be written down: answer was not called, its outputs must not be sent.
         """
         allowance = self._allowances[client]
         allowance.leave()
         now_s = self._clock()
         device_ns, copied_bytes = _measured(record, moved_bytes)
-        if key and self._totals.charged(client, key):
-            name, flow = self._totals.flow(client, function)
-            flow.repeats += 1
-            self._changes(name)
-            self._spent(client, allowance, now_s, device_ns)  # it was used all the same
-            return False
-        remembered = "" if outcome in ASK_AGAIN else key
-        second = floor(now_s + self._wall_offset_s)
+        repeated = bool(key) and self._totals.charged(client, key)
         charge = Charge(
-            client, function, remembered, outcome, device_ns, input_bytes, output_bytes, copied_bytes, second
+            client,
+            function,
+            "" if outcome in ASK_AGAIN else key,
+            outcome,
+            device_ns,
+            input_bytes,
+            output_bytes,
+            copied_bytes,
+            floor(now_s + self._wall_offset_s),
         )
+        if not repeated:
+            self._write_down(charge)
+        try:
+            answer()
+        finally:
+            if repeated:
+                self._count_repeat(client, function)
+            else:
+                self._count(charge)
+            self._spent(client, allowance, now_s, device_ns)  # it was used in any case
+        return not repeated
+
+    def _write_down(self, charge: Charge) -> None:
+        """
+        Raises:
+            UsageUnavailable
+        """
         try:
             (self._journal or self._begin()).write(charge)
         except OSError as error:
             if self._journal is not None and self._journal.torn:
                 self._end()
             raise self._unavailable(error) from error
-        self._count(charge, allowance, now_s)
-        return True
 
     def received(self, client: str, key: str) -> None:
         """The answer to what was charged under this key has come: if it is run again, once that answer is forgotten, it
@@ -214,11 +236,15 @@ class Meter:
         flow.outcomes[outcome] = flow.outcomes.get(outcome, 0) + 1
         self._changes(name)
 
-    def _count(self, charge: Charge, allowance: Allowance, at_s: float) -> None:
+    def _count(self, charge: Charge) -> None:
         self._changes(self._totals.add(charge))
         if charge.key:
             self._new_keys[charge.client, charge.key] = None
-        self._spent(charge.client, allowance, at_s, charge.device_ns)
+
+    def _count_repeat(self, client: str, function: str) -> None:
+        name, flow = self._totals.flow(client, function)
+        flow.repeats += 1
+        self._changes(name)
 
     def _spent(self, client: str, allowance: Allowance, at_s: float, nanoseconds: int) -> None:
         if nanoseconds:

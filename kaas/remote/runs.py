@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from kaas.remote.delivery import ENDED, Delivery, kept_bytes
 from kaas.remote.holdings import Holdings
 from kaas.remote.invocations import check_deadline, given_values, invocation_of
 from kaas.remote.making import RemoteFunction
-from kaas.remote.metering import Meter
+from kaas.remote.metering import Meter, unanswered
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session
 from kaas.remote.steps import Made, Steps
 from kaas.remote.values import Given
@@ -96,20 +96,20 @@ class Runs:
             client.storing.check(client, stored_bytes)
             nbytes -= stored_bytes
         client.requests.check(client, input_bytes + nbytes)
-        run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
-        if message.store or remote.after or remote.etask is not None:
-            run.store, run.remote, run.stored_bytes = message.store, remote, stored_bytes
-        if remote.before or remote.after or remote.etask is not None:
-            run.ends_s = self._ends_s(message)
         request = None
         self._meter.admit(client.name)
         try:
-            if remote.before or remote.etask is not None:
+            if not remote.before and remote.etask is None:  # first: the device has something to do by then
+                request = self._request(client.name, message, frames, remote)
+            run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
+            if message.store or remote.after or remote.etask is not None:
+                run.store, run.remote, run.stored_bytes = message.store, remote, stored_bytes
+            if remote.before or remote.after or remote.etask is not None:
+                run.ends_s = self._ends_s(message)
+            if request is None:
                 self._prepare(run, message, frames, remote)
-            else:
-                request = self._request(run, message, frames, remote)
         except BaseException as error:
-            self._meter.refused(client.name, run.label, type(error).__name__, admitted=True)
+            self._meter.refused(client.name, function.label, type(error).__name__, admitted=True)
             raise
         self._delivery.wait(session, message.number, run, input_bytes + nbytes)
         if stored_bytes:
@@ -118,24 +118,29 @@ class Runs:
             client.runs[message.key] = run
         if request is not None:
             run.moved_bytes = input_bytes
-            request.answer.add_done_callback(partial(self._answered, run, request))
+            self._begun(run, request)
 
-    def _request(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> Request:
+    def _request(self, client: str, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> Request:
         """What the pool is asked for, of one that was admitted.
 
         Raises:
             KaasError
         """
-        invocation, payload = invocation_of(run.client.name, message, frames, remote, self._holdings.values)
-        return self._begun(run, self._service.call(remote.function, invocation, payload, ""), message.trace)
+        invocation, payload = invocation_of(client, message, frames, remote, self._holdings.values)
+        return self._asked(self._service.call(remote.function, invocation, payload, ""), message.trace)
 
-    def _begun(self, run: Run, call: Call, trace: str) -> Request:
+    def _asked(self, call: Call, trace: str) -> Request:
         request = self._pool.begin(call)
         if trace:
             request.trace = continued(trace)
-            run.trace = request.trace.traceparent
-        run.request = request
         return request
+
+    def _begun(self, run: Run, request: Request) -> None:
+        """The pool has it."""
+        run.request = request
+        if request.trace is not None:
+            run.trace = request.trace.traceparent
+        request.answer.add_done_callback(partial(self._answered, run, request))
 
     # --- steps
 
@@ -190,7 +195,7 @@ class Runs:
             call = task.result()
             if not run.waits:
                 raise asyncio.CancelledError  # too late for the step
-            request = self._begun(run, call, trace)
+            request = self._asked(call, trace)
         except asyncio.CancelledError:  # and all who waited know
             self._meter.refused(run.client.name, run.label, "cancelled", admitted=True)
             self._delivery.end(run)
@@ -199,7 +204,7 @@ class Runs:
             _fail(run, error)
             self._delivery.end(run)
         else:
-            request.answer.add_done_callback(partial(self._answered, run, request))
+            self._begun(run, request)
 
     async def _step(self, run: Run, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
         """
@@ -253,12 +258,11 @@ class Runs:
         run.moved_bytes += run.nbytes
         if outcome != SUCCEEDED and self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
             request.left = partial(self._left, run, request, outcome)
+            self._delivery.end(run)
         elif run.remote is not None and outcome == SUCCEEDED:
             self._task(self._after(run, request, run.remote))
-            return
         else:
-            self._settle(run, request, outcome)
-        self._delivery.end(run)
+            self._settle(run, request, outcome, partial(self._delivery.end, run))
 
     async def _after(self, run: Run, request: Request, remote: RemoteFunction) -> None:
         """Have a step make other outputs out of them, and store those that stay; and what is not to be run again."""
@@ -295,28 +299,29 @@ class Runs:
         said = lasting.entry(run.client.name, run.key, run.asked, run.label, run.outputs, run.frames)
         return {lasting.ANSWERS: {run.key: said}}
 
-    def _settle(self, run: Run, request: Request, outcome: str) -> None:
-        if self.closed and outcome != "cancelled":  # so is the usage: it is run again in the next life
-            _fail(run, PoolStopped(ENDED))
-            return
+    def _settle(self, run: Run, request: Request, outcome: str, answer: Callable[[], object] = unanswered) -> None:
+        """Charge for it, then answer."""
         try:
-            self._charge(run, request, outcome)
-        except UsageUnavailable as error:  # nothing is given that is not charged
+            if self.closed and outcome != "cancelled":  # so is the usage: it is run again in the next life
+                raise PoolStopped(ENDED)
+            self._charge(run, request, outcome, answer)
+        except (PoolStopped, UsageUnavailable) as error:  # nothing is given that is not charged
             _fail(run, error)
+            answer()
 
     def _left(self, run: Run, request: Request, outcome: str) -> None:
         if self.closed:  # so is the usage
             return
         with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
-            self._charge(run, request, outcome)
+            self._charge(run, request, outcome, unanswered)
 
-    def _charge(self, run: Run, request: Request, outcome: str) -> None:
+    def _charge(self, run: Run, request: Request, outcome: str, answer: Callable[[], object]) -> None:
         """
         Raises:
             UsageUnavailable
         """
-        sizes = run.input_bytes, run.nbytes, run.moved_bytes
-        self._meter.ended(run.client.name, run.label, run.key, outcome, *sizes, request.record)
+        client, moved_bytes, record = run.client.name, run.moved_bytes, request.record
+        self._meter.ended(client, run.label, run.key, outcome, run.input_bytes, run.nbytes, moved_bytes, record, answer)
 
 
 def _fail(run: Run, error: Exception) -> None:

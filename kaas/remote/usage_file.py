@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing
@@ -27,6 +28,8 @@ SEGMENT = "usage.journal."
 READS = 5
 """How often somebody else than the server tries to read a file that the server changes meanwhile."""
 MODE = 0o600
+_HEAD = struct.Struct("<II")
+"""Before each charge in the journal: its length and its checksum."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS folded (one INTEGER PRIMARY KEY CHECK (one = 1), segment INTEGER NOT NULL);
@@ -69,7 +72,7 @@ class Journal:
             OSError: it is not there. torn: nor would be what is written after it.
         """
         payload = _encode(charge)
-        line = b"%s%s%s" % (len(payload).to_bytes(4, "little"), zlib.crc32(payload).to_bytes(4, "little"), payload)
+        line = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
         try:
             written = os.write(self._fd, line)
             if written != len(line):
@@ -88,13 +91,13 @@ class Journal:
 def charges(segment: bytes) -> Iterator[Charge]:
     """Those that a segment holds. What is cut off at its end was never answered for."""
     at = 0
-    while at + 8 <= len(segment):
-        size = int.from_bytes(segment[at : at + 4], "little")
-        payload = segment[at + 8 : at + 8 + size]
-        if len(payload) != size or zlib.crc32(payload).to_bytes(4, "little") != segment[at + 4 : at + 8]:
+    while at + _HEAD.size <= len(segment):
+        size, checksum = _HEAD.unpack_from(segment, at)
+        payload = segment[at + _HEAD.size : at + _HEAD.size + size]
+        if len(payload) != size or zlib.crc32(payload) != checksum:
             return
         yield _decode(payload)
-        at += 8 + size
+        at += _HEAD.size + size
 
 
 TAKEN = "another server has it"

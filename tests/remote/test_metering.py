@@ -339,6 +339,27 @@ def test_a_server_that_is_killed_has_charged_what_it_answered(tmp_path: Path, an
 
 
 @in_loop
+async def test_an_answer_is_sent_when_its_charge_is_written_down_and_counted_whatever_becomes_of_it(
+    folder: Path,
+) -> None:
+    meter = opened(folder)
+    durable: list[int] = []
+
+    def answer() -> None:
+        durable.append(sum(flow.requests for flow in read_usage(folder).flows))
+        raise ConnectionError
+
+    for key, charged in (("k", 1), ("l", 2), ("l", 2)):
+        meter.admit("a")
+        with pytest.raises(ConnectionError):
+            meter.ended("a", "f", key, "succeeded", 1, 1, 2, ran(1.0), answer)
+        assert durable.pop() == charged
+        assert meter.usage().flows[0].requests == charged
+    assert meter.usage().flows[0].repeats == 1
+    await meter.close()
+
+
+@in_loop
 async def test_charges_reach_the_file_by_themselves(folder: Path) -> None:
     meter = opened(folder)
     meter.admit("a")
@@ -392,7 +413,7 @@ async def test_what_cannot_be_charged_is_not_given(folder: Path) -> None:
     meter.grant("a", Quotas(concurrent_requests=1))
     meter.admit("a")
     with pytest.raises(UsageUnavailable) as raised:
-        meter.ended("a", "f", "l", "succeeded", 1, 1, 2, None)
+        meter.ended("a", "f", "l", "succeeded", 1, 1, 2, None, lambda: pytest.fail("it was answered"))
     assert raised.value.path == str(folder)
     meter._journal = journal
     meter.admit("a")  # its place was given back

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from kaas.pool.events import ClientKnown
 
@@ -52,6 +54,11 @@ class Account:
     def time_s(self) -> float:
         """Its device seconds per weight."""
         return self.charged_s / self.weight
+
+
+_TIME_S: Callable[[Account], float] = attrgetter("time_s")
+NOBODY = Account("")
+"""Whose requests are, of which an earlier life of the pool has left no client; it is among no Accounts."""
 
 
 class Accounts:
@@ -119,7 +126,7 @@ class Accounts:
     def arrived(self, account: Account, *, again: bool = False) -> None:
         """It has one more request; again: one that was here before and lost its worker."""
         if not account.present and not again:
-            least_s = min((other.time_s for other in self._present.values()), default=self._floor_s)
+            least_s = self._least_s()
             if account.time_s < least_s:
                 account.charged_s = least_s * account.weight
         account.pending += 1
@@ -132,6 +139,10 @@ class Accounts:
             account.announced = False
             self._absent(account)
 
+    def _least_s(self) -> float:
+        """The time per weight at which a client begins."""
+        return min(map(_TIME_S, self._present.values()), default=self._floor_s)
+
     def _absent(self, account: Account) -> None:
         self._present.pop(account.client, None)
         if not self._present:
@@ -139,7 +150,7 @@ class Accounts:
 
     def _forget(self) -> None:
         """A client who would come back at the time of those who are here is as good as a new one."""
-        least_s = min((account.time_s for account in self._present.values()), default=self._floor_s)
+        least_s = self._least_s()
         for client, account in list(self._accounts.items()):
             if not account.present and not account.known and account.time_s <= least_s:
                 del self._accounts[client]

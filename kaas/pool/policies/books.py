@@ -26,7 +26,7 @@ class Request(msgspec.Struct, eq=False):
     what its client was charged at the dispatch; None if an earlier life of the pool dispatched it."""
 
     id: int
-    account: Account | None
+    account: Account
     crew: Crew
     inputs: tuple[ObjectUse, ...] = ()
     deadline_s: float | None = None
@@ -41,13 +41,12 @@ class Request(msgspec.Struct, eq=False):
         return self.deadline_s is not None and self.deadline_s <= now_s
 
 
-@dataclass(slots=True, eq=False)
-class Queue:
-    """The ready requests of one client at one crew, the oldest first."""
+class Queue(msgspec.Struct, eq=False):
+    """The ready requests of one client at one crew, the oldest first. It is there while there are any."""
 
     account: Account
-    requests: dict[int, Request] = field(default_factory=dict)
-    order: list[int] = field(default_factory=list)
+    requests: dict[int, Request] = {}
+    order: list[int] = []
     """Heap of ids; those that left `requests` are skipped."""
 
     def push(self, request: Request) -> None:
@@ -101,7 +100,9 @@ class Worker:
     expected_s: float = 0.0
     used: int = 0
     version: int = 0
-    """Counts what changes its place among the offers of its crew."""
+    """Of its place among the offers of its crew, each of which has another one."""
+    busier: bool = False
+    """A slot of it was taken since it got that place, which is a worse one now."""
 
     @property
     def usable(self) -> bool:
@@ -151,7 +152,8 @@ class Crew:
     slots: int = 1
     """Of a worker, as last seen."""
     offers: list[tuple[tuple[float, ...], int, int, Worker]] = field(default_factory=list)
-    """Heap of workers with a free slot, all of them, the best first; entries whose version has passed are skipped."""
+    """Heap of workers with a free slot, all of them, the best first; entries whose version has passed are skipped, and
+    a worker that is busier gets a new place when it comes to the top."""
 
     @property
     def provided(self) -> int:

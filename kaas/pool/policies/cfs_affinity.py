@@ -73,11 +73,7 @@ class CfsAffinity(Scheduler):
         return chosen
 
     def urgency(self, crew: Crew, provided: int = 0) -> tuple[float, ...]:
-        return min(
-            (-request.account.priority, request.account.time_s, request.id)
-            for request in crew.next(provided)
-            if request.account is not None
-        )
+        return min((-request.account.priority, request.account.time_s, request.id) for request in crew.next(provided))
 
     def _affine(self, crew: Crew, head: Request) -> Worker | None:
         """The worker with a free slot on a device that the client of a request has an affinity to, if there is one."""
@@ -85,7 +81,7 @@ class CfsAffinity(Scheduler):
         if self._resident is not None:
             devices = self._resident.most(head)
         account = head.account
-        if not devices and account is not None:
+        if not devices:
             devices = (account.last_device,) if account.last_device >= 0 else account.devices
         found: Worker | None = None
         for index in devices:

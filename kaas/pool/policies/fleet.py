@@ -20,7 +20,7 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.policies.accounts import Accounts
+from kaas.pool.policies.accounts import NOBODY, Accounts
 from kaas.pool.policies.books import Crew, Device, Request, Serves, Territory, Worker
 
 FAILED_STARTS = 3
@@ -33,7 +33,8 @@ class Fleet:
     """The books of devices, workers and crews. What it decides is appended to `decisions`.
 
     Args:
-        territories: the devices by who competes for them. rank: the order in which free workers are used.
+        territories: the devices by who competes for them. rank: the order in which free workers are used; a request
+            that is dispatched to a worker never brings it forward.
         conserving: a crew without requests gives its idle workers to whoever waits, whatever the sizes.
     """
 
@@ -154,8 +155,10 @@ class Fleet:
     # --- slots
 
     def offer(self, worker: Worker) -> None:
-        """Put a worker to its place among those of its crew, after anything about its slots changed."""
+        """Put a worker to its place among those of its crew, after anything about its slots changed that may make it a
+        better one. What makes it worse is seen to when somebody asks for the best."""
         worker.version += 1
+        worker.busier = False
         if not worker.usable:
             return
         offers = worker.crew.offers
@@ -172,6 +175,9 @@ class Fleet:
             _, _, version, worker = offers[0]
             if worker.version != version:
                 heapq.heappop(offers)
+            elif worker.busier:
+                heapq.heappop(offers)
+                self.offer(worker)
             elif worker.gated:
                 gated.append(heapq.heappop(offers))
             else:
@@ -182,9 +188,7 @@ class Fleet:
 
     def take_slot(self, worker: Worker, request: Request) -> int:
         _, slot = worker.free.pop()
-        offers = worker.crew.offers
-        if offers and offers[0][-1] is worker:  # as the best of them is, nearly always
-            heapq.heappop(offers)
+        worker.busier = True
         worker.running[request.id] = request
         worker.served = True
         self._changes += 1
@@ -192,7 +196,6 @@ class Fleet:
         worker.crew.running += 1
         if request.alone:
             worker.alone = request
-        self.offer(worker)
         return slot
 
     def free_slot(self, worker: Worker, slot: int, request: Request) -> None:
@@ -382,7 +385,7 @@ class Fleet:
         if crew.serves.client:
             return self._accounts.weight(crew.serves.client)
         clients = {queue.account for queue in crew.queues.values()}
-        clients.update(r.account for w in crew.workers.values() for r in w.running.values() if r.account is not None)
+        clients.update(r.account for w in crew.workers.values() for r in w.running.values() if r.account is not NOBODY)
         return sum(account.weight for account in clients) or 1.0
 
     def _may_go(self, worker: Worker, heir: Crew) -> bool:

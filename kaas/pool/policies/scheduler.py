@@ -32,7 +32,7 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.policies.accounts import SHORTEST_WAIT_S, Account, Accounts
+from kaas.pool.policies.accounts import NOBODY, SHORTEST_WAIT_S, Account, Accounts
 from kaas.pool.policies.books import Crew, Device, Queue, Request, Serves, Territory, Worker
 from kaas.pool.policies.fleet import Fleet
 
@@ -87,14 +87,14 @@ class Scheduler:
             if account.limited and self._accounts.held(account, self._now_s):
                 continue
             head = queue.head
-            if best is None or (-account.priority, head.id) < (-_account(best).priority, best.id):
+            if best is None or (-account.priority, head.id) < (-best.account.priority, best.id):
                 best = head
         return None if best is None else (best, worker)
 
     def urgency(self, crew: Crew, provided: int = 0) -> tuple[float, ...]:
         """Which of several crews is served first: the least. Here the one with the oldest request of the highest
         priority, provided: those left out for which workers are on their way."""
-        return min((-_account(request).priority, request.id) for request in crew.next(provided))
+        return min((-request.account.priority, request.id) for request in crew.next(provided))
 
     def moved(self, event: Residency) -> None:
         """Caches changed. Not looked at here."""
@@ -140,8 +140,7 @@ class Scheduler:
 
     def holds(self, request: int) -> bool:
         """Whether limits of its client keep a ready request from running now."""
-        known = self._requests[request]
-        return known.account is not None and self._accounts.held(known.account, self._now_s)
+        return self._accounts.held(self._requests[request].account, self._now_s)
 
     def _arrive(self, event: RequestArrived) -> None:
         if event.request in self._requests:
@@ -159,10 +158,15 @@ class Scheduler:
     def _crew(self, kind: WorkerKind, client: str, function: str) -> Crew:
         serves, place = self.place(kind, client, function)
         crew = self._fleet.crews.get(serves)
-        return crew or self._fleet.crew(serves, place)
+        if crew is None:
+            if len(self._fleet.crews) >= self._most_crews:
+                self._fleet.forget({request.crew for request in self._requests.values()})
+                self._most_crews = max(CREWS, 2 * len(self._fleet.crews))
+            crew = self._fleet.crew(serves, place)
+        return crew
 
     def _enqueue(self, request: Request) -> None:
-        crew, account = request.crew, _account(request)
+        crew, account = request.crew, request.account
         request.ready = True
         crew.ready += 1
         crew.territory.hungry[crew.serves] = crew
@@ -176,7 +180,7 @@ class Scheduler:
         self._stir(crew)
 
     def _dequeue(self, request: Request) -> None:
-        crew, client = request.crew, _account(request).client
+        crew, client = request.crew, request.account.client
         request.ready = False
         crew.ready -= 1
         if not crew.ready:
@@ -189,7 +193,6 @@ class Scheduler:
             del queue.requests[request.id]
             if not queue.requests:
                 del crew.queues[client]
-        self._stir(crew)
 
     def _cancel(self, number: int) -> None:
         request = self._known_request(number)
@@ -200,17 +203,18 @@ class Scheduler:
         """A queued request goes."""
         if request.ready:
             self._dequeue(request)
+            self._stir(request.crew)
         del self._requests[request.id]
-        self._accounts.ended(_account(request))
+        self._accounts.ended(request.account)
 
     def _done(self, event: RequestDone) -> None:
         request = self._known_request(event.request)
-        worker = request.worker
+        worker, account = request.worker, request.account
         if worker is None or worker.id != event.worker:
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
         self._fleet.free_slot(worker, event.slot, request)
         del self._requests[request.id]
-        if (account := request.account) is not None:
+        if account is not NOBODY:
             # what failed without having had the device says nothing of what it takes, nor what was begun elsewhere
             failed = event.outcome is Outcome.FAILED and not event.device_s
             counts = request.estimate_s is not None and not failed
@@ -218,13 +222,13 @@ class Scheduler:
             self._accounts.ended(account)
         self._freed(worker, account)
 
-    def _freed(self, worker: Worker, account: Account | None) -> None:
+    def _freed(self, worker: Worker, account: Account) -> None:
         """Something ended on a worker: whoever waited for that may go on."""
         self._stir(worker.crew)
         for other in worker.device.workers.values():
             if other is not worker:
                 self._stir(other.crew)
-        if account is not None and account.limited:
+        if account.limited:
             self._stir_all()
 
     def _adopt(self, event: WorkerAdopted) -> None:
@@ -234,12 +238,12 @@ class Scheduler:
         crew = self._fleet.crew(serves, where, born=event.device) if fits else Crew(serves, where, (0, event.device))
         worker = self._fleet.adopt(event, crew)
         for running in event.running:
-            account = self._accounts[running.client] if running.client else None
+            account = self._accounts[running.client] if running.client else NOBODY
             request = Request(running.request, account, worker.crew, worker=worker)
             request.ends_s = event.time_s if running.ends_s is None else running.ends_s
             self._requests[request.id] = worker.running[request.id] = request
             worker.crew.running += 1
-            if account is not None:
+            if account is not NOBODY:
                 self._accounts.arrived(account)
                 account.running += 1
         self._fleet.offer(worker)
@@ -252,12 +256,12 @@ class Scheduler:
         for request in worker.running.values():
             worker.crew.running -= 1
             del self._requests[request.id]
-            if request.account is not None:
+            if request.account is not NOBODY:
                 self._accounts.refund(request.account, request.estimate_s)
                 self._accounts.ended(request.account)
                 self._freed(worker, request.account)
         self.emptied(worker)
-        self._freed(worker, None)
+        self._freed(worker, NOBODY)
         self._fleet.inherit(worker.device)
         if worker.starting:
             self._give_up(worker.crew.territory)
@@ -298,12 +302,10 @@ class Scheduler:
 
     def _decide(self) -> list[Decision]:
         fleet = self._fleet
-        while self._stirred:
-            stirred = list(self._stirred)
-            self._stirred.clear()
-            if len(stirred) > 1:
-                stirred = sorted((crew for crew in stirred if crew.ready), key=self.urgency)
-            for crew in stirred:
+        if self._stirred:
+            stirred, self._stirred = self._stirred, {}
+            alone = len(stirred) == 1
+            for crew in stirred if alone else sorted((crew for crew in stirred if crew.ready), key=self.urgency):
                 self._dispatch_crew(crew)
         if fleet.promised:
             fleet.keep_promises()
@@ -319,9 +321,6 @@ class Scheduler:
         if wake_s is not None and (self._wake_s is None or wake_s < self._wake_s):
             self._wake_s = wake_s
             decisions.append(WakeAt(wake_s))
-        if len(fleet.crews) > self._most_crews:
-            fleet.forget({request.crew for request in self._requests.values()})
-            self._most_crews = max(CREWS, 2 * len(fleet.crews))
         return decisions
 
     def _dispatch_crew(self, crew: Crew) -> None:
@@ -334,11 +333,10 @@ class Scheduler:
                 self._dequeue(request)  # its caller has an answer, or is about to
             else:
                 self._dispatch(request, worker)
-        self._stirred.pop(crew, None)
 
     def _dispatch_alone(self, request: Request) -> None:
         """Keep the least busy worker free of others for a request that must run alone, and start it once that is."""
-        account = _account(request)
+        account = request.account
         if request.late(self._now_s):
             self._dequeue(request)
             return
@@ -367,7 +365,7 @@ class Scheduler:
     def _dispatch(self, request: Request, worker: Worker) -> None:
         self._dequeue(request)
         request.worker = worker
-        account = _account(request)
+        account = request.account
         slot = self._fleet.take_slot(worker, request)
         request.estimate_s = self._accounts.dispatched(account)
         request.ends_s = self._now_s + request.estimate_s
@@ -410,8 +408,3 @@ def territory(devices: Iterable[PhysicalDevice], *, home: Serves | None = None, 
     made = Territory(home=home, nobodys=nobodys)
     made.devices = [Device(device, made) for device in devices]
     return made
-
-
-def _account(request: Request) -> Account:
-    assert request.account is not None, "only what an earlier life of the pool dispatched can be nobody's"
-    return request.account

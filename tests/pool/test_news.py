@@ -1,0 +1,102 @@
+"""When a wait begins awake: with an epoll and a clock that are the test's."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+
+import pytest
+
+from kaas.pool import news
+from kaas.pool.news import SOON_S, News
+
+READABLE = [(0, 1)]
+
+
+class Epoll:
+    """Has news for who sleeps after `asleep_s`, and for who looks on the look after `looks` in vain, if it ever has.
+
+    Fields:
+        now_s: by its clock; a look takes a tenth of a short wait. slept: how often somebody has.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.slept = 0
+        self.asleep_s = SOON_S / 2
+        self.looks: int | None = None
+        self.looking: Callable[[], object] = lambda: None
+
+    def register(self, file: int, events: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    def poll(self, timeout: float | None, at_most: int) -> list[tuple[int, int]]:
+        assert at_most == 1
+        if timeout is None:
+            self.slept += 1
+            self.now_s += self.asleep_s
+            return READABLE
+        self.looking()
+        self.now_s += SOON_S / 10
+        if self.looks is None:
+            return []
+        self.looks -= 1
+        return READABLE if self.looks < 0 else []
+
+
+@pytest.fixture
+def epoll(monkeypatch: pytest.MonkeyPatch) -> Epoll:
+    made = Epoll()
+    monkeypatch.setattr(select, "epoll", lambda: made)
+    monkeypatch.setattr(news, "monotonic", lambda: made.now_s)
+    return made
+
+
+@pytest.fixture
+def waiting(epoll: Epoll) -> News:
+    """Its last wait was a short one."""
+    made = News([])
+    made.wait(idle=True)
+    assert epoll.slept == 1, "nobody knows yet"
+    return made
+
+
+def test_after_a_short_wait_the_next_is_awake(epoll: Epoll, waiting: News) -> None:
+    for looks in (3, 0, 5):
+        epoll.looks = looks
+        assert waiting.wait(idle=True) == 1
+    assert epoll.slept == 1
+
+
+def test_who_finds_nothing_soon_sleeps(epoll: Epoll, waiting: News) -> None:
+    began_s = epoll.now_s
+    waiting.wait(idle=True)
+    assert epoll.slept == 2
+    assert epoll.now_s - began_s < SOON_S * 1.2 + epoll.asleep_s
+    epoll.looks = 0
+    waiting.wait(idle=True)
+    assert epoll.slept == 3, "that one had not been short"
+
+
+def test_who_would_be_in_others_way_sleeps(epoll: Epoll, waiting: News) -> None:
+    epoll.looks = 0
+    waiting.wait(idle=False)
+    assert epoll.slept == 2
+    waiting.wait(idle=True)
+    assert epoll.slept == 2, "a short wait asleep counts too"
+
+
+def test_one_is_awake_and_others_sleep(epoll: Epoll, waiting: News) -> None:
+    epoll.looks = 0
+    slept = []
+
+    def look() -> None:
+        epoll.looking = lambda: None
+        waiting.wait(idle=True)
+        slept.append(epoll.slept)
+
+    epoll.looking = look
+    waiting.wait(idle=True)
+    assert slept == [2]
+    assert epoll.slept == 2
