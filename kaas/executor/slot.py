@@ -115,10 +115,11 @@ class Slot:
 
     def launch(self, launches: Launches) -> None:
         """Submits the kernels between two events."""
-        self.stream.kernels.start(self.stream)
+        stream = self.stream
+        stream.kernels.start(stream)
         for instance, times in launches:
-            instance.launch(self.stream, times)
-        self.stream.kernels.stop(self.stream)
+            instance.launch(stream, times)
+        stream.kernels.stop(stream)
 
     def profile(self, replay: Replay, values: Values, iterations: int) -> tuple[KernelTime, ...]:
         """Runs the kernels one by one, all between two events, and each between two of its own."""
