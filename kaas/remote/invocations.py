@@ -28,7 +28,8 @@ def invocation_of(
     Raises:
         InvalidRequest
     """
-    check_deadline(message.deadline_s)
+    if message.deadline_s is not None:
+        check_deadline(message.deadline_s)
     if remote.scalars or message.scalars:
         check_scalars(remote, message.scalars)
     function = remote.function
@@ -72,12 +73,12 @@ def invocation_of(
     return invocation, Payload(function, sent, refs, direct=True)
 
 
-def check_deadline(deadline_s: float | None) -> None:
+def check_deadline(deadline_s: float) -> None:
     """
     Raises:
         InvalidRequest
     """
-    if deadline_s is not None and not 0 < deadline_s < LONGEST_S:
+    if not 0 < deadline_s < LONGEST_S:
         raise InvalidRequest(f"deadline_s is a positive number of seconds, not {deadline_s!r}")
 
 

@@ -39,7 +39,7 @@ def prepare(
         raise InvalidRequest(f"a key is text of up to {KEY_BYTES} bytes, not {key!r}")
     if trace and not is_text(trace):
         raise InvalidRequest(f"trace is a W3C traceparent, not {trace!r}")
-    task, given = function.chosen({} if inputs is None else inputs)
+    task, given = function.chosen(mapping(function.tasks[0], "inputs", inputs))
     named, frames = packed(task, given)
     encoded = encode_scalars(task, scalars) if scalars or task.scalars else {}
     make, reply_bytes, kept = task.make, task.reply_bytes, {}

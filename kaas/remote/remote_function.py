@@ -15,7 +15,7 @@ from kaas.executor.tensors import on_host
 from kaas.pool.held_ref import HeldRef
 from kaas.pool.outputs import array_of, outputs_from
 from kaas.remote import wire
-from kaas.request import View, check_taken, input_bytes, mapping, outputs_type, raw_bytes
+from kaas.request import View, check_taken, input_bytes, outputs_type, raw_bytes
 from kaas.variant import by_position, choose, of_shapes
 
 if TYPE_CHECKING:
@@ -204,7 +204,6 @@ def packed(task: RemoteTask, inputs: Mapping[str, Any]) -> tuple[dict[str, wire.
     Raises:
         InvalidRequest
     """
-    inputs = mapping(task, "inputs", inputs)
     if task.before:
         return _for_step(inputs)
     if inputs.keys() != task.given.keys():

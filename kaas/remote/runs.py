@@ -150,8 +150,10 @@ class Runs:
         Raises:
             InvalidRequest
         """
+        if message.deadline_s is None:
+            return None
         check_deadline(message.deadline_s)
-        return None if message.deadline_s is None else self._loop.time() + message.deadline_s
+        return self._loop.time() + message.deadline_s
 
     def _prepare(self, run: Run, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
         """Have a step make the inputs out of what came, and of an eTask have them where it finds them.

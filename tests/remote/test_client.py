@@ -478,6 +478,8 @@ def test_a_model_is_called_by_the_shapes_of_its_inputs(server: FakeServer, clien
     assert {invoke.function for invoke in server.of(wire.Invoke)} == set(function.keys)
     there = client.put("there", np.ones((2, WIDTH), np.float32))
     assert function.variant(x=(2, WIDTH)).call(there, np.ones(2, np.float32)).result(PATIENCE_S).shape == (2, WIDTH)
+    with pytest.raises(InvalidRequest, match="by name"):
+        client.call(function, [there])  # type: ignore[arg-type]
 
 
 # --- asyncio
