@@ -57,11 +57,6 @@ class Reservation(msgspec.Struct, frozen=True):
     host_victims: tuple[bytes, ...] = ()
 
     @property
-    def changes(self) -> bool:
-        """Whether there is anything to free or to allocate: who frees makes room for something."""
-        return bool(self.loads) or self.arena_bytes != self.arena_bytes_before
-
-    @property
     def arenas_before(self) -> dict[int, int]:
         """The arenas that it changes, as they were."""
         own = {} if self.slot is None else {self.slot: self.arena_bytes_before}
@@ -136,6 +131,19 @@ class ObjectCache(Generic[D, H]):
     def pinned(self) -> frozenset[bytes]:
         return frozenset(self._pins)
 
+    def hit(self, objects: Mapping[bytes, int], slot: int | None, arena_bytes: int) -> Reservation | None:
+        """`reserve` and `commit` in one, for a request for which there is nothing to free or to allocate: all its
+        objects are on the device, and its arena is large enough. None: it is not such a one."""
+        if self._open is not None:
+            raise ValueError("a reservation is still open")
+        if slot in self._running:
+            raise ValueError(f"a request runs in slot {slot}")
+        before = self._arena_bytes_of(slot)
+        if arena_bytes > before or not objects.keys() <= self.device.values.keys():
+            return None
+        self._pin(objects, slot)
+        return Reservation(tuple(objects), {}, (), slot, before, before)
+
     def reserve(
         self,
         objects: Mapping[bytes, int],
@@ -153,27 +161,17 @@ class ObjectCache(Generic[D, H]):
             made: those of the objects that the request makes on the device. No tier has them, and they do not come
                 through host memory.
         """
-        if self._open is not None:
-            raise ValueError("a reservation is still open")
-        if slot in self._running:
-            raise ValueError(f"a request runs in slot {slot}")
         there = self.device.values
-        if made and any(key in there or key in self.host.values for key in made):
+        if any(key in there or key in self.host.values for key in made):
             raise ValueError("an object that is to be made is already there")
-        hits = tuple(filter(there.__contains__, objects))
-        before = self.arenas.get(slot, 0) if slot is not None else 0
-        if len(hits) == len(objects) and arena_bytes <= before:
-            reservation = Reservation(hits, {}, (), slot, before, before)
-        else:
+        reservation = self.hit(objects, slot, arena_bytes)
+        if reservation is None:
             arena_bytes = granules(arena_bytes) if arena_bytes else 0
-            room = self._make_room(objects, hits, slot, arena_bytes, replaced, made)
+            room = self._make_room(objects, slot, arena_bytes, replaced, made)
             if not isinstance(room, Reservation):
                 return room
+            self._pin(objects, slot)
             reservation = room
-        for key in objects:
-            self._pins[key] = self._pins.get(key, 0) + 1
-        if slot is not None:
-            self._running.add(slot)
         self._open = reservation
         return reservation
 
@@ -292,7 +290,6 @@ class ObjectCache(Generic[D, H]):
     def _make_room(
         self,
         objects: Mapping[bytes, int],
-        hits: Collection[bytes],
         slot: int | None,
         arena_bytes: int,
         replaced: Collection[bytes],
@@ -301,7 +298,7 @@ class ObjectCache(Generic[D, H]):
         loads = {key: granules(nbytes) for key, nbytes in objects.items() if key not in self.device.values}
         load_bytes = sum(loads.values())
         kept = self._pins.keys() | objects.keys()
-        before = self.arenas.get(slot, 0) if slot is not None else 0
+        before = self._arena_bytes_of(slot)
         first = [key for key in replaced if key not in kept]
         others_bytes = self.arena_bytes - before
         victims = None
@@ -323,9 +320,8 @@ class ObjectCache(Generic[D, H]):
         arenas_freed = {other: self.arenas.pop(other) for other in freed}
         if slot is not None:
             self._set_arena(slot, arena)
-        return Reservation(
-            tuple(hits), loads, victims, slot, arena, before, arenas_freed, host_hits, host_loads, host_victims
-        )
+        hits = tuple(key for key in objects if key not in loads)
+        return Reservation(hits, loads, victims, slot, arena, before, arenas_freed, host_hits, host_loads, host_victims)
 
     def _arenas_to_try(self, slot: int | None, before: int, arena_bytes: int) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Sizes of the slot's arena, with the slots whose arenas are given up for it: who takes least comes first."""
@@ -374,10 +370,20 @@ class ObjectCache(Generic[D, H]):
             self._host_new.difference_update(keys)
         self.device.used(keys, constants)
 
+    def _arena_bytes_of(self, slot: int | None) -> int:
+        return self.arenas.get(slot, 0) if slot is not None else 0
+
     def _set_arena(self, slot: int, nbytes: int) -> None:
         self.arenas.pop(slot, None)
         if nbytes:
             self.arenas[slot] = nbytes
+
+    def _pin(self, objects: Iterable[bytes], slot: int | None) -> None:
+        """A request begins."""
+        for key in objects:
+            self._pins[key] = self._pins.get(key, 0) + 1
+        if slot is not None:
+            self._running.add(slot)
 
     def _end(self, reservation: Reservation) -> None:
         for key in (*reservation.hits, *reservation.loads):

@@ -122,7 +122,7 @@ class Device:
 
     Fields:
         ordinal: its number, as this process sees them. limits: what a launch there may ask for. cancels: whether
-            `cancel` can end kernels: no GPU can.
+            `cancel` can end kernels: no GPU can. checks: whether it looks after what its kernels access.
     """
 
     def __init__(self, kind: str, handle: Any, context: Any, memory_bytes: int | None) -> None:
@@ -130,7 +130,7 @@ class Device:
         self._context = context
         self._thread = threading.local()
         self.ordinal = int(handle)
-        self._checks = kind == "software" and softgpu.checks_memory()
+        self.checks = kind == "software" and softgpu.checks_memory()
         self.cancels = kind == "software"
         total = int(call(driver.cuDeviceTotalMem, handle))
         name = call(driver.cuDeviceGetName, 256, handle).split(b"\0")[0].decode()
@@ -145,10 +145,9 @@ class Device:
     def info(self) -> DeviceInfo:
         return self._info
 
-    def describe(self, address: int, nbytes: int, regions: Iterable[tuple[str, int, int]]) -> None:
-        """Tells a device that checks accesses (`softgpu.describe`) what memory is used for; others do not ask."""
-        if self._checks:
-            softgpu.describe(address, nbytes, list(regions))
+    def describe(self, address: int, nbytes: int, regions: Sequence[tuple[str, int, int]]) -> None:
+        """Tells a device that `checks` what memory is used for (`softgpu.describe`)."""
+        softgpu.describe(address, nbytes, regions)
 
     def usable_bytes(self) -> int:
         """Memory that objects and arenas may take."""

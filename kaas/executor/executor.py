@@ -13,7 +13,7 @@ from kaas.executor.cache import ObjectCache
 from kaas.executor.device import Device
 from kaas.executor.failures import Failures
 from kaas.executor.gate import Gate
-from kaas.executor.inputs import CachedObject, HostObject, Source, gather, gather_whole
+from kaas.executor.inputs import CachedObject, HostObject, Source, gather, gather_whole, stage
 from kaas.executor.memory import Lease, Memory
 from kaas.executor.plan import Plan
 from kaas.executor.ranges import WHOLE_OBJECT_BYTES
@@ -263,7 +263,7 @@ class Executor:
         kept = self._kept(plan, request) if request.keep else _NOTHING
         planned = perf_counter()
 
-        admitted = self._admit(_wanted(slot, replay, request, self._memory, kept))
+        admitted = self._admit(self._wanted(slot, replay, request, kept))
         try:
             if watched is not None:
                 watched.begin()
@@ -290,12 +290,12 @@ class Executor:
             "total": ended - started,
         }
         loaded, left = _loaded(admitted.lease, self._memory), admitted.lease.left
-        stats = RunStats(stages, done.tiers, loaded, left, done.kernels_s, done.kernels)
+        stats = RunStats(stages, done.tiers, loaded, left, done.kernels_s, done.kernels, self.cached_bytes)
         return Result(request.task, done.outputs, stats, self.device.take_printed() if plan.prints else "")
 
     def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
         memory = self._memory
-        look_up = partial(gather_whole, sources, find=memory.find, ranges=memory.ranges)
+        look_up = partial(gather_whole, sources, memory.find, memory.ranges)
         admitted = self._admit(Wanted(look_up))
         lease = admitted.lease
         try:
@@ -308,7 +308,13 @@ class Executor:
             self._give_back(lease)
             raise
         self._commit(admitted, pin)
-        return RunStats({}, tiers, _loaded(lease, memory), lease.left, 0.0)
+        return RunStats({}, tiers, _loaded(lease, memory), lease.left, 0.0, (), self.cached_bytes)
+
+    def _wanted(self, slot: Slot, replay: Replay, request: Request, kept: Mapping[int, bytes]) -> Wanted:
+        plan, memory = replay.plan, self._memory
+        by_value = stage(plan, request.inputs, self.device.ordinal, slot.stream.number)
+        look_up = partial(gather, plan, request.inputs, by_value, kept, memory.find, memory.ranges)
+        return Wanted(look_up, plan.task, slot.number, replay.layout)
 
     def _admit(self, wanted: Wanted) -> Admitted:
         """A place for a request, with all that it needs on the device, or on its way."""
@@ -359,13 +365,6 @@ class Executor:
         with self._gate.lock:
             self._memory.give_back(lease)
             self._gate.notify()
-
-
-def _wanted(slot: Slot, replay: Replay, request: Request, memory: Memory, kept: Mapping[int, bytes]) -> Wanted:
-    plan = replay.plan
-    by_value = slot.stage(plan, request.inputs)
-    look_up = partial(gather, plan, request.inputs, by_value, find=memory.find, ranges=memory.ranges, kept=kept)
-    return Wanted(look_up, plan.task, slot.number, replay.layout)
 
 
 def _loaded(lease: Lease, memory: Memory) -> tuple[bytes, ...]:

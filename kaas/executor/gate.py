@@ -45,6 +45,7 @@ class Gate:
         Raises:
             DeviceLost
         """
+        self.check()  # else nothing may change any more
         self._waiting += 1
         try:
             self._changed.wait()

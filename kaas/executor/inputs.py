@@ -89,11 +89,15 @@ class ByValue(msgspec.Struct):
         staged: (buffer's index, bytes) of those in host memory.
         placed, moved: arrays that lie on the device, by the buffer's index: read where they are, or copied since some
             kernel writes them or they are not aligned as kernels expect. (Address, who keeps the memory.)
+        resident: bit i: that with index i lies in the arena.
+        others: indices of the inputs that are objects with a key instead.
     """
 
     staged: list[tuple[int, bytes | memoryview]] = []
     placed: dict[int, tuple[int, Any]] = {}
     moved: dict[int, tuple[int, Any]] = {}
+    resident: int = 0
+    others: list[int] = []
 
 
 class Inputs(msgspec.Struct):
@@ -149,7 +153,9 @@ def stage(plan: Plan, sources: Mapping[str, Source], device: int, stream: int) -
         buffer = plan.buffers[index]
         source = sources[buffer.name]
         if source.key is not None:
+            by_value.others.append(index)
             continue
+        by_value.resident |= 1 << index
         value = source.value
         if type(value) is bytes and len(value) == plan.nbytes[index] and source.offset_bytes is None:
             by_value.staged.append((index, value))  # as small inputs come: the rest would say the same, but later
@@ -160,8 +166,11 @@ def stage(plan: Plan, sources: Mapping[str, Source], device: int, stream: int) -
                 tensor = tensor_of(buffer.name, value, stream)
                 check_fit(buffer, tensor.nbytes, tensor.dtype, source.offset_bytes)
                 address = tensor.address + (source.offset_bytes or 0)
-                in_place = index not in plan.private and address % _ALIGNMENT_BYTES == 0
-                (by_value.placed if in_place else by_value.moved)[index] = address, tensor
+                if index in plan.private or address % _ALIGNMENT_BYTES:
+                    by_value.moved[index] = address, tensor
+                else:
+                    by_value.placed[index] = address, tensor
+                    by_value.resident ^= 1 << index
                 continue
             value = on_host(buffer.name, value)
         view = value if source.offset_bytes is None else View(value, source.offset_bytes)
@@ -173,10 +182,10 @@ def gather(
     plan: Plan,
     sources: Mapping[str, Source],
     by_value: ByValue,
-    fetched: Mapping[bytes, Arriving],
+    kept: Mapping[int, bytes],
     find: Find,
     ranges: Ranges,
-    kept: Mapping[int, bytes],
+    fetched: Mapping[bytes, Arriving],
 ) -> Inputs:
     """Looks up what a request reads: in the tiers of the cache, else among what has been fetched for it.
 
@@ -186,16 +195,13 @@ def gather(
     Raises:
         WrongSize, WrongDtype
     """
-    inputs = Inputs(by_value=by_value)
+    inputs = Inputs(by_value=by_value, resident=by_value.resident)
     views: dict[bytes, list[int]] = {}
-    for index in plan.inputs:
+    for index in by_value.others:
         buffer = plan.buffers[index]
         source = sources[buffer.name]
         key = source.key
-        if key is None:
-            if index not in by_value.placed:
-                inputs.resident |= 1 << index
-            continue
+        assert key is not None, "that is what the others have"
         found = find(key) or inputs.arriving.get(key)
         if found is None:
             if source.offset_bytes is not None:
@@ -215,7 +221,7 @@ def gather(
     return inputs
 
 
-def gather_whole(sources: Iterable[Source], fetched: Mapping[bytes, Arriving], find: Find, ranges: Ranges) -> Inputs:
+def gather_whole(sources: Iterable[Source], find: Find, ranges: Ranges, fetched: Mapping[bytes, Arriving]) -> Inputs:
     """As above, for objects that nobody reads yet: each of them whole."""
     inputs = Inputs()
     for source in sources:

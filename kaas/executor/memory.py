@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,20 +28,22 @@ class Arena:
 
 
 class Lease(msgspec.Struct):
-    """The memory of one request: its reservation, what was done for it, and where all its objects are.
+    """The memory of one request: its reservation, and what was done for it.
 
     Fields:
-        objects: where they lie on the device. loaded: those that are new there; sources: what to copy them from.
+        objects: all that lie on the device, among them those of the request, which stay there.
+        tiers: what `RunStats` tells of the tiers, but for the seconds of copies.
+        loaded: objects that are new on the device; sources: what to copy them from.
         made: those that the request makes there.
         host_loaded: those that are new in host memory. evicted, host_evicted: victims that have gone.
         left: objects of which nothing is on the device any more.
         arrivals: of loaded. awaited: of objects that other requests have loaded and that may still be on their way.
         hosting_s: seconds it took to copy what arrived to host memory.
-        tiers: what `RunStats` tells of the tiers, but for the seconds of copies.
     """
 
     reservation: Reservation
-    objects: dict[bytes, CachedObject]
+    objects: Mapping[bytes, CachedObject]
+    tiers: dict[str, TierUse] = {}
     loaded: dict[bytes, CachedObject] = {}
     made: dict[bytes, CachedObject] = {}
     sources: dict[bytes, Any] = {}
@@ -52,7 +54,6 @@ class Lease(msgspec.Struct):
     arrivals: dict[bytes, Arrival] = {}
     awaited: list[Arrival] = []
     hosting_s: float = 0.0
-    tiers: dict[str, TierUse] = {}
 
 
 class Memory:
@@ -90,8 +91,8 @@ class Memory:
         return entry if part is None else part.key
 
     def take(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> Lease | Shortage | Unsaved:
-        """Room for a request: everything it needs, or what keeps it from that, and then nothing has changed. While
-        there is an object that never came, since others who hoped for it do not know yet, nobody else gets it.
+        """Room for a request: everything it needs, or what keeps it from that, and then nothing has changed. There is
+        none for an object that never came, until all who hoped for it know that.
 
         Raises:
             OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected, and
@@ -100,19 +101,15 @@ class Memory:
         awaited = self._arrivals.among(inputs.objects)
         if awaited and any(arrival.failed for arrival in awaited):
             return Shortage(0)
-        try:
-            return self._try(inputs, slot, arena_bytes, awaited)
-        except OutOfDeviceMemory:
-            # Other users of the device, or code with large globals: plan with what the driver really has.
-            tier = self.cache.device
-            free_bytes = self._device.free_bytes() + self._pool.idle_bytes()
-            tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + free_bytes)
-        try:
-            return self._try(inputs, slot, arena_bytes, awaited)
-        except OutOfDeviceMemory as error:
-            if not self.leases:
-                raise
-            return Shortage(error.needed_bytes)
+        reservation = self.cache.hit(inputs.objects, slot, arena_bytes)
+        if reservation is None:
+            lease = self._make(inputs, slot, arena_bytes, awaited)
+            if not isinstance(lease, Lease):
+                return lease
+        else:
+            lease = Lease(reservation, self.cache.device.values, _hits(inputs), awaited=awaited)
+        self.leases += 1
+        return lease
 
     def commit(self, lease: Lease, inputs: Inputs, saved: bool = False) -> None:
         """The request succeeded: what it used may leave. saved: what it has made is elsewhere too."""
@@ -187,27 +184,38 @@ class Memory:
 
     # --- carrying out
 
+    def _make(
+        self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[Arrival]
+    ) -> Lease | Shortage | Unsaved:
+        """Room for what is not there yet."""
+        try:
+            return self._try(inputs, slot, arena_bytes, awaited)
+        except OutOfDeviceMemory:
+            # Other users of the device, or code with large globals: plan with what the driver really has.
+            tier = self.cache.device
+            free_bytes = self._device.free_bytes() + self._pool.idle_bytes()
+            tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + free_bytes)
+        try:
+            return self._try(inputs, slot, arena_bytes, awaited)
+        except OutOfDeviceMemory as error:
+            if not self.leases:
+                raise
+            return Shortage(error.needed_bytes)
+
     def _try(
         self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[Arrival]
     ) -> Lease | Shortage | Unsaved:
         reservation = self.cache.reserve(inputs.objects, slot, arena_bytes, inputs.replaced, inputs.made)
         if not isinstance(reservation, Reservation):
             return reservation
-        there = self.cache.device.values
-        objects = {key: there[key] for key in reservation.hits} if reservation.hits else {}
-        lease = Lease(reservation, objects, awaited=awaited)
-        if reservation.changes:
-            try:
-                self._make_room(lease)
-                self._allocate(lease, inputs)
-            except BaseException:
-                self._undo(lease)
-                raise
-            self._settle(lease, inputs)
-        else:
-            self.cache.commit(reservation, {})
-            lease.tiers = _hits(inputs)
-        self.leases += 1
+        lease = Lease(reservation, self.cache.device.values, awaited=awaited)
+        try:
+            self._make_room(lease)
+            self._allocate(lease, inputs)
+        except BaseException:
+            self._undo(lease)
+            raise
+        self._settle(lease, inputs)
         return lease
 
     def _make_room(self, lease: Lease) -> None:
@@ -263,9 +271,7 @@ class Memory:
         """All is allocated: others may find it from now on, although the objects are still to come."""
         lease.tiers = self._uses(lease, inputs)
         self.cache.commit(lease.reservation, lease.loaded | lease.made, lease.host_loaded)
-        lease.objects.update(lease.made)
         if lease.loaded:
-            lease.objects.update(lease.loaded)
             lease.arrivals = self._arrivals.expect(lease.loaded)
             for part in inputs.parts.values():
                 self.ranges.add(part)

@@ -12,9 +12,10 @@ import numpy as np
 from kaas.dtypes import numpy_dtype
 from kaas.executor.inputs import Source
 from kaas.executor.outlet import Bytes
-from kaas.executor.profile import KernelTime
-from kaas.executor.tiers import TierUse
+from kaas.executor.stats import RunStats
 from kaas.graph import KTask
+
+__all__ = ["Request", "Result", "RunStats"]
 
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
@@ -40,49 +41,6 @@ class Request(msgspec.Struct, frozen=True):
     limit_s: float | None = None
     keep: Mapping[str, bytes] = _NOTHING
     copy_kept: bool = False
-
-
-class RunStats(msgspec.Struct, frozen=True):
-    """What one request did.
-
-    Fields:
-        stages: seconds by stage: plan, fetch, memory (waiting for room, allocating, freeing), copy_in, kernels (of the
-            device), copy_out, total.
-        tiers: of "device", "host" and "store", those where something happened.
-        loaded, evicted: keys of objects of which something came to the device, and of which nothing is left there.
-        device_s: seconds that the kernels took.
-        kernels: what each kernel took, in the kTask's order, if the request asked for it.
-    """
-
-    stages: dict[str, float]
-    tiers: dict[str, TierUse]
-    loaded: tuple[bytes, ...]
-    evicted: tuple[bytes, ...]
-    device_s: float
-    kernels: tuple[KernelTime, ...] = ()
-
-    @property
-    def graph(self) -> bool:
-        """Whether the kernels ran as a graph: they do unless each is timed."""
-        return not self.kernels
-
-    @property
-    def hits(self) -> int:
-        """Objects that were on the device."""
-        return self.tiers["device"].objects if "device" in self.tiers else 0
-
-    @property
-    def misses(self) -> int:
-        """Objects that were not."""
-        return self.tiers["device"].misses if "device" in self.tiers else 0
-
-    @property
-    def hit_bytes(self) -> int:
-        return self.tiers["device"].nbytes if "device" in self.tiers else 0
-
-    @property
-    def miss_bytes(self) -> int:
-        return sum(use.nbytes for tier, use in self.tiers.items() if tier != "device")
 
 
 class Result(msgspec.Struct, frozen=True):

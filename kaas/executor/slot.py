@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 
 import numpy as np
 
 from kaas.executor.device import Device
-from kaas.executor.inputs import ByValue, Inputs, Source, stage
+from kaas.executor.inputs import Inputs
 from kaas.executor.kernels import Kernels
 from kaas.executor.memory import Arena, Lease
 from kaas.executor.outlet import Bytes, Outlet
@@ -74,14 +74,6 @@ class Slot:
         self.replays[task.key] = replay  # the last one is the one used last
         return replay
 
-    def stage(self, plan: Plan, sources: Mapping[str, Source]) -> ByValue:
-        """What is passed by value, ready for `copy_in`.
-
-        Raises:
-            What `kaas.executor.inputs.stage` raises.
-        """
-        return stage(plan, sources, self._device.ordinal, self.stream.number)
-
     def enter(self, client: str, plan: Plan) -> None:
         """Clears the arena and puts globals back where requests of other clients may have left something; once its
         request has its lease."""
@@ -97,18 +89,19 @@ class Slot:
     def copy_in(self, plan: Plan, placement: Placement, inputs: Inputs, lease: Lease) -> list[int]:
         """Submits the copies that bring the inputs to where the kernels find them; gives all addresses."""
         stream = self.stream
-        arena = self.arena
-        self._device.describe(arena.address, arena.nbytes, _regions(plan, placement))
+        if self._device.checks:
+            self._device.describe(self.arena.address, self.arena.nbytes, list(_regions(plan, placement)))
         objects = lease.objects
         addresses = placement.addresses.copy()
         for index, key in inputs.kept.items():
             addresses[index] = objects[key].address
             stream.clear(addresses[index], plan.nbytes[index])  # fresh memory shows what others left there
-        for index, data in inputs.by_value.staged:
+        by_value = inputs.by_value
+        for index, data in by_value.staged:
             stream.copy_in(addresses[index], data, len(data))
-        for index, (address, _) in inputs.by_value.placed.items():
+        for index, (address, _) in by_value.placed.items():
             addresses[index] = address
-        for index, (address, _) in inputs.by_value.moved.items():
+        for index, (address, _) in by_value.moved.items():
             stream.copy(addresses[index], address, plan.nbytes[index])
         for index in plan.zeroed:
             stream.clear(addresses[index], plan.nbytes[index])
@@ -122,10 +115,11 @@ class Slot:
 
     def launch(self, launches: Launches) -> None:
         """Submits the kernels between two events."""
-        self.stream.kernels.start(self.stream)
+        stream = self.stream
+        stream.kernels.start(stream)
         for instance, times in launches:
-            instance.launch(self.stream, times)
-        self.stream.kernels.stop(self.stream)
+            instance.launch(stream, times)
+        stream.kernels.stop(stream)
 
     def profile(self, replay: Replay, values: Values, iterations: int) -> tuple[KernelTime, ...]:
         """Runs the kernels one by one, all between two events, and each between two of its own."""

@@ -48,7 +48,6 @@ class Slots:
                 return slot
             if number is not None and not 0 <= number < len(self._all):
                 raise ValueError(f"there is no slot {number}: they are {len(self._all)}, counted from 0")
-            self._gate.check()  # else nothing may change any more
             asking = _Asking(number)
             self._asking.append(asking)
             try:

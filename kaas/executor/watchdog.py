@@ -7,29 +7,28 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
+import msgspec
 
-class Watched:
-    """One request under a limit, which counts from `begin`.
+
+class Watched(msgspec.Struct, eq=False):
+    """One request under a limit, which counts from `begin`. A Struct, since every request makes one.
 
     Fields:
         task: the label of its kTask. exceeded: it ran longer, and the watchdog has done something about it.
         running: symbols of the kernels that ran on the device then.
     """
 
-    __slots__ = ("_dog", "exceeded", "limit_s", "running", "task")
-
-    def __init__(self, dog: Watchdog, task: str, limit_s: float) -> None:
-        self.task = task
-        self.limit_s = limit_s
-        self.exceeded = False
-        self.running: tuple[str, ...] = ()
-        self._dog = dog
+    dog: Watchdog
+    task: str
+    limit_s: float
+    exceeded: bool = False
+    running: tuple[str, ...] = ()
 
     def begin(self) -> None:
-        self._dog.begin(self)
+        self.dog.begin(self)
 
     def end(self) -> None:
-        self._dog.end(self)
+        self.dog.end(self)
 
 
 class Watchdog:

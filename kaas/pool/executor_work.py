@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kaas.errors import InputFailed, KaasError
-from kaas.executor.run import Request, Result, RunStats
+from kaas.executor.run import Request, Result
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.beside import Objects
@@ -93,9 +94,8 @@ class Work:
             return self._attempt(invocation, beside, objects, slot, keep, copy)
         except InputFailed as failed:
             lost = _lost(failed)
-        return self._with_inputs(
-            lambda: self._attempt(invocation, beside, objects, slot, keep, copy), objects, slot, lost
-        )
+        again = partial(self._attempt, invocation, beside, objects, slot, keep, copy)
+        return self._with_inputs(again, objects, slot, lost)
 
     def _attempt(
         self,
@@ -166,8 +166,7 @@ class Work:
                 for _, task in met:
                     executor.prepare(task)
                 pin = upkeep.action == "pin"
-                stats = self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None)
-                return record_of(executor, stats)
+                return self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None)
 
     def follow(self, decided: wire.Decided, beside: Sequence[Beside], objects: Objects) -> wire.RunRecord:
         """What the policy decided about the cache.
@@ -178,7 +177,7 @@ class Work:
         if not decided.loads:
             return evicted(self.executor, self.executor.flush(decided.drops))
         sources = unpack_keyed(decided.loads, beside, objects)
-        return record_of(self.executor, self._with_inputs(lambda: self.executor.load(sources), objects, None))
+        return self._with_inputs(lambda: self.executor.load(sources), objects, None)
 
 
 def _lost(failed: InputFailed) -> InputLost:
@@ -190,10 +189,4 @@ def _lost(failed: InputFailed) -> InputLost:
 
 def evicted(executor: Executor, keys: Sequence[bytes] = ()) -> wire.RunRecord:
     """Of something that runs nothing and brings nothing."""
-    return wire.RunRecord({}, {}, [], list(keys), 0.0, (), executor.cached_bytes)
-
-
-def record_of(executor: Executor, stats: RunStats) -> wire.RunRecord:
-    """What a run, or a load, measured, as the pool hears it."""
-    moved = list(stats.loaded), list(stats.evicted)
-    return wire.RunRecord(stats.stages, stats.tiers, *moved, stats.device_s, stats.kernels, executor.cached_bytes)
+    return wire.RunRecord({}, {}, (), keys, 0.0, (), executor.cached_bytes)

@@ -21,7 +21,7 @@ from kaas.pool import messages, wire
 from kaas.pool.beside import Get, Objects, Parts, same
 from kaas.pool.blocks import Inbox
 from kaas.pool.connect import connect
-from kaas.pool.executor_work import Told, Work, evicted, record_of
+from kaas.pool.executor_work import Told, Work, evicted
 from kaas.pool.huge_pages import use_huge_pages_soon
 from kaas.pool.lines import LineLost
 from kaas.pool.lives import Life, Lives, Running
@@ -209,7 +209,7 @@ class ExecutorWorker:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
             done, outputs = self._failure(asked.number, error)
         else:
-            record, outputs = record_of(self._work.executor, result.stats), list(result.data.values())
+            record, outputs = result.stats, list(result.data.values())
             parcel = None
             if asked.parcel and outputs:
                 parcel, outputs = life.parcels.pack(list(result.outputs.values())), ()

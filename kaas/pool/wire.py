@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 import msgspec
 
-from kaas.executor.profile import KernelTime
-from kaas.executor.tiers import TierUse
+from kaas.executor.stats import RunStats
 
 INLINE_INPUT_BYTES = 64 << 10
 """By-value inputs up to this many bytes in all travel in the message; larger ones through Ray's object store."""
@@ -111,17 +109,8 @@ class Decided(msgspec.Struct, frozen=True, array_like=True):
     drops: list[bytes]
 
 
-class RunRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What the executor measured: seconds by stage, use of the cache's tiers, keys of objects loaded and evicted, what
-    each kernel took if that was asked for, and bytes of the objects that are then on the device and in host memory."""
-
-    stages: dict[str, float]
-    tiers: dict[str, TierUse]
-    loaded: list[bytes]
-    evicted: list[bytes]
-    device_s: float
-    kernels: Sequence[KernelTime] = ()
-    cached_bytes: tuple[int, ...] = ()
+RunRecord = RunStats
+"""What the executor measured, as the pool hears it."""
 
 
 class ETaskSpec(msgspec.Struct, frozen=True, array_like=True):

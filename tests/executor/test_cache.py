@@ -103,6 +103,20 @@ def test_one_open_reservation() -> None:
         cache.commit(reservation, {})
 
 
+def test_who_lacks_nothing_has_it_at_once() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(4 * KIB)
+    load(cache, {b"a": KIB}, arena_bytes=KIB)
+    reservation = cache.hit({b"a": KIB}, 0, KIB)
+    assert reservation == Reservation((b"a",), {}, (), 0, KIB, KIB)
+    assert cache.pinned == {b"a"}
+    assert cache.hit({b"a": KIB}, 1, KIB) is None, "another slot's arena is not its own"
+    assert cache.hit({b"a": KIB, b"b": KIB}, None, 0) is None
+    with pytest.raises(ValueError, match="runs in slot 0"):
+        cache.hit({}, 0, 0)
+    cache.release(reservation)
+    assert not cache.pinned
+
+
 # --- requests that overlap
 
 
