@@ -12,6 +12,7 @@ import pytest
 from kaas.pool.exchange import Peer
 from kaas.pool.lines import LARGE_BYTES, Line, LineLost
 from kaas.pool.messages import Release
+from kaas.pool.news import News
 from kaas.pool.stream import CHUNK_BYTES
 from tests.patience import PATIENCE_S
 from tests.pool.exchanges import NODE, Running
@@ -119,6 +120,34 @@ def test_what_came_while_all_were_busy_is_taken_then(pool: Running, line: Line) 
     send(pool, range(THREADS, 3 * THREADS))
     done.set()
     assert sorted(got(served.given, 2 * THREADS)) == list(range(THREADS, 3 * THREADS))
+
+
+def test_who_waits_is_told_whether_anything_runs(pool: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: queue.Queue[bool] = queue.Queue()
+    wait = News.wait
+
+    def noted(news: News, idle: bool) -> int:
+        waits.put(idle)
+        return wait(news, idle)
+
+    monkeypatch.setattr(News, "wait", noted)
+    line = pool.connect("executor")
+    done = threading.Event()
+    served = Served(line, lambda number: number == 0, lambda _: done.wait(PATIENCE_S))
+    got(waits, THREADS)
+    send(pool, range(1, 2))
+    assert got(waits, 1) == [True]
+    send(pool, range(1))
+    got(served.given, 1)
+    for number in (2, 3):
+        send(pool, range(number, number + 1))
+        assert got(waits, 1) == [False]
+    done.set()
+    assert got(waits, 1) == [True]
+    send(pool, range(4, 5))
+    assert got(waits, 1) == [True]
+    line.close()
+    served.ended()
 
 
 def test_all_leave_a_line_that_is_closed(pool: Running, line: Line) -> None:
