@@ -26,6 +26,8 @@ from kaas.remote.steps import Steps
 
 SWEEP_S = 5.0
 """How often what has changed without a message is looked after."""
+SENSELESS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+"""What is raised for a header that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Gateway:
         session = self._by_channel.get(channel)
         try:
             message = wire.decode_from_client(frames[0])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except SENSELESS as error:
             self._senseless(session, frames[0], error)
             return
         try:
@@ -117,7 +119,7 @@ class Gateway:
         """Strangers learn nothing; others what is wrong with which message."""
         try:
             number = msgspec.msgpack.decode(header, type=_Numbered).number if session is not None else None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except SENSELESS:
             number = None
         if session is None or number is None:
             self.dropped += 1

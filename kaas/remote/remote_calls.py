@@ -258,11 +258,12 @@ class RemoteCalls:
         with self.lock:
             call, pause_s = self._standing.answered(number, failure, self._patience_s)
             first = credit.answered(number, 0 if call is None else call.nbytes)
-            if call is not None and pause_s is None and not call.ended:
-                call.settle((names, *frames) if call.named else frames, error)
-                callbacks = call.callbacks
-                if callbacks:
+            if call is not None and pause_s is None:
+                if call.callbacks:
                     self._receiver.unwatch(call.number)
+                if not call.ended:
+                    call.settle((names, *frames) if call.named else frames, error)
+                    callbacks = call.callbacks
         if first:
             self._later.after(ACKNOWLEDGED_S, self._acknowledge)
         if call is not None and pause_s is not None:

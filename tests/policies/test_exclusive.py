@@ -22,6 +22,7 @@ from kaas.pool.events import (
     WorkerAdopted,
     WorkerKind,
 )
+from kaas.pool.policies import scheduler
 from kaas.pool.policies.exclusive import Exclusive
 from kaas.pool.policies.fleet import FAILED_STARTS
 from tests.policies.world import ETASK, EXECUTOR, World
@@ -320,3 +321,17 @@ def test_every_function_is_served_within_a_round(devices: int) -> None:
         seen = len(world.dispatched)
     assert set(served) == set(functions)
     assert max(served.values()) <= 2 * min(served.values()) + devices
+
+
+def test_crews_for_which_nothing_waits_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "CREWS", 8)
+    world = World(Exclusive, 1)
+    world.tick()
+    for function in ("has the device", "has it next"):
+        world.arrive("c", function)
+    for other in range(20):
+        for function in ("waits", f"gives up {other}"):
+            world.arrive("c", function)
+        world.cancel(world.next_request - 1)
+        assert len(world.raw._fleet.crews) <= scheduler.CREWS  # type: ignore[attr-defined]
+    world.settle(lambda _: 0)

@@ -400,6 +400,16 @@ def test_a_forked_process_may_close_what_is_not_its_own(server: FakeServer, clie
     assert not server.of(wire.Cancel)
 
 
+def assert_rid_of(calls: weakref.ref[RemoteCalls]) -> None:
+    """Nobody has them any more, once threads that have nothing to do have ended: each may still begin the next."""
+    for name in ("kaas-connection", "kaas-answers", "kaas-later"):
+        for thread in threading.enumerate():
+            if thread.name == name:
+                thread.join(PATIENCE_S)
+    gc.collect()
+    assert calls() is None
+
+
 def test_a_client_that_is_forgotten_is_closed(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (receiving, later):
         monkeypatch.setattr(module, "LINGER_S", 0.01)
@@ -410,12 +420,30 @@ def test_a_client_that_is_forgotten_is_closed(server: FakeServer, monkeypatch: p
         assert done.wait(PATIENCE_S)
         return weakref.ref(client.calls)
 
-    calls = used()
-    for thread in threading.enumerate():
-        if thread.name in ("kaas-answers", "kaas-later"):
-            thread.join(PATIENCE_S)
-    gc.collect()
-    assert calls() is None
+    assert_rid_of(used())
+
+
+def test_whose_cancellation_is_interrupted_is_watched_until_its_answer_comes(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (receiving, later):
+        monkeypatch.setattr(module, "LINGER_S", 0.01)
+
+    def interrupt(_: kaas.Future) -> None:
+        raise KeyboardInterrupt
+
+    def used() -> weakref.ref[RemoteCalls]:
+        client = kaas.Client(server.address)
+        server.silent = True
+        future = client.call(TASK, {"x": ONES})
+        future.add_done_callback(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            future.cancel()
+        asked(server, 1)
+        server.answer_all()
+        return weakref.ref(client.calls)
+
+    assert_rid_of(used())
 
 
 # --- registering and values

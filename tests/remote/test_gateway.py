@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -17,6 +18,7 @@ import kaas
 from kaas.remote import wire
 from tests.remote.conftest import Serve
 from tests.remote.servers import STEPS, WIDTH, Server, Speaker, scaled
+from tests.remote.test_runs import FakeServer, Program, play
 
 ONES = np.ones(WIDTH, np.float32).tobytes()
 LIMITS = {"requests": 8, "credit_bytes": 16 * len(ONES), "lost_s": 1.0, "answers_bytes": 1 << 20}
@@ -411,6 +413,16 @@ def test_what_has_a_number_is_answered(alice: Speaker) -> None:
     ):
         alice.send(junk)
     assert alice.quiet()
+
+
+def test_what_is_nested_too_deeply_is_dropped(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        deep = b"\x81\xa5other" + b"\x91" * 10_000 + b"\xc0"
+        server.gateway.receive(server.program(), [deep])
+        server.gateway.receive(Program(), [deep])
+        assert server.gateway.dropped == 2
+
+    play(tmp_path, scenario)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -135,6 +135,19 @@ def test_an_answer_that_no_key_finds_stays_for_who_has_lost_its_connection(tmp_p
     play(tmp_path, scenario, answers_bytes=1)
 
 
+def test_a_program_whose_connection_is_now_anothers_has_its_answer_once_it_is_back(tmp_path: Path) -> None:
+    async def scenario(server: FakeServer) -> None:
+        program = server.program("one")
+        server.say(program, wire.Invoke(1, "f"))
+        server.say(program, wire.Hello(wire.VERSION, "other"))
+        server.ran(server.requests[0])
+        assert program.answers() == []
+        server.say(program, wire.Hello(wire.VERSION, "one"))
+        assert program.answers() == [(wire.Result(1, ("y",)), [VALUE])]
+
+    play(tmp_path, scenario)
+
+
 def test_who_has_no_connection_is_charged_nothing_once_the_server_has_ended(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         program = server.program()
