@@ -14,8 +14,8 @@ class RunStats(msgspec.Struct, frozen=True, array_like=True):
     """What one request did, or a load; it goes to the pool as it is.
 
     Fields:
-        stages: seconds by stage: plan, fetch, memory (waiting for room, allocating, freeing), copy_in, kernels (of the
-            device), copy_out, total.
+        stages: seconds by stage: plan, fetch, memory (looking for what is there, waiting for room, allocating,
+            freeing), copy_in, kernels (of the device), copy_out, total.
         tiers: of "device", "host" and "store", those where something happened.
         loaded, evicted: keys of objects of which something came to the device, and of which nothing is left there.
         device_s: seconds that the kernels took.

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 class StageStats:
     """Time that requests of one client to one function spent in one stage.
 
-    Stages: "queue" (arrival to dispatch), the executor's "plan", "fetch", "memory" (waiting for room), "copy_in",
-    "kernels", "copy_out" and "total", and "request" (arrival to answer). Quantiles are within 2.5 %.
+    Stages: "queue" (arrival to dispatch), the executor's "plan", "fetch", "memory" (looking for what is there, waiting
+    for room), "copy_in", "kernels", "copy_out" and "total", and "request" (arrival to answer). Quantiles are within
+    2.5 %.
     """
 
     function: str

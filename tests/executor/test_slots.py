@@ -322,6 +322,46 @@ def test_who_waited_for_a_copy_that_was_never_submitted_loads_himself(
     assert not executor.cache.pinned
 
 
+def test_what_never_came_is_nobodys_until_its_loader_has_given_it_back(
+    make_executor: MakeExecutor,
+    task: kaas.KTask,
+    threads: ThreadPoolExecutor,
+    waits: Waits,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = make_executor(64 * KIB, 64 * KIB, slots=2)
+    check(threads.submit(executor.run, request(task, 1, 2)), 3)
+    copying, fail, giving_back, go_on = (threading.Event() for _ in range(4))
+    copy_in, synchronize = Stream.copy_in, executor._transport.synchronize
+
+    def refused(stream: Stream, *args: Any) -> None:
+        if stream is executor._transport._stream and not copying.is_set():
+            copying.set()
+            assert fail.wait(PATIENCE_S)
+            raise DeviceError("no copies today", call="cuMemcpyHtoDAsync", code=1, code_name="CUDA_ERROR")
+        copy_in(stream, *args)
+
+    def synchronized() -> None:
+        giving_back.set()
+        assert go_on.wait(PATIENCE_S)
+        synchronize()
+
+    monkeypatch.setattr(Stream, "copy_in", refused)
+    monkeypatch.setattr(executor._transport, "synchronize", synchronized)
+    first = threads.submit(executor.run, request(task, 3, 4))
+    assert copying.wait(PATIENCE_S)
+    second = threads.submit(executor.run, request(task, 3, 1))
+    waits.one_more()
+    fail.set()
+    assert giving_back.wait(PATIENCE_S)
+    waits.one_more()
+    go_on.set()
+    with pytest.raises(DeviceError, match="no copies today"):
+        first.result(PATIENCE_S)
+    check(second, 4)
+    assert not executor.cache.pinned
+
+
 def test_what_others_use_stays_when_its_loader_fails(
     make_executor: MakeExecutor, task: kaas.KTask, threads: ThreadPoolExecutor, stop: Stop
 ) -> None:
