@@ -24,7 +24,7 @@ class LocalLine(Line):
     whoever it belongs to makes a new one, and asks again.
 
     Threads that `serve` wait for the same edge-triggered epoll, where what comes wakes one of them, the last that began
-    to wait, and none while the one that is awake can take it: nobody has to be woken to wait in another's place. Who is
+    to wait, and none while who is at work can take it: nobody has to be woken to wait in another's place. Who is
     woken is told of the end as well, if that has come; without it, who has read less than there was room for has read
     all that there is, and of what comes later there will be news.
     """

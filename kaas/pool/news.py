@@ -11,8 +11,7 @@ from time import monotonic
 SOON_S = 1e-3
 """A wait is short if it ends within this."""
 AWAY_S, ASLEEP_S = 0.3e-3, 0.25
-"""Who yields and is away for longer than the first has a processor that somebody else needs, and keeps off it for the
-second."""
+"""Who yields, and is away for longer than the first, is on a processor that others want, and sleeps for the second."""
 
 
 class News:
