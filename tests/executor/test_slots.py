@@ -288,15 +288,8 @@ def test_who_waited_for_a_fetch_that_failed_fetches_himself(
     assert not executor.cache.pinned
 
 
-def test_who_waited_for_a_copy_that_was_never_submitted_loads_himself(
-    make_executor: MakeExecutor,
-    task: kaas.KTask,
-    threads: ThreadPoolExecutor,
-    waits: Waits,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    executor = make_executor(64 * KIB, 64 * KIB, slots=3)
-    check(threads.submit(executor.run, request(task, 1, 2)), 3)
+def first_copy_fails(monkeypatch: pytest.MonkeyPatch, executor: Executor) -> tuple[threading.Event, threading.Event]:
+    """From now on the first copy of the executor's transport sets the one event, waits for the other, and fails."""
     copying, fail = threading.Event(), threading.Event()
     copy_in = Stream.copy_in
 
@@ -308,6 +301,19 @@ def test_who_waited_for_a_copy_that_was_never_submitted_loads_himself(
         copy_in(stream, *args)
 
     monkeypatch.setattr(Stream, "copy_in", refused)
+    return copying, fail
+
+
+def test_who_waited_for_a_copy_that_was_never_submitted_loads_himself(
+    make_executor: MakeExecutor,
+    task: kaas.KTask,
+    threads: ThreadPoolExecutor,
+    waits: Waits,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = make_executor(64 * KIB, 64 * KIB, slots=3)
+    check(threads.submit(executor.run, request(task, 1, 2)), 3)
+    copying, fail = first_copy_fails(monkeypatch, executor)
     first = threads.submit(executor.run, request(task, 3, 4))
     assert copying.wait(PATIENCE_S)
     others = [threads.submit(executor.run, request(task, 3, 1)), threads.submit(executor.run, request(task, 2, 3))]
@@ -331,22 +337,15 @@ def test_what_never_came_is_nobodys_until_its_loader_has_given_it_back(
 ) -> None:
     executor = make_executor(64 * KIB, 64 * KIB, slots=2)
     check(threads.submit(executor.run, request(task, 1, 2)), 3)
-    copying, fail, giving_back, go_on = (threading.Event() for _ in range(4))
-    copy_in, synchronize = Stream.copy_in, executor._transport.synchronize
-
-    def refused(stream: Stream, *args: Any) -> None:
-        if stream is executor._transport._stream and not copying.is_set():
-            copying.set()
-            assert fail.wait(PATIENCE_S)
-            raise DeviceError("no copies today", call="cuMemcpyHtoDAsync", code=1, code_name="CUDA_ERROR")
-        copy_in(stream, *args)
+    copying, fail = first_copy_fails(monkeypatch, executor)
+    giving_back, go_on = threading.Event(), threading.Event()
+    synchronize = executor._transport.synchronize
 
     def synchronized() -> None:
         giving_back.set()
         assert go_on.wait(PATIENCE_S)
         synchronize()
 
-    monkeypatch.setattr(Stream, "copy_in", refused)
     monkeypatch.setattr(executor._transport, "synchronize", synchronized)
     first = threads.submit(executor.run, request(task, 3, 4))
     assert copying.wait(PATIENCE_S)
