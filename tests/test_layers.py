@@ -19,7 +19,7 @@ LAYERS = [
     {"kaas.arguments", "kaas.caches", "kaas.codec", "kaas.config", "kaas.constants_file", "kaas.dlpack", "kaas.draw",
      "kaas.dtypes", "kaas.elf", "kaas.entries", "kaas.error_codec", "kaas.errors", "kaas.graph", "kaas.images",
      "kaas.kernel", "kaas.kernels", "kaas.launch", "kaas.library", "kaas.literals", "kaas.model_file", "kaas.provided",
-     "kaas.request", "kaas.store", "kaas.symbols", "kaas.variant"},
+     "kaas.request", "kaas.store", "kaas.symbols", "kaas.targets", "kaas.variant"},
     {"kaas.softgpu"},
     {"kaas.makers"},
     {"kaas.executor"},

@@ -13,7 +13,7 @@ import numpy as np
 from kaas.arguments import Buffer
 from kaas.errors import InvalidConfig, InvalidRequest
 from kaas.etasks import ETask
-from kaas.remote.targets import find_target
+from kaas.targets import find_target
 from kaas.request import input_bytes
 
 

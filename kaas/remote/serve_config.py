@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from kaas.arguments import Buffer
 from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig, KaasError
+from kaas.pool.policy_choice import choose_policy
 from kaas.remote import wire
 from kaas.remote.allow import Allowed
 from kaas.remote.quotas import Quotas
-from kaas.remote.targets import check_target
+from kaas.targets import check_target
 
 PORT = 7600
 TOLD = ("requests_per_s", "stored_bytes", "library_bytes", "device_s_per_minute")
@@ -46,10 +48,11 @@ class ShareSettings(_Settings, frozen=True):
 
 
 class PoolSettings(_Settings, frozen=True):
-    """As `kaas.Config`."""
+    """As `kaas.Config`. policy: a name, "module:Class" of the operator's own, or an object with that as `name` and the
+    policy's options; unless told otherwise one that is fair, since clients of a server do not know each other."""
 
     devices: tuple[DeviceSettings, ...] | None = None
-    policy: str = "fcfs"
+    policy: str | dict[str, Any] = "cfs_affinity"
     run_limit_s: float = 60.0
     start_limit_s: float = 120.0
     slots: int = 1
@@ -68,6 +71,7 @@ class PoolSettings(_Settings, frozen=True):
             InvalidConfig
         """
         options = msgspec.structs.asdict(self)
+        options["policy"] = choose_policy("pool.policy", self.policy)
         if self.devices is not None:
             options["devices"] = tuple(Device(**msgspec.structs.asdict(device)) for device in self.devices)
         options["clients"] = {

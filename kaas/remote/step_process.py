@@ -16,7 +16,7 @@ from kaas.arguments import Buffer
 from kaas.errors import InvalidConfig, KaasError
 from kaas.pool.processes import ordered, say_failed, say_ready
 from kaas.remote.step_line import BEGUN, LENGTH, Asked, Gave, Raised, head
-from kaas.remote.targets import find_target
+from kaas.targets import find_target
 from kaas.request import raw_bytes
 
 _ANY = Buffer("value", 1)

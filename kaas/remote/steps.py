@@ -13,7 +13,7 @@ import msgspec
 from kaas.errors import InvalidConfig, KaasError, StepFailed
 from kaas.pool.processes import Child
 from kaas.remote.step_line import BEGUN, LENGTH, Asked, Gave, Raised, head
-from kaas.remote.targets import check_target
+from kaas.targets import check_target
 
 
 class Made(NamedTuple):

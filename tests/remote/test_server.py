@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import zmq
 import kaas
 from kaas.errors import InvalidConfig
 from kaas.pool.policies import factory
+from kaas.pool.policies.cfs_affinity import CfsAffinity
+from kaas.pool.policies.exclusive import Exclusive
 from kaas.pool.processes import pidfd
 from kaas.remote import wire
 from kaas.remote.keys import OwnKeys
@@ -250,6 +253,21 @@ def test_its_pool_is_as_configured() -> None:
     assert config == kaas.Config(
         devices=(kaas.Device(speed=2.0),), policy="static", slots=2, clients={"alice": kaas.ClientSettings(weight=2.0)}
     )
+
+
+def test_a_server_is_fair_unless_told_otherwise() -> None:
+    assert parse(b"{}").pool.config(None).policy == "cfs_affinity"
+
+
+def test_its_policy_has_options_or_is_the_operator_s_own() -> None:
+    told = parse(b"pool: {policy: {name: cfs_affinity, penalty: 5.0}}").pool.config(None).policy
+    assert isinstance(told, partial)
+    assert (told.func, told.keywords) == (CfsAffinity, {"penalty": 5.0})
+    own = parse(b'pool: {policy: "kaas.pool.policies.exclusive:Exclusive"}').pool.config(None).policy
+    assert own is Exclusive
+    with pytest.raises(InvalidConfig) as caught:
+        parse(b"pool: {policy: fair}").pool.config(None)
+    assert caught.value.field == "pool.policy"
 
 
 def test_the_configuration_of_its_page_is_one() -> None:

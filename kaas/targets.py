@@ -1,4 +1,4 @@
-"""Python functions that a server's configuration names, as "module:function"."""
+"""Python functions and classes that a configuration or a command line names, as "module:name"."""
 
 from __future__ import annotations
 

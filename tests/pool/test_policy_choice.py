@@ -1,0 +1,59 @@
+"""A policy can be said in words: by a name, as module:Class of one's own, and with options."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from kaas.errors import InvalidConfig
+from kaas.pool.events import PhysicalDevice
+from kaas.pool.policies.cfs_affinity import CfsAffinity
+from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.policy_choice import choose_policy
+
+DEVICES = [PhysicalDevice(0, "software", None)]
+
+
+class Mine(FirstComeFirstServed):
+    """A policy of a user's own."""
+
+    def __init__(self, devices: list[PhysicalDevice], *, patience_s: float = 1.0) -> None:
+        super().__init__(devices)
+        self.patience_s = patience_s
+
+
+def test_a_name_stays_a_name() -> None:
+    assert choose_policy("policy", "exclusive") == "exclusive"
+    assert choose_policy("policy", {"name": "exclusive"}) == "exclusive"
+
+
+def test_a_policy_of_ones_own_is_named_by_its_module() -> None:
+    assert choose_policy("policy", f"{__name__}:Mine") is Mine
+    made = choose_policy("policy", {"name": f"{__name__}:Mine", "patience_s": 2.5})
+    assert isinstance(made, partial)
+    assert made(DEVICES).patience_s == 2.5
+
+
+def test_options_are_the_policy_s_own() -> None:
+    made = choose_policy("policy", {"name": "cfs_affinity", "penalty": 5.0})
+    assert isinstance(made, partial)
+    assert made.func is CfsAffinity
+    assert isinstance(made(DEVICES), CfsAffinity)
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "words"),
+    [
+        ("fair", "pool.policy", "no policy 'fair'; there are fcfs, cfs_affinity"),
+        ({"penalty": 5}, "pool.policy", "its name"),
+        ({"name": "fcfs", "penalty": 5}, "pool.policy.penalty", "fcfs has no option 'penalty'; it has none"),
+        ("nowhere_at_all:Mine", "pool.policy", "nowhere_at_all"),
+        (f"{__name__}:Yours", "pool.policy", "Yours"),
+        (f"{__name__}:", "pool.policy", "module:function"),
+    ],
+)
+def test_what_is_wrong_is_named(said: str, field: str, words: str) -> None:
+    with pytest.raises(InvalidConfig, match=words) as caught:
+        choose_policy("pool.policy", said)
+    assert caught.value.field == field
