@@ -13,8 +13,8 @@ import numpy as np
 from kaas.arguments import Buffer
 from kaas.errors import InvalidConfig, InvalidRequest
 from kaas.etasks import ETask
-from kaas.targets import find_target
 from kaas.request import input_bytes
+from kaas.targets import find_target
 
 
 class NamedETask:

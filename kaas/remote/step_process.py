@@ -16,8 +16,8 @@ from kaas.arguments import Buffer
 from kaas.errors import InvalidConfig, KaasError
 from kaas.pool.processes import ordered, say_failed, say_ready
 from kaas.remote.step_line import BEGUN, LENGTH, Asked, Gave, Raised, head
-from kaas.targets import find_target
 from kaas.request import raw_bytes
+from kaas.targets import find_target
 
 _ANY = Buffer("value", 1)
 
