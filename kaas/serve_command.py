@@ -22,8 +22,10 @@ def serve(
     """Serve remote clients until SIGTERM or Ctrl-C; what is open is answered first."""
     from kaas.pool.loop import PoolLoop
     from kaas.remote.serve_config import read
+    from kaas.remote.server_log import configure
 
     settings = read(config, insecure=insecure)
+    configure(settings.log)
     if settings.ray:
         from kaas.remote.ray_server import serve as run
     else:

@@ -22,6 +22,7 @@ from kaas.errors import (
     KaasError,
     PoolStopped,
 )
+from kaas.pool import event_log
 from kaas.pool.accounts import Accounts, client_known
 from kaas.pool.answer import Answer
 from kaas.pool.background import Background
@@ -321,6 +322,7 @@ class Pool:
         """The pool can no longer be trusted: tell every waiter and all who come later, rather than let them hang."""
         if not isinstance(error, KaasError):
             error = KaasError(f"pool {self._name!r} failed: {type(error).__name__}: {error}")
+        event_log.broken(self._name, error)
         self._broken = error
         for request in list(self._requests.values()):
             self._answer(request, error)
@@ -354,6 +356,7 @@ class Pool:
             else:
                 request.answer.set_exception(result)
                 self.reports.note(request, type(result).__name__)
+                event_log.failed(request, result)
         request.release()
 
     def _abandon(self, request: Request) -> None:
@@ -464,6 +467,7 @@ class Pool:
 
     def ready(self, worker: Worker) -> None:
         """A worker can run requests."""
+        event_log.ready(worker)
         self._tell(worker.arrival(self._loop.time()))
         self._caches.repeat(worker)
 
@@ -483,6 +487,7 @@ class Pool:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
         if not self._crew.drop(worker) or self._stopped:
             return
+        event_log.ended(worker, reason, cause)
         self._tell(WorkerGone(self._loop.time(), worker.id, reason))
         for request in worker.running.values():
             self._left_behind(request, worker, reason, cause, told_by)
@@ -514,7 +519,9 @@ class Pool:
         """A request ended its device, alone on it: with one fault too many its function is run no more."""
         call = request.call
         story = f"{datetime.now(UTC).isoformat(' ', 'seconds')}, {worker.name}: {what}"
-        if self._quarantine.fault(call.identity, call.label, story):
+        quarantined = self._quarantine.fault(call.identity, call.label, story)
+        event_log.fault(request, worker, what, self._quarantine.faults(call.identity), quarantined)
+        if quarantined:
             for other in [r for r in self._requests.values() if r.worker is None and r.call.identity == call.identity]:
                 self._answer(other, self._quarantine.error(call.identity))
                 self._abandon(other)

@@ -48,6 +48,11 @@ class Quarantine:
             self._store.put(FAULTS, {function: msgspec.msgpack.encode(record)})
         return function in self
 
+    def faults(self, function: str) -> int:
+        """How many devices a function has ended, alone on them."""
+        record = self._records.get(function)
+        return 0 if record is None else record.faults
+
     def __contains__(self, function: str) -> bool:
         record = self._records.get(function)
         return record is not None and record.faults > self._allowed

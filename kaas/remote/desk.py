@@ -71,9 +71,9 @@ class Desk:
                     return self._health_by_canary()
                 return self.health()
             case "drain" if administrator:
-                self.draining = True
-                _log.warning("%s has the server drain", client.name)
+                _log.warning("an administrator has the server drain", extra={"client": client.name})
                 self._drain("an administrator has it drain")  # who, is no business of other clients'
+                self.draining = True
                 return {"draining": True}
             case "drain":
                 raise InvalidRequest(f"only an administrator may have this server drain, and {client.name!r} is none")

@@ -160,19 +160,29 @@ class RemoteDoor:
         public_key = z85.encode(key)
         if keys.who(public_key.decode()) is None and keys.added():
             self._see(keys)
-        if keys.who(public_key.decode()) is None:
+        client = keys.who(public_key.decode())
+        if client is None:
+            self._refuse("a key that no client has was refused", address.decode())
             self._connections.refused(address.decode())
             answer = [b"400", b"", b"", b""]
-        elif self._shut_for(public_key.decode()):
+        elif why := self._shut_for(public_key.decode()):
+            self._refuse("a connection was refused", address.decode(), client=client.name, reason=why)
             answer = [b"500", b"", b"", b""]  # 300 would be the word for it, but then ZeroMQ lets them wait
         else:
             answer = [b"200", b"", public_key, b""]
         asked.send_multipart([version, number, *answer])
 
-    def _shut_for(self, public_key: str) -> bool:
-        """Whether no more connections of a key that is known may come now."""
-        full = self._of_key[public_key] >= self._limit or len(self._connections) > self._most
-        return full or public_key in self._out
+    def _refuse(self, event: str, address: str, **fields: str) -> None:
+        """Tell the operator, once in a while for each address."""
+        _log.warning(event, extra={"address": address, **fields, "limit_by": address})
+
+    def _shut_for(self, public_key: str) -> str:
+        """Why no more connections of a key that is known may come now; "" if they may."""
+        if self._of_key[public_key] >= self._limit:
+            return f"its key has {self._limit} connections, as many as it may"
+        if len(self._connections) > self._most:
+            return f"the server has {len(self._connections)} connections, as many as it may"
+        return "it sent a message of too many frames a while ago" if public_key in self._out else ""
 
     def _refresh(self, keys: Keys) -> None:
         self._refreshing = self._loop.call_later(REFRESH_S, self._refresh, keys)
@@ -205,10 +215,14 @@ class RemoteDoor:
         """And all else that has its key, for a while."""
         channel.drop()
         public_key = channel.key[1]
+        event = "a client is put out, for a message of too many frames"
+        told = {"client": channel.user, "limit_by": channel.user}
         if not public_key:  # it is everybody's
+            _log.warning(event, extra=told)
             return
         self._out.add(public_key)
         seconds = OUT_S * OUT_LONGER ** min(self._times_out[public_key], OUTS)
+        _log.warning(event, extra={**told, "seconds": seconds})
         self._times_out[public_key] += 1
         self._loop.call_later(seconds, self._out.discard, public_key)
         for (_, each), channel in self._channels.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -29,6 +30,8 @@ SWITCH_S = 0.0005
 """How long another thread, which looks into a client's code say, may keep this one from its messages."""
 LAST_WORDS_S = 1.0
 """How long answers may still go out when the server ends."""
+
+_log = logging.getLogger(__name__)
 
 
 class Front:
@@ -56,6 +59,7 @@ class Front:
         self._settings, self._service = settings, service
         self._keys = None if settings.keys is None else Keys(Path(settings.keys))
         self._leave = asyncio.Event()
+        self._opened = False
         self._closing = AsyncExitStack()
         self._meter = Meter(folder)
         self._steps = steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
@@ -125,11 +129,15 @@ class Front:
             metrics.open()
             # a scrape in progress needs this loop
             closing.push_async_callback(loop.run_in_executor, None, metrics.close)
+        self._opened = True
+        _log.info("the server is open", extra={"endpoint": self.endpoint, "insecure": keys is None})
         sys.setswitchinterval(SWITCH_S)
         gc.freeze()  # what is there now stays: who collects garbage need not look at it
 
     def drain(self, reason: str) -> None:
         """It takes no more, and ends once what is open has been answered and received."""
+        if not self._desk.draining:
+            _log.info("the server drains", extra={"reason": reason, "drain_s": self._settings.drain_s})
         self._desk.draining = True
         self._gateway.drain(reason)
         self._leave.set()
@@ -151,6 +159,9 @@ class Front:
         """Whoever still waits is told that it ends."""
         self._gateway.close()
         await self._closing.aclose()
+        if self._opened:
+            _log.info("the server has ended")
+        self._opened = False
 
     def _measured(self) -> Measured:
         return replace(self._service.measured(), outcomes=self._meter.outcomes())

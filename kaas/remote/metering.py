@@ -11,6 +11,7 @@ a cancellation) and had not ended, refusals of the last `WRITE_EVERY_S`, and byt
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import time
 from collections.abc import Callable
@@ -30,6 +31,8 @@ WRITE_EVERY_S = 1.0
 """How long charges may be in the journal only."""
 HOLD_EVERY_S = 10.0
 """How long nothing may be written while clients hold something."""
+
+_log = logging.getLogger(__name__)
 
 What = Literal["objects", "libraries"]
 QUOTA_OF = {"objects": "stored_bytes", "libraries": "library_bytes"}
@@ -332,7 +335,13 @@ class Meter:
     def _written(self, changes: Changes, writing: asyncio.Future[None]) -> None:
         self._writing = None
         error = writing.exception()
-        self.trouble = "" if error is None else f"{type(error).__name__}: {error}"
+        trouble = "" if error is None else f"{type(error).__name__}: {error}"
+        if trouble:
+            where = {"path": str(self._folder), "reason": trouble, "limit_by": trouble}
+            _log.error("usage is in the journal only: its SQLite file cannot be written", extra=where)
+        elif self.trouble:
+            _log.info("usage reaches its SQLite file again", extra={"path": str(self._folder)})
+        self.trouble = trouble
         if error is not None:
             self._changed.update((flow.client, flow.function) for flow in changes.flows)
             self._new_keys = dict.fromkeys(changes.keys) | self._new_keys
@@ -361,6 +370,8 @@ class Meter:
         return [(floor(second + self._wall_offset_s), nanoseconds) for second, nanoseconds in seconds]
 
     def _unavailable(self, error: Exception) -> UsageUnavailable:
+        where = {"path": str(self._folder), "reason": str(error), "limit_by": str(error)}
+        _log.error("usage cannot be written down, so that no request is answered", extra=where)
         message = f"what clients use cannot be written down in {self._folder}: {error}"
         return UsageUnavailable(message, path=str(self._folder), reason=str(error))
 

@@ -28,6 +28,7 @@ from kaas.remote.front import Front
 from kaas.remote.named_etask import NamedETask, find_all
 from kaas.remote.serve_config import Settings
 from kaas.remote.server import state_folder
+from kaas.remote.server_log import configure
 from kaas.remote.usage_file import TAKEN
 from kaas.session import HERE
 
@@ -163,6 +164,7 @@ async def open_front(
     Raises:
         KaasError
     """
+    configure(settings.log)
     sys.path += [entry for entry in path if entry not in sys.path]  # steps are looked for there
 
     async def attempt() -> Front:

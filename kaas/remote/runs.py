@@ -216,7 +216,8 @@ class Runs:
         begun_s = self._loop.time()
         try:
             async with asyncio.timeout_at(run.ends_s):
-                return await self._steps.run(name, values)
+                whose = {"client": run.client.name, "function": run.asked}
+                return await self._steps.run(name, values, whose)
         except TimeoutError as error:
             left_s = (run.ends_s or begun_s) - begun_s
             message = f"step {name!r} did not end within the {left_s:.3f} s that were left of the request's deadline"

@@ -16,6 +16,7 @@ from kaas.pool.policy_choice import choose_policy
 from kaas.remote import wire
 from kaas.remote.allow import Allowed
 from kaas.remote.quotas import Quotas
+from kaas.remote.server_log import LogSettings
 from kaas.targets import check_target
 
 PORT = 7600
@@ -170,6 +171,7 @@ class Settings(_Settings, frozen=True):
         etasks: by the names that clients use; only of a pool on Ray.
         drain_s: how long a server that ends waits for what is open.
         metrics_port: of the Prometheus endpoint, on loopback; None for none.
+        log: what is said on standard error, and how (`kaas.remote.server_log`).
     """
 
     name: str = "kaas"
@@ -186,6 +188,7 @@ class Settings(_Settings, frozen=True):
     etasks: dict[str, ETaskSettings] = {}
     drain_s: float = 30.0
     metrics_port: int | None = None
+    log: LogSettings = LogSettings()
 
 
 def read(path: Path | None, *, insecure: bool = False) -> Settings:
@@ -257,6 +260,10 @@ def _check(settings: Settings, insecure: bool) -> None:
     if not settings.step_processes > 0:
         message = f"step_processes is a positive number, not {settings.step_processes!r}"
         raise InvalidConfig(message, field="step_processes")
+    slow_s = settings.log.slow_request_s
+    if slow_s is not None and not slow_s > 0:
+        message = f"log.slow_request_s is a positive number of seconds or nothing, not {slow_s!r}"
+        raise InvalidConfig(message, field="log.slow_request_s")
     if not settings.drain_s >= 0:
         raise InvalidConfig(f"drain_s is a number of seconds, not {settings.drain_s!r}", field="drain_s")
     settings.pool.config(None)

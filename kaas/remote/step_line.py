@@ -25,10 +25,11 @@ class Gave(msgspec.Struct, frozen=True, tag=True):
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
-    """What a step raised: exceptions may hold what cannot travel."""
+    """What a step raised: exceptions may hold what cannot travel. traceback: for the operator."""
 
     kind: str
     text: str
+    traceback: str = ""
 
 
 def head(said: Asked | Gave | Raised) -> bytes:

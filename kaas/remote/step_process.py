@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from io import BufferedRWPair
 from typing import Any
@@ -72,7 +73,7 @@ def _carried_out(function: Function, values: dict[str, bytes]) -> list[bytes | m
         made = {str(name): _made(value) for name, value in function(values).items()}
         return [head(Gave({name: said for name, (said, _) in made.items()})), *(flat for _, flat in made.values())]
     except Exception as error:  # noqa: BLE001 - whatever the operator's function raises, the client is told
-        return [head(Raised(type(error).__name__, _text(error)))]
+        return [head(Raised(type(error).__name__, _text(error), _traceback(error)))]
 
 
 def _text(error: Exception) -> str:
@@ -81,6 +82,14 @@ def _text(error: Exception) -> str:
         return str(error).encode(errors="backslashreplace").decode()
     except Exception as unsaid:  # noqa: BLE001 - of a class of the operator's
         return f"(its text raises {type(unsaid).__name__})"
+
+
+def _traceback(error: Exception) -> str:
+    """From where the operator's function begins."""
+    frames = error.__traceback__
+    below = frames.tb_next if frames is not None and frames.tb_next is not None else frames
+    shown = "".join(traceback.format_exception(type(error), error, below))
+    return shown.encode(errors="backslashreplace").decode()
 
 
 def _made(value: Any) -> tuple[tuple[str, tuple[int, ...], int], memoryview]:

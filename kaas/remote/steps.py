@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +15,8 @@ from kaas.errors import InvalidConfig, KaasError, StepFailed
 from kaas.pool.processes import Child
 from kaas.remote.step_line import BEGUN, LENGTH, Asked, Gave, Raised, head
 from kaas.targets import check_target
+
+_log = logging.getLogger(__name__)
 
 
 class Made(NamedTuple):
@@ -60,8 +63,8 @@ class Steps:
         except KaasError as error:
             raise InvalidConfig(f"no process of steps starts: {error.message}", field="steps") from error
 
-    async def run(self, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
-        """If the wait for this is cancelled, the step's process is ended, and replaced.
+    async def run(self, name: str, values: Mapping[str, Any], whose: Mapping[str, str] = {}) -> dict[str, Made]:
+        """If the wait for this is cancelled, the step's process is ended, and replaced. whose: fields for the log.
 
         Raises:
             StepFailed
@@ -71,18 +74,18 @@ class Steps:
                 async with asyncio.timeout(self._limit_s):
                     process, made = await self._run(name, {key: memoryview(each) for key, each in values.items()})
             except EOFError as error:
-                raise StepFailed(f"step {name!r}: its process has ended", step=name, error_type="") from error
+                raise _failed(name, whose, "its process has ended") from error
             except KaasError as error:
-                raise StepFailed(f"step {name!r}: {error.message}", step=name, error_type="") from error
+                raise _failed(name, whose, error.message) from error
             except TimeoutError as error:
-                message = f"step {name!r}: it ran for longer than {self._limit_s:g} s, and its process was ended"
-                raise StepFailed(message, step=name, error_type="") from error
+                message = f"it ran for longer than {self._limit_s:g} s, and its process was ended"
+                raise _failed(name, whose, message) from error
         if self._closed:
             process.kill()
         else:
             self._idle.append(process)
         if isinstance(made, Raised):
-            raise StepFailed(f"step {name!r}: {made.kind}: {made.text}", step=name, error_type=made.kind)
+            raise _failed(name, whose, f"{made.kind}: {made.text}", made.kind, made.traceback)
         return made
 
     async def _run(self, name: str, values: Mapping[str, memoryview]) -> tuple[_Process, dict[str, Made] | Raised]:
@@ -193,6 +196,13 @@ class _Process:
     def _ended(self) -> None:
         if not self._killed:  # others may hold its end
             self._line.shutdown(socket.SHUT_RDWR)
+
+
+def _failed(name: str, whose: Mapping[str, str], reason: str, kind: str = "", traceback: str = "") -> StepFailed:
+    """What its client is told, once the operator, whose function it is, has been told of it."""
+    told = {"step": name, **whose, "reason": reason, "limit_by": (name, kind or reason)}
+    _log.error("a step failed", extra={**told, "traceback": traceback} if traceback else told)
+    return StepFailed(f"step {name!r}: {reason}", step=name, error_type=kind)
 
 
 async def _started(named: dict[str, str]) -> _Process:

@@ -74,7 +74,7 @@ def test_nothing_is_taken_in_while_it_drains(serve: Serve) -> None:
     goodbye = other.receive()[0]
     assert isinstance(goodbye, wire.Goodbye)
     assert "boss" not in goodbye.reason
-    assert "boss has the server drain" in server.errors.read_text()
+    assert "an administrator has the server drain client=boss\n" in server.errors.read_text()
     other.invoke("f", ONES, number=91)
     answer, _ = other.receive()
     assert isinstance(answer, wire.Failure)

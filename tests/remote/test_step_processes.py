@@ -236,7 +236,7 @@ def test_a_server_says_so_and_does_not_start(tmp_path: Path) -> None:
 
 
 def test_what_modules_print_is_not_what_the_server_says(serve: Serve) -> None:
-    server = serve({"steps": {"same": "tests.remote.printing_steps:same"}})
+    server = serve({"steps": {"same": "tests.remote.printing_steps:same"}, "log": {"level": "error"}})
     assert sorted(server.errors.read_text().splitlines()) == ["a line of a module's", "and of what it runs"]
 
 
@@ -249,7 +249,7 @@ def test_a_server_that_ends_leaves_nothing_of_its_steps(serve: Serve) -> None:
     def gone(pid: int) -> bool:
         return not Path(f"/proc/{pid}").exists()
 
-    server = serve({"steps": {"same": NAMED["same"]}})
+    server = serve({"steps": {"same": NAMED["same"]}, "log": {"level": "error"}})
     with_server = server.speaker()
     with_server.register(scaled())
     message = wire.Register(with_server.number(), "chain", before="same")

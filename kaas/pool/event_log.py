@@ -1,0 +1,65 @@
+"""What a pool says to its operator: workers that come and go, faults, functions in quarantine, a policy's mistakes."""
+
+from __future__ import annotations
+
+import logging
+
+from kaas.errors import DeviceLost, ETaskFailed, KaasError
+from kaas.pool.records import Request, Worker
+
+_log = logging.getLogger(__name__)
+
+
+def ready(worker: Worker) -> None:
+    """A worker can run requests."""
+    assert worker.info is not None, "it is ready"
+    name = {"device_name": worker.info.device_name} if worker.info.device_name else {}
+    _log.info("a worker is ready", extra={**_who(worker), **name, "memory_bytes": worker.info.memory_bytes})
+
+
+def ended(worker: Worker, reason: str, cause: DeviceLost | None) -> None:
+    """A worker has ended, or could not start, with the requests that ran on it."""
+    told = {**_who(worker), "reason": reason}
+    if worker.stopping:
+        _log.info("a worker was stopped", extra=told)
+    elif worker.info is None:
+        _log.error("a worker cannot start", extra=told)
+    else:
+        code = {} if cause is None or "code" not in cause.fields else {"code": cause.fields["code"]}
+        _log.warning("a worker ended", extra={**told, **code, "requests": len(worker.running)})
+
+
+def fault(request: Request, worker: Worker, reason: str, faults: int, quarantined: bool) -> None:
+    """A request ended its device, alone on it."""
+    told = {**_what(request), **_who(worker), "reason": reason, "faults": faults}
+    _log.warning("a function ended its device", extra=told)
+    if quarantined:
+        _log.error("a function is in quarantine", extra={**_what(request), "faults": faults})
+
+
+def failed(request: Request, error: KaasError) -> None:
+    """A request got an error. That of an eTask is its operator's, who has written it."""
+    if isinstance(error, ETaskFailed):
+        told = {**_what(request), "error_type": error.fields.get("error_type", "")}
+        by = (request.call.client, request.call.identity)
+        traceback = error.fields.get("traceback", "")
+        _log.error("an eTask raised", extra={**told, "traceback": traceback, "limit_by": by})
+
+
+def broken(pool: str, error: BaseException) -> None:
+    """The pool takes no more requests."""
+    _log.critical("the pool is broken", extra={"pool": pool, "reason": str(error)}, exc_info=error)
+
+
+def _who(worker: Worker) -> dict[str, object]:
+    told: dict[str, object] = {"worker": worker.id, "kind": worker.kind.value, "device": worker.device.index}
+    if worker.info is not None:
+        told |= {"pid": worker.info.pid, "node": worker.info.node}
+    if worker.client:
+        told["client"] = worker.client
+    return told
+
+
+def _what(request: Request) -> dict[str, object]:
+    call = request.call
+    return {"function": call.label, "client": call.client, "key": call.identity}
