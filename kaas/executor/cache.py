@@ -154,8 +154,9 @@ class ObjectCache(Generic[D, H]):
     ) -> Reservation | Shortage | Unsaved:
         """Room for objects (key -> bytes) beside an arena of at least arena_bytes, for a slot in which nothing runs.
 
-        A larger arena stays as it is, unless only its room lets the objects fit; so do those of other slots. What the
-        objects have replaced is among the victims, unless it is pinned.
+        Arenas in which nothing runs leave before any object does: what this slot's has beyond arena_bytes, then those
+        of other slots. As long as there is room they stay. What the objects have replaced is among the victims, unless
+        it is pinned.
 
         Args:
             made: those of the objects that the request makes on the device. No tier has them, and they do not come
@@ -301,11 +302,11 @@ class ObjectCache(Generic[D, H]):
         before = self._arena_bytes_of(slot)
         first = [key for key in replaced if key not in kept]
         others_bytes = self.arena_bytes - before
-        victims = None
+        replacing = sum(key in self.device.sizes for key in first)
         for arena, freed in self._arenas_to_try(slot, before, arena_bytes):
             needed_bytes = load_bytes + arena + others_bytes - sum(self.arenas[other] for other in freed)
             victims = self.device.victims(needed_bytes, kept, first)
-            if victims is not None:
+            if victims is not None and len(victims) == replacing:  # no object leaves for want of room
                 break
         if victims is None:
             return self._shortage(objects, loads, needed_bytes, kept)
@@ -324,7 +325,8 @@ class ObjectCache(Generic[D, H]):
         return Reservation(hits, loads, victims, slot, arena, before, arenas_freed, host_hits, host_loads, host_victims)
 
     def _arenas_to_try(self, slot: int | None, before: int, arena_bytes: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Sizes of the slot's arena, with the slots whose arenas are given up for it: who takes least comes first."""
+        """Sizes of the slot's arena, with the other slots whose arenas are given up: from nothing at all to everything
+        in which nothing runs. An arena costs one call to allocate anew, an object the way from where it came."""
         if before > arena_bytes:
             yield before, ()
         yield arena_bytes, ()

@@ -100,9 +100,9 @@ class CacheModel:
         for arena, freed in self._choices(others, needed, before):
             left = {other: nbytes for other, nbytes in others.items() if other not in freed}
             victims = self.device.victims(sum(loads.values()) + arena + sum(left.values()), kept, first)
-            if victims is not None:
+            if victims is not None and set(victims) <= set(first):
                 break
-        else:
+        if victims is None:
             return self._shortage(objects, needed, sum(left.values()))
         if self.unsaved & set(victims):
             return Unsaved(tuple(key for key in victims if key in self.unsaved))

@@ -61,10 +61,22 @@ def test_an_arena_takes_room_from_objects_and_gives_it_back() -> None:
     load(cache, {b"a": KIB, b"b": KIB})
     grown = load(cache, {b"b": KIB}, arena_bytes=3 * KIB)
     assert (grown.victims, grown.arena_bytes_before, grown.arena_bytes) == ((b"a",), 0, 3 * KIB)
-    kept = load(cache, {b"c": KIB}, arena_bytes=KIB)
-    assert (kept.victims, kept.arena_bytes) == ((b"b",), 3 * KIB)
-    shrunk = load(cache, {b"d": 3 * KIB}, arena_bytes=KIB)
-    assert (shrunk.victims, shrunk.arena_bytes) == ((b"c",), KIB)
+    kept = load(cache, {b"b": KIB}, arena_bytes=KIB)
+    assert (kept.victims, kept.arena_bytes) == ((), 3 * KIB), "there is room for it"
+    shrunk = load(cache, {b"c": KIB}, arena_bytes=KIB)
+    assert (shrunk.victims, shrunk.arena_bytes) == ((), KIB), "it leaves before any object does"
+    assert load(cache, {b"d": 3 * KIB}, arena_bytes=KIB).victims == (b"b", b"c")
+
+
+def test_idle_arenas_leave_before_objects_and_no_more_of_them_than_needed() -> None:
+    cache: ObjectCache[str, str] = ObjectCache(10 * KIB)
+    for slot in (1, 2):
+        cache.release(begin(cache, {}, slot, 2 * KIB))
+    load(cache, {b"a": 3 * KIB}, arena_bytes=KIB)
+    taken = begin(cache, {b"b": 4 * KIB}, 0, KIB)
+    assert (taken.victims, taken.arenas_freed) == ((), {1: 2 * KIB})
+    cache.release(taken)
+    assert cache.arenas == {0: KIB, 2: 2 * KIB}
 
 
 def test_abort_puts_everything_back() -> None:
@@ -78,7 +90,7 @@ def test_abort_puts_everything_back() -> None:
     cache.abort(reservation)
     assert (cache.sizes, cache.used_bytes, cache.arena_bytes) == before
     assert not cache.pinned
-    assert load(cache, {b"c": KIB}).victims == (b"a",), "the order of use is as before, too"
+    assert load(cache, {b"c": KIB}, KIB).victims == (b"a",), "the order of use is as before, too"
 
 
 def test_abort_knows_what_was_freed() -> None:
