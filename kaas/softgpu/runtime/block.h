@@ -30,6 +30,7 @@ typedef struct kaas_block {
   uint8_t *stacks[MAX_WARPS];
   uint8_t *shared, *local;
   size_t shared_capacity, local_capacity;
+  size_t shared_left, local_left; /* bytes, from the start, that the latest launch may have written */
   int result;
   char *error;
   size_t error_bytes;

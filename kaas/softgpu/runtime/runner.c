@@ -13,17 +13,35 @@
 
 /* Blocks are handed to other threads once those run so far have taken this long. */
 static const int64_t SHARE_AFTER_NS = 30000;
+/* Room behind the end: a vector access may touch the lanes that are switched off. */
+enum { SHARED_ROOM = 1024, LOCAL_ROOM = 4096, CLEAR_BY_PAGES = 128 << 10 };
 
 /* --- memory of a block */
 
-static int grow(uint8_t **memory, size_t *capacity, size_t bytes) {
-  if (bytes <= *capacity) return OK;
-  free(*memory);
-  *capacity = 0;
-  *memory = aligned_alloc(KAAS_SHARED_ALIGN, (bytes / KAAS_SHARED_ALIGN + 1) * KAAS_SHARED_ALIGN);
-  if (!*memory) return OUT_OF_MEMORY;
-  *capacity = bytes;
+static size_t whole_pages(size_t bytes) {
+  size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  return (bytes + page - 1) / page * page;
+}
+
+/* Pages of the system, not of the heap, which would show kernels what the process left there. */
+static int grow_local(kaas_block *block, size_t bytes) {
+  if (bytes <= block->local_capacity) return OK;
+  if (block->local) munmap(block->local, block->local_capacity + LOCAL_ROOM);
+  block->local_capacity = block->local_left = 0;
+  size_t capacity = whole_pages(bytes);
+  uint8_t *made = mmap(NULL, capacity + LOCAL_ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  block->local = made == MAP_FAILED ? NULL : made;
+  if (!block->local) return OUT_OF_MEMORY;
+  block->local_capacity = capacity;
   return OK;
+}
+
+/* What an earlier launch may have left goes: the next one may be another client's. Much of it goes by its pages, of
+ * which only those that were written cost anything. */
+static void clear_left(uint8_t *memory, size_t *left, size_t next) {
+  if (*left > CLEAR_BY_PAGES) madvise(memory, whole_pages(*left), MADV_DONTNEED);
+  else if (*left) memset(memory, 0, *left);
+  *left = next;
 }
 
 /* Offsets in shared memory have 32 bits, with a sign: all that they reach is set aside, so that an access outside shared
@@ -50,10 +68,11 @@ static int prepare_block(kaas_block *block, const kaas_launch *launch) {
   size_t local = (size_t)launch->local_bytes * KAAS_WARP;
   block->launch = launch;
   block->warp_count = (threads + KAAS_WARP - 1) / KAAS_WARP;
-  /* Room behind the end: a vector access may touch the lanes that are switched off. */
-  if (grow_shared(block, shared + 1024) != OK) return OUT_OF_MEMORY;
+  if (grow_shared(block, shared + SHARED_ROOM) != OK) return OUT_OF_MEMORY;
   if (launch->touched && !block->pages && !(block->pages = kaas_pages_new())) return OUT_OF_MEMORY;
-  if (local && grow(&block->local, &block->local_capacity, local * block->warp_count) != OK) return OUT_OF_MEMORY;
+  if (local && grow_local(block, local * block->warp_count) != OK) return OUT_OF_MEMORY;
+  clear_left(block->shared, &block->shared_left, shared ? shared + SHARED_ROOM : 0);
+  clear_left(block->local, &block->local_left, local * block->warp_count);
   for (uint32_t i = 0; i < block->warp_count; i++) {
     kaas_warp *warp = &block->warps[i];
     uint32_t left = threads - i * KAAS_WARP;
@@ -117,7 +136,7 @@ static void free_block(void *memory) {
   for (uint32_t i = 0; i < MAX_WARPS; i++)
     if (block->stacks[i]) munmap(block->stacks[i], STACK_BYTES + GUARD_BYTES);
   if (block->shared) munmap(block->shared - SHARED_REACH, 2 * SHARED_REACH);
-  free(block->local);
+  if (block->local) munmap(block->local, block->local_capacity + LOCAL_ROOM);
   free(block->pages);
   kaas_close_signal_stack(block);
   if (kaas_current_block == block) kaas_current_block = NULL;
