@@ -27,7 +27,15 @@ FOLDERS = (HERE / "driver", HERE / "runtime")
 # only what CUDA and jit.py look up is visible: other names must not meet those of the program
 EXPORTS = HERE / "driver" / "exports.map"
 FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-pthread", "-shared", "-Wall", "-Wextra")
-LINK_FLAGS = ("-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-lm")
+# relro, now: no table of function addresses stays writable for a kernel that stores where it should not
+LINK_FLAGS = (
+    "-Wl,-soname,libcuda.so.1",
+    "-Wl,-Bsymbolic",
+    "-Wl,--no-undefined",
+    "-Wl,-z,relro",
+    "-Wl,-z,now",
+    "-lm",
+)
 INCLUDES = tuple(f"-I{folder}" for folder in FOLDERS)
 PACKED = HERE / "packed" / "libcuda.so.1"
 """Where a wheel has it."""

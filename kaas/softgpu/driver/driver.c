@@ -6,7 +6,7 @@
 device devices[MAX_DEVICES];
 int device_count;
 bool initialised;
-kaas_compiler compiler;
+struct sealed sealed SEALED;
 pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool configured;
 
@@ -18,7 +18,8 @@ int kaas_softgpu_configure(uint32_t count, const uint64_t *memory_bytes, const k
   pthread_mutex_lock(&state_lock);
   bool late = configured;
   if (!late) {
-    compiler = *with;
+    sealed.compiler = *with;
+    seal(&sealed, PROT_READ);
     for (uint32_t i = 0; i < count; i++) devices[i] = (device){.ordinal = (int)i, .memory_bytes = memory_bytes[i]};
     device_count = (int)count;
     configured = true;

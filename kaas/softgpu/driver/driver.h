@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "abi.h"
+#include "sealed.h"
 #include "cuda_abi.h"
 
 enum {
@@ -159,7 +160,10 @@ struct CUctx_st {
 extern device devices[MAX_DEVICES];
 extern int device_count;
 extern bool initialised;
-extern kaas_compiler compiler;
+extern struct sealed {
+  kaas_compiler compiler;
+  char rest[SEALED_BYTES - sizeof(kaas_compiler)];
+} sealed;
 extern pthread_mutex_t state_lock;
 
 CUresult require_init(void);

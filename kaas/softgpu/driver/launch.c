@@ -15,7 +15,7 @@ static CUresult get_variant(kernel *kern, uint64_t module, const uint32_t block[
   *fn = find_variant(kern, module, block, checked);
   if (*fn != NULL) return CUDA_SUCCESS;
   /* Compiled without a lock: two threads may do it twice, which costs time and nothing else. */
-  TRY((CUresult)compiler.compile(module, kern->index, block, checked, fn));
+  TRY((CUresult)sealed.compiler.compile(module, kern->index, block, checked, fn));
   variant *made = malloc(sizeof *made);
   REQUIRE(made != NULL, CUDA_ERROR_OUT_OF_MEMORY, "no host memory for a compiled kernel");
   *made = (variant){.module = module, .checked = checked, .block = {block[0], block[1], block[2]}, .fn = *fn};
@@ -67,7 +67,7 @@ CUresult kernel_announce(const kernel_call *call) {
   uint64_t module;
   if (call->launch.fn != NULL) return CUDA_SUCCESS;
   TRY(library_module(call->kern->lib, &devices[call->launch.device], &module));
-  return (CUresult)compiler.announce(module, call->kern->index, call->launch.block, atomic_load(&strict));
+  return (CUresult)sealed.compiler.announce(module, call->kern->index, call->launch.block, atomic_load(&strict));
 }
 
 CUresult kernel_compile(kernel_call *call) {

@@ -58,11 +58,11 @@ static const void *unwrap(const void *image) {
 static void forget(struct loaded *at) {
   allocation entry;
   for (uint32_t i = 0; i < at->global_count; i++) (void)memory_remove(at->globals[i].address, &entry);
-  compiler.unload(at->module);
+  sealed.compiler.unload(at->module);
 }
 
 static CUresult describe(struct loaded *at, device *dev, const kaas_kernel_info **kernels, uint32_t *count) {
-  TRY((CUresult)compiler.describe(at->module, kernels, count, &at->globals, &at->global_count));
+  TRY((CUresult)sealed.compiler.describe(at->module, kernels, count, &at->globals, &at->global_count));
   for (uint32_t i = 0; i < at->global_count; i++)
     TRY(memory_add(&(allocation){
         .base = at->globals[i].address, .bytes = at->globals[i].bytes, .kind = MEMORY_GLOBAL, .dev = dev}));
@@ -71,7 +71,7 @@ static CUresult describe(struct loaded *at, device *dev, const kaas_kernel_info 
 
 static CUresult load(const library *lib, device *dev, struct loaded *at, const kaas_kernel_info **kernels,
                      uint32_t *count) {
-  TRY((CUresult)compiler.load(lib->image, lib->image_bytes, &at->module));
+  TRY((CUresult)sealed.compiler.load(lib->image, lib->image_bytes, &at->module));
   CUresult status = describe(at, dev, kernels, count);
   if (status != CUDA_SUCCESS) forget(at);
   return status;

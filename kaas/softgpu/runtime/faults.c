@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "block.h"
+#include "sealed.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -19,7 +20,10 @@ static const int64_t LOOK_EVERY_NS = 10000000; /* the look is a system call, whi
 
 static const int signals[] = {SIGSEGV, SIGBUS};
 enum { SIGNALS = sizeof signals / sizeof *signals };
-static struct sigaction before[SIGNALS];
+static struct {
+  struct sigaction before[SIGNALS];
+  char rest[SEALED_BYTES - SIGNALS * sizeof(struct sigaction)];
+} others SEALED;
 static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
 /* Initial-exec: the first use on a thread, which may be in a handler, must not allocate. */
 static _Thread_local volatile int passing_on __attribute__((tls_model("initial-exec")));
@@ -31,7 +35,7 @@ static void die_of(int signal) {
 }
 
 static void pass_on(int signal, siginfo_t *info, void *context) {
-  const struct sigaction *next = &before[signal == signals[0] ? 0 : 1];
+  const struct sigaction *next = &others.before[signal == signals[0] ? 0 : 1];
   int ends_here = !(next->sa_flags & SA_SIGINFO) && (next->sa_handler == SIG_DFL || next->sa_handler == SIG_IGN);
   if (ends_here || passing_on) { /* passing_on: that handler had taken ours for its own predecessor */
     die_of(signal);
@@ -63,7 +67,9 @@ static void install(void) {
     struct sigaction now, ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
     if (sigaction(signals[i], NULL, &now)) continue;
     if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_fault) continue;
-    before[i] = now;
+    seal(&others, PROT_READ | PROT_WRITE);
+    others.before[i] = now;
+    seal(&others, PROT_READ);
     sigaction(signals[i], &ours, NULL);
   }
   pthread_mutex_unlock(&installing);
