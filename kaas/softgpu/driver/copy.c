@@ -136,6 +136,13 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *p, CUstream stream) {
   return cuMemcpy3DAsync_v2(&p3, stream);
 }
 
+/* Whether the host may look there without a copy: CUDA's sets without a stream are done when they return then. */
+static bool is_hosts(uintptr_t address) {
+  allocation found;
+  if (!memory_find(address, &found)) return false;
+  return found.kind == MEMORY_GLOBAL ? found.flags == SEEN_BY_HOST : found.kind != MEMORY_DEVICE;
+}
+
 static CUresult set(CUstream stream, CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t element_bytes,
                     size_t width, size_t height, bool now) {
   CUstream s;
@@ -149,7 +156,7 @@ static CUresult set(CUstream stream, CUdeviceptr dst, size_t pitch, uint32_t val
   if (now) TRY(capture_gate());
   TRY(fill_check(&f));
   if (width == 0 || height == 0) return CUDA_SUCCESS;
-  return submit(s, &(op){.kind = OP_FILL, .fill = f}, false);
+  return submit(s, &(op){.kind = OP_FILL, .fill = f}, now && is_hosts(dst));
 }
 
 CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, size_t n) {

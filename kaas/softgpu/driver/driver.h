@@ -179,6 +179,7 @@ void context_delete(CUcontext ctx);
 /* --- memory (memory.c, pool.c) */
 
 enum memory_kind { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED, MEMORY_GLOBAL };
+enum { SEEN_BY_HOST = 1 }; /* flags of MEMORY_GLOBAL: a managed variable */
 typedef struct hints { /* managed.c */
   bool read_mostly;
   CUmemLocation preferred, prefetched;

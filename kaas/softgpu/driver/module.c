@@ -65,7 +65,8 @@ static CUresult describe(struct loaded *at, device *dev, const kaas_kernel_info 
   TRY((CUresult)sealed.compiler.describe(at->module, kernels, count, &at->globals, &at->global_count));
   for (uint32_t i = 0; i < at->global_count; i++)
     TRY(memory_add(&(allocation){
-        .base = at->globals[i].address, .bytes = at->globals[i].bytes, .kind = MEMORY_GLOBAL, .dev = dev}));
+        .base = at->globals[i].address, .bytes = at->globals[i].bytes, .kind = MEMORY_GLOBAL, .dev = dev,
+        .flags = at->globals[i].managed ? SEEN_BY_HOST : 0}));
   return CUDA_SUCCESS;
 }
 

@@ -114,6 +114,39 @@ def test_sets_of_16_bits() -> None:
     assert seen.tolist() == [3, 3, 0, 0, 4, 4, 0, 0]
 
 
+MAPPED, REGISTERED, MANAGED = "mapped", "registered", "managed"
+SETS = {1: driver.cuMemsetD8, 2: driver.cuMemsetD16, 4: driver.cuMemsetD32}
+SETS_OF_ROWS = {1: driver.cuMemsetD2D8, 2: driver.cuMemsetD2D16, 4: driver.cuMemsetD2D32}
+
+
+def hosts_own(kind: str) -> tuple[int, int, np.ndarray]:
+    """64 bytes that host and device share: the address for each, and what the host sees. Registered: the array's own."""
+    if kind == MANAGED:
+        address = int(ok(driver.cuMemAllocManaged(64, driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)))
+        return address, address, view(address, np.uint8, 64)
+    seen = np.zeros(64, np.uint8)
+    if kind == REGISTERED:
+        address = seen.ctypes.data
+        ok(driver.cuMemHostRegister(address, 64, 2))
+    else:
+        address = int(ok(driver.cuMemHostAlloc(64, 2)))
+        seen = view(address, np.uint8, 64)
+    return address, int(ok(driver.cuMemHostGetDevicePointer(address, 0))), seen
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("kind", [MAPPED, REGISTERED, MANAGED])
+def test_a_set_of_memory_that_the_host_sees_is_done_when_it_returns(kind: str, width: int) -> None:
+    address, there, seen = hosts_own(kind)
+    for value in range(1, 51):
+        ok(SETS[width](there, value, 64 // width))
+        assert (seen.view(f"u{width}") == value).all()
+        ok(SETS_OF_ROWS[width](there, 16, value + 1, 16 // width, 4))
+        assert (seen.view(f"u{width}") == value + 1).all()
+    if kind == REGISTERED:
+        ok(driver.cuMemHostUnregister(address))
+
+
 def test_host_memory_and_pointers_that_are_told_something() -> None:
     host = ok(driver.cuMemAllocHost(64))
     view(int(host), np.uint8, 64)[:] = 1
