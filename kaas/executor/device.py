@@ -244,13 +244,15 @@ class Device:
     # --- code
 
     def load(self, library: Library) -> LoadedLibrary:
-        """Loads the first of the library's images that this device can run.
+        """Loads the first of the library's images that this device can run; one of which it refuses some kernels only if
+        there is no other.
 
         Raises:
             CorruptImage, UnsupportedCode: about all of them, if there is none.
             Unprovided: those that there are were to be provided.
         """
         refusals: list[KaasError] = []
+        partial: LoadedLibrary | None = None
         for image in library.images:
             try:
                 provided_here = provided.code(image)
@@ -259,9 +261,20 @@ class Device:
                 continue
             for code in provided_here:
                 try:
-                    return self._load(code)
+                    loaded = self._load(code)
                 except (CorruptImage, UnsupportedCode) as error:
                     refusals.append(error)
+                    continue
+                if len(library.images) == 1 or loaded.whole():
+                    if partial is not None:
+                        partial.close()
+                    return loaded
+                if partial is None:
+                    partial = loaded
+                else:
+                    loaded.close()
+        if partial is not None:
+            return partial
         raise _refusal(refusals, library)
 
     def _load(self, image: Image) -> LoadedLibrary:
@@ -387,12 +400,23 @@ class LoadedLibrary:
         self._device = device
 
     def kernel(self, symbol: str) -> Function | None:
-        """A kernel by its symbol; None if there is none."""
+        """A kernel by its symbol; None if there is none.
+
+        Raises:
+            UnsupportedCode: the software GPU has no code for something in it.
+        """
         status, handle = driver.cuLibraryGetKernel(self._handle, symbol.encode())
         if int(status) == driver.CUresult.CUDA_ERROR_NOT_FOUND:
             return None
         check("cuLibraryGetKernel", status)
         return Function(handle, self._device)
+
+    def whole(self) -> bool:
+        """Whether every kernel of it can be taken here."""
+        try:
+            return all(self.kernel(symbol) is not None for symbol in self.symbols())
+        except UnsupportedCode:
+            return False
 
     def symbols(self) -> list[str]:
         """Names of all kernels."""

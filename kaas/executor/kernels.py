@@ -24,17 +24,17 @@ class Kernels:
     def get(self, library: Library, symbol: str) -> Function:
         """
         Raises:
-            CorruptImage, UnsupportedCode, Unprovided: the library does not load here.
+            CorruptImage, UnsupportedCode, Unprovided: the library does not load here, or this kernel cannot run here.
             UnknownSymbol: it does, and holds no such kernel.
         """
         key = (library.hash, symbol)
         if key not in self._functions:
             try:
                 loaded = self._load(library)
+                function = loaded.kernel(symbol)
             except InvalidCode as error:
-                error.kernel = symbol
+                error.kernel, error.library = symbol, library.hash
                 raise
-            function = loaded.kernel(symbol)
             if function is None:
                 raise unknown(library, symbol, loaded.symbols())
             self._functions[key] = function

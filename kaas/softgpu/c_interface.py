@@ -35,6 +35,7 @@ class KernelRecord(ctypes.Structure):
         ("local_bytes", ctypes.c_uint32),
         ("max_threads", ctypes.c_uint32),
         ("registers", ctypes.c_uint32),
+        ("refusal", ctypes.c_char_p),
     ]
 
 
@@ -158,6 +159,7 @@ def _arrays(info: ModuleInfo, base: int) -> tuple[Any, Any, list[Any]]:
         place.param_bytes = max((offset + size for offset, size in kernel.parameters), default=0)
         place.shared_bytes, place.local_bytes = kernel.shared_bytes, kernel.local_bytes
         place.max_threads, place.registers = kernel.max_threads, kernel.registers
+        place.refusal = kernel.refusal.encode() or None
     variables = (GlobalRecord * len(info.globals))()
     for slot, variable in zip(variables, info.globals, strict=False):
         slot.name, slot.managed = variable.name.encode(), variable.managed

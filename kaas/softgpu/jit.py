@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,7 +43,8 @@ _GLOBAL_ALIGN = 256
 
 
 class KernelInfo(msgspec.Struct, frozen=True):
-    """As kaas_kernel_info in abi.h: (offset, size) in bytes of each parameter."""
+    """As kaas_kernel_info in abi.h: (offset, size) in bytes of each parameter. refusal: what in it has no code here, a
+    sentence; "": it can run."""
 
     name: str
     parameters: tuple[tuple[int, int], ...]
@@ -51,6 +52,7 @@ class KernelInfo(msgspec.Struct, frozen=True):
     local_bytes: int
     max_threads: int
     registers: int
+    refusal: str = ""
 
 
 class GlobalInfo(msgspec.Struct, frozen=True):
@@ -127,7 +129,8 @@ class Compiler:
         return self._interface.table
 
     def load(self, content: bytes) -> int:
-        """A handle for PTX or a fatbin with PTX. Everything in it is checked now; nothing is compiled yet."""
+        """A handle for PTX or a fatbin with PTX. Everything in it is checked now; nothing is compiled yet. A kernel with
+        something that has no code here is refused when it is taken; an image of which every kernel is, now."""
         key = hashlib.blake2b(b"\0".join((_sources(), self._target.key.encode(), content)), digest_size=20).hexdigest()
         text = _text(content)
         cached = self._cache.get(f"{key}.module")
@@ -196,6 +199,8 @@ class Compiler:
     def _variant(self, module: LoadedModule, kernel: int, block: tuple[int, int, int], *, checked: bool) -> _Variant:
         if not 0 <= kernel < len(module.info.kernels):
             raise CompileError(INVALID_VALUE, f"no kernel {kernel} in this module")
+        if module.info.kernels[kernel].refusal:
+            raise CompileError(INVALID_PTX, module.info.kernels[kernel].refusal)
         if min(block) < 1 or block[0] * block[1] * block[2] > 1024:
             raise CompileError(INVALID_VALUE, f"no block can be {block[0]} x {block[1]} x {block[2]}")
         return kernel, block, checked or self._memcheck
@@ -267,28 +272,40 @@ def _translating(action: Callable[[], T]) -> T:
 
 
 def examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
-    """Reads and checks a whole image. Raises PtxError; all that is unsupported in one."""
+    """Reads and checks a whole image. Raises PtxError: for what is wrong in it, and if no kernel of it can run here, then
+    with all that is unsupported."""
     module = ptx_parser.parse(text)
     offsets, info_globals, data, pointers = _lay_out(module)
-    refusals: list[Unsupported] = []
-    kernels = {}
+    kernels: dict[str, inline.Kernel] = {}
+    refused: dict[str, list[Unsupported]] = {}
     for entry in module.entries:
         if not entry.has_body:
             continue
+        refusals: list[Unsupported] = []
         kernel = inline.flatten(module, entry, offsets, refusals)
         limits.check_kernel(kernel, entry.line)
-        refusals += checks.check(kernel)
+        try:
+            refusals += checks.check(kernel)
+        except PtxError:
+            if not refusals:  # else it may follow from what is refused
+                raise
         kernels[entry.name] = kernel
-    if refusals:
-        unique = sorted({(refusal.line, refusal.message) for refusal in refusals})
-        listed = [f"line {line}: {message}" if line else message for line, message in unique]
-        shown = "; ".join(listed[:20]) + (f"; and {len(listed) - 20} more" if len(listed) > 20 else "")
-        raise Unsupported(0, f"the software GPU has no code for: {shown}")
-    infos = tuple(_kernel_info(kernel) for kernel in kernels.values())
+        if refusals:
+            refused[entry.name] = refusals
+    if kernels and refused.keys() == kernels.keys():
+        raise Unsupported(0, _refusal(one for refusals in refused.values() for one in refusals))
+    infos = tuple(_kernel_info(kernel, refused.get(kernel.name, ())) for kernel in kernels.values())
     return ModuleInfo(infos, info_globals, data, pointers), kernels
 
 
-def _kernel_info(kernel: inline.Kernel) -> KernelInfo:
+def _refusal(refusals: Iterable[Unsupported]) -> str:
+    unique = sorted({(refusal.line, refusal.message) for refusal in refusals})
+    listed = [f"line {line}: {message}" if line else message for line, message in unique]
+    shown = "; ".join(listed[:20]) + (f"; and {len(listed) - 20} more" if len(listed) > 20 else "")
+    return f"the software GPU has no code for: {shown}"
+
+
+def _kernel_info(kernel: inline.Kernel, refusals: Sequence[Unsupported]) -> KernelInfo:
     return KernelInfo(
         kernel.name,
         tuple((p.offset, p.size) for p in kernel.parameters),
@@ -296,6 +313,7 @@ def _kernel_info(kernel: inline.Kernel) -> KernelInfo:
         kernel.local_bytes,
         kernel.max_threads,
         min(255, len(kernel.registers)),
+        f"kernel {kernel.name}: {_refusal(refusals)}" if refusals else "",
     )
 
 

@@ -223,6 +223,8 @@ CUresult cuLibraryGetKernel(CUkernel *kern, CUlibrary handle, const char *name) 
   library *lib = (library *)handle;
   for (uint32_t i = 0; i < lib->kernel_count; i++)
     if (strcmp(lib->kernels[i]->info->name, name) == 0) {
+      const char *refusal = lib->kernels[i]->info->refusal;
+      REQUIRE(refusal == NULL, CUDA_ERROR_INVALID_PTX, "%s", refusal);
       *kern = (CUkernel)lib->kernels[i];
       return CUDA_SUCCESS;
     }

@@ -99,6 +99,7 @@ class _Flattening:
         """Appends the body; `formals` maps the function's parameters to the caller's call variables."""
         limits.check_expansion(len(self.kernel.body) + len(function.body), len(stack), function.line)
         limits.check_registers(len(self.kernel.registers) + len(function.registers), function.line)
+        self.refusals += function.refusals
         for name, type_name in function.registers.items():
             self.kernel.registers[name + suffix] = type_name
         for variable in function.variables.values():

@@ -144,6 +144,7 @@ class Function:
     body: list[Instruction | Label] = field(default_factory=list)
     signatures: dict[str, Signature] = field(default_factory=dict)  # by label
     max_threads: int = 1024
+    refusals: list[Unsupported] = field(default_factory=list)  # of its declarations
 
 
 @dataclass(slots=True, eq=False)

@@ -259,8 +259,12 @@ class _Parser:
                 function.variables[name] = replace(variable, name=name)
             return
         found = re.match(r"\.reg\s*(?:\.v[24]\s*)?\.(\w+)\s+(.*)$", text, re.S)
-        if not found or found[1] not in SCALARS:
+        if not found:
             raise Unsupported(line, f"no code for {' '.join(text.split())!r}")
+        kind = found[1]
+        if kind not in SCALARS:
+            function.refusals.append(Unsupported(line, f"no code for {' '.join(text.split())!r}"))
+            kind = "b64"  # of no meaning: who needs the register is refused
         for item in found[2].split(","):
             counted = re.match(r"\s*([\w$%]+)\s*(?:<\s*(\d+)\s*>)?\s*$", item)
             if not counted:
@@ -270,4 +274,4 @@ class _Parser:
             for plain in names:
                 unique = plain if len(scopes) == 1 else f"{plain}@{opened}"
                 scopes[-1][plain] = Register(unique)
-                function.registers[unique] = found[1]
+                function.registers[unique] = kind

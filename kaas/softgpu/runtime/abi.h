@@ -40,6 +40,7 @@ typedef struct kaas_kernel_info {
   uint32_t local_bytes;  /* per thread */
   uint32_t max_threads;  /* per block; 1024 unless the image says less */
   uint32_t registers;    /* declared by the image: a figure for attributes, not a resource here */
+  const char *refusal;   /* what in it has no code here, for who takes it; NULL: it can run */
 } kaas_kernel_info;
 
 typedef struct kaas_global_info {
