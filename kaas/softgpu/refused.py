@@ -52,18 +52,39 @@ REFUSED: dict[str, str] = {
     "vset": _VIDEO,
 }
 
+_MEMORY = "memory that kernels allocate"
+_LAUNCHES = "kernels that launch kernels"
+_GRAPHS = "kernels that launch graphs"
+_GRID = "barriers of a whole grid"
+
 MISSING_FUNCTIONS = {
-    "malloc": "memory that kernels allocate",
-    "free": "memory that kernels allocate",
-    "cudaGetParameterBufferV2": "kernels that launch kernels",
-    "cudaLaunchDeviceV2": "kernels that launch kernels",
-    "cudaGetParameterBuffer": "kernels that launch kernels",
-    "cudaLaunchDevice": "kernels that launch kernels",
-    "cudaDeviceSynchronize": "kernels that launch kernels",
-    "cudaCGGetIntrinsicHandle": "barriers of a whole grid",
-    "cudaCGSynchronize": "barriers of a whole grid",
+    "malloc": _MEMORY,
+    "free": _MEMORY,
+    "cudaGetParameterBufferV2": _LAUNCHES,
+    "cudaLaunchDeviceV2": _LAUNCHES,
+    "cudaGetParameterBuffer": _LAUNCHES,
+    "cudaLaunchDevice": _LAUNCHES,
+    "cudaDeviceSynchronize": _LAUNCHES,
+    "cudaGraphLaunch": _GRAPHS,
+    "cudaGetCurrentGraphExec": _GRAPHS,
+    "cudaGraphKernelNodeSetParam": _GRAPHS,
+    "cudaGraphKernelNodeSetEnabled": _GRAPHS,
+    "cudaGraphKernelNodeSetGridDim": _GRAPHS,
+    "cudaGraphKernelNodeUpdatesApply": _GRAPHS,
+    "cudaCGGetIntrinsicHandle": _GRID,
+    "cudaCGSynchronize": _GRID,
+    "cudaCGSynchronizeGrid": _GRID,
 }
 """Functions of CUDA that have no body and no code here."""
+
+_FAMILIES = {"__cudaCDP": _LAUNCHES, "cudaCDP": _LAUNCHES, "__cudaCDP2Graph": _GRAPHS, "cudaGraph": _GRAPHS}
+"""Functions of CUDA's device runtime by how their names begin: they change with its versions."""
+
+
+def function(name: str) -> str:
+    """What a function without a body belongs to; "" if it is none of CUDA's."""
+    starts = [start for start in _FAMILIES if name.startswith(start)]
+    return MISSING_FUNCTIONS.get(name) or (_FAMILIES[max(starts, key=len)] if starts else "")
 
 
 def reason(opcode: str) -> str:
@@ -73,7 +94,7 @@ def reason(opcode: str) -> str:
     return next((f"{name}, of {REFUSED[name]}" for name in names if name in REFUSED), "")
 
 
-_REGISTERS = {"%envreg": "barriers of a whole grid", "%cluster": _CLUSTER, "%nclusterid": _CLUSTER}
+_REGISTERS = {"%current_graph_exec": _GRAPHS, "%envreg": _GRID, "%cluster": _CLUSTER, "%nclusterid": _CLUSTER}
 
 
 def register(name: str) -> str:

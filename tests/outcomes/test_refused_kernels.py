@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -70,6 +72,26 @@ def test_registers_of_a_kind_that_is_unknown_here_concern_their_kernel_only() ->
     np.testing.assert_array_equal(outputs["y"], np.arange(32))
     with pytest.raises(UnsupportedCode, match=r"kernel wide: .*line \d+: no code for '.reg .b128 %q<2>'"):
         kaas.run_local(task(library, "wide"), {})
+
+
+LAUNCHES = Path(__file__).parent / "kernels" / "device_runtime.ptx"
+
+
+@pytest.mark.usefixtures("softgpu")
+@pytest.mark.parametrize(
+    ("symbol", "words"),
+    {
+        "launches": "call of __cudaCDP2GetParameterBufferV2, of kernels that launch kernels",
+        "copies": "call of __cudaCDP2MemcpyAsync, of kernels that launch kernels",
+        "goes_on": "call of cudaGraphLaunch, of kernels that launch graphs",
+    }.items(),
+)
+def test_dynamic_parallelism_as_nvcc_13_compiles_it_is_refused_in_words(symbol: str, words: str) -> None:
+    library = kaas.Library.from_file(LAUNCHES)
+    with pytest.raises(UnsupportedCode, match=rf"kernel {symbol}: .*line \d+: {words}"):
+        kaas.run_local(task(library, symbol), {})
+    outputs = kaas.run_local(task(library, "fill"), {})
+    np.testing.assert_array_equal(outputs["y"], np.arange(32))
 
 
 @pytest.mark.usefixtures("softgpu")

@@ -113,6 +113,7 @@ def test_registers_without_code(gpu: Any, name: str) -> None:
 @pytest.mark.parametrize("name", [*refused.MISSING_FUNCTIONS, "elsewhere"])
 def test_functions_without_code(gpu: Any, name: str) -> None:
     why = f", of {refused.MISSING_FUNCTIONS[name]}" if name in refused.MISSING_FUNCTIONS else ", which has no body here"
+    assert refused.function(name) == refused.MISSING_FUNCTIONS.get(name, "")
     text = entry(f"{DECLARED}call {name}, (%r);", f".extern .func {name}(.reg .b32 a);")
     with pytest.raises(CompileError, match=f"line 7: call of {name}{why}"):
         gpu.compiler.load(text.encode())

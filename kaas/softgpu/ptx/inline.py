@@ -29,7 +29,7 @@ from kaas.softgpu.ptx.model import (
 )
 from kaas.softgpu.ptx.renaming import renamed, renamer
 from kaas.softgpu.ptx.types import SCALARS
-from kaas.softgpu.refused import MISSING_FUNCTIONS
+from kaas.softgpu import refused
 
 SYSTEM_CALLS = {"vprintf": 2, "__assertfail": 5, "cudaGraphSetConditional": 2}
 """Functions of CUDA that have no body, with the number of their arguments."""
@@ -229,8 +229,9 @@ class _Flattening:
         if name in SYSTEM_CALLS and (callee is None or not callee.has_body):
             self.system_call(item, name, arguments, results)
         elif callee is None or not callee.has_body:
-            why = f", of {MISSING_FUNCTIONS[name]}" if name in MISSING_FUNCTIONS else ", which has no body here"
-            self.refusals.append(Unsupported(item.line, f"call of {name}{why}"))
+            belongs = refused.function(name)
+            why = f"of {belongs}" if belongs else "which has no body here"
+            self.refusals.append(Unsupported(item.line, f"call of {name}, {why}"))
         elif callee.name in stack:
             self.refusals.append(Unsupported(item.line, f"recursive call of {callee.name}"))
         else:
