@@ -27,6 +27,7 @@ from benchmarks.report import Bar, arguments, report
 from benchmarks.softgpu_compile import Source, measure
 from kaas import softgpu
 from kaas.executor.device import call
+from kaas.softgpu import target
 
 RESNET = MODELS["resnet50"]
 PTX = Path(__file__).parent / "kernels" / "softgpu.ptx"
@@ -214,7 +215,9 @@ def main() -> None:
         **compile_bars,
         **network_bars,
     }
+    processor = target.host()
     detail = {
+        "processor": processor.cpu, "vectors": processor.vectors,
         "vector_add_s": add, "vector_add_numpy_s": add_numpy, "reduction_s": total, "reduction_numpy_s": total_numpy,
         "sgemm_tiled_gflops": 2 * 512**3 / tiled / 1e9, "numpy_512_gflops": 2 * 512**3 / tiled_numpy / 1e9,
         "sgemm_register_gflops": 2 * 1024**3 / register / 1e9,

@@ -101,7 +101,7 @@ class Compiler:
     """Loads images and compiles their kernels, one (kernel, block shape) at a time.
 
     library: the runner, which has the kaas_rt_* functions. cache_directory: None for "softgpu" below `cache_root`.
-    memcheck: the code checks every access of memory.
+    memcheck: the code checks every access of memory. processor: whose code this is, if not this machine's.
     All methods may be called from any thread; they raise CompileError. Threads wait for each other only where they want
     the same code."""
 
@@ -112,11 +112,12 @@ class Compiler:
         cache_bytes: int = CACHE_BYTES,
         *,
         memcheck: bool = False,
+        processor: target.Target | None = None,
     ) -> None:
         self._library = library
         self._memcheck = memcheck
         self._cache = DiskCache(cache_directory or cache_root() / "softgpu", cache_bytes)
-        self._target = target.host()
+        self._target = processor or target.host()
         self._modules: dict[int, LoadedModule] = {}
         self._next = 1
         self._lock = threading.Lock()  # of what this object and its modules hold; nothing is made under it

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kaas.softgpu.jit import Compiler
+from kaas.softgpu.target import Target
 
 SOURCES = Path(__file__).parents[2] / "kaas" / "softgpu" / "runtime"
 STUB = Path(__file__).with_name("driver_stub.c")
@@ -63,10 +64,12 @@ def triple(extent: int | tuple[int, ...]) -> tuple[int, int, int]:
 class Gpu:
     """The compiler and the runner, as a test wants them."""
 
-    def __init__(self, library: ctypes.CDLL, directory: Path, *, memcheck: bool = False) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, directory: Path, *, memcheck: bool = False, processor: Target | None = None
+    ) -> None:
         self.library, self.memcheck = library, memcheck
         library.kaas_run.argtypes = [ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_size_t]
-        self.compiler = Compiler(library, directory, memcheck=memcheck)
+        self.compiler = Compiler(library, directory, memcheck=memcheck, processor=processor)
         self.loaded: dict[str, int] = {}
 
     def load(self, text: str) -> int:

@@ -7,7 +7,7 @@ place; every other one calls the runner, which goes through the lanes one by one
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import UNIFORM, VARYING, WARP, Affine, Wide, ramp
@@ -156,8 +156,7 @@ def group_mask(e: Emitter, access: Access, segment: int, group: int) -> str:
 
     def cut() -> str:
         shifted = e.new(f"lshr i32 {access.mask}, {group * segment}") if group else access.mask
-        few = e.new(f"trunc i32 {shifted} to i{segment}")
-        return e.new(f"bitcast i{segment} {few} to <{segment} x i1>")
+        return e.unpack(shifted, segment)
 
     return e.once(("group mask", access.mask, segment, group), cut)
 
@@ -172,6 +171,32 @@ def pointers_of(e: Emitter, value: Value, segment: int) -> list[str]:
         shift = value.shape.offsets[start % have]
         out.append(e.new(f"getelementptr i8, ptr {pointer}, i64 {shift}") if shift else pointer)
     return out
+
+
+def if_all(e: Emitter, access: Access, kinds: list[str], body: Callable[[Access], list[str]]) -> list[str]:
+    """Runs `body` without a mask if all 32 lanes take part in a guarded access, else with the mask.
+
+    The body of a block knows already whether all lanes run it, so that only a guard is left to ask. A body must not
+    keep what it computes: it is written twice."""
+    if not access.lanes or access.surely_some or e.memcheck or e.target.has_mask_registers:
+        return body(access)
+    every, some, done = e.fresh("every"), e.fresh("some"), e.fresh("done")
+    e.put(f"br i1 {e.new(f'icmp eq i32 {access.mask}, -1')}, label %{every}, label %{some}")
+    cache = dict(e.cache)
+    ways = []
+    for label, way in ((every, replace(access, mask="-1", lanes="")), (some, access)):
+        e.cache = dict(cache)
+        e.start(label)
+        results = body(way)
+        ways.append((results, e.label))
+        e.put(f"br label %{done}")
+    e.cache = cache
+    e.start(done)
+    (first, first_end), (second, second_end) = ways
+    return [
+        e.new(f"phi {kind} [ {a}, %{first_end} ], [ {b}, %{second_end} ]")
+        for kind, a, b in zip(kinds, first, second, strict=True)
+    ]
 
 
 def if_no_wrap(

@@ -48,8 +48,10 @@ class Emitter:
     tables: dict[tuple[int, ...], int] = field(default_factory=dict)  # constants in memory
     flushed: set[str] = field(default_factory=set)  # values without denormals
     casts: dict[str, tuple[str, str]] = field(default_factory=dict)  # a value of the same bits: what it is of
+    packed: dict[str, str] = field(default_factory=dict)  # the bits that a <32 x i1> was made from
     label: str = "entry"
     block: int = 0
+    all_run: bool = False  # this body is for all 32 lanes, of a block that some may run alone
     count: int = 0
     uses_globals: bool = False
 
@@ -274,7 +276,7 @@ class Emitter:
             kind, shape = self.storage(name), self.plan.shapes[name]
             parts = [self.new(f"load {part}, ptr {slot}") for slot, part in self.slots(name)]
             if kind == "i1" and isinstance(shape, Varying):
-                parts = [self.new(f"bitcast i32 {parts[0]} to <{WARP} x i1>")]
+                parts = [self.unpack(parts[0])]
             value = self.registers[name] = Value(shape, kind, parts)
         return value
 
@@ -307,7 +309,7 @@ class Emitter:
         self.written.add(name)
 
     def _lanes_to_write(self, name: str, condition: Value | None) -> str:
-        shared = self.plan.is_live_elsewhere(self.block, name)
+        shared = not self.all_run and self.plan.is_live_elsewhere(self.block, name)
         if condition is not None and is_uniform(condition.shape) and not shared:
             return f"i1 {condition.parts[0]}"
         if condition is None:
@@ -330,15 +332,15 @@ class Emitter:
             value = self.registers[name]
             for (slot, kind), part in zip(self.slots(name), value.parts, strict=False):
                 if isinstance(value.shape, Varying) and value.type == "i1":
-                    part = self.new(f"bitcast <{WARP} x i1> {part} to i32")
+                    part = self.pack(part)
                 self.put(f"store {kind} {part}, ptr {slot}")
 
     # --- lanes
 
     @property
     def is_full(self) -> bool:
-        """Whether all 32 lanes surely run this block."""
-        return self.plan.is_full(self.block)
+        """Whether all 32 lanes surely run this body of the block."""
+        return self.all_run or self.plan.is_full(self.block)
 
     def mask(self) -> str:
         """The running lanes as bits."""
@@ -347,7 +349,26 @@ class Emitter:
     def lanes(self) -> str:
         """The running lanes as <32 x i1>."""
         mask = self.mask()
-        return self.once("lanes", lambda: self.new(f"bitcast i32 {mask} to <{WARP} x i1>"))
+        return self.once("lanes", lambda: self.unpack(mask))
+
+    def unpack(self, bits: str, lanes: int = WARP) -> str:
+        """Bits as <lanes x i1>. Processors without mask registers compare vectors: a mask as wide as the elements."""
+        if self.target.has_mask_registers:
+            few = bits if lanes == WARP else self.new(f"trunc i32 {bits} to i{lanes}")
+            vector = self.new(f"bitcast i{lanes} {few} to <{lanes} x i1>")
+        else:
+            kind = f"<{lanes} x i32>"
+            one = self.new(f"insertelement {kind} poison, i32 {bits}, i64 0")
+            each = self.new(f"shufflevector {kind} {one}, {kind} poison, <{lanes} x i32> zeroinitializer")
+            places = "<" + ", ".join(f"i32 {integer('i32', 1 << lane)}" for lane in range(lanes)) + ">"
+            vector = self.new(f"icmp ne {kind} {self.new(f'and {kind} {each}, {places}')}, zeroinitializer")
+        if lanes == WARP:
+            self.packed[vector] = bits
+        return vector
+
+    def pack(self, vector: str) -> str:
+        """<32 x i1> as bits."""
+        return self.packed.get(vector) or self.new(f"bitcast <{WARP} x i1> {vector} to i32")
 
     def active(self, step: Step) -> tuple[str, str]:
         """The lanes for which the step's guard holds: bits, and <32 x i1> ("" if surely all)."""
@@ -356,11 +377,11 @@ class Emitter:
         condition = self.guard(step)
         if is_uniform(condition.shape):
             bits = self.new(f"select i1 {condition.parts[0]}, i32 {self.mask()}, i32 0")
-            return bits, self.new(f"bitcast i32 {bits} to <{WARP} x i1>")
+            return bits, self.unpack(bits)
         vector = self.vector(condition)
         if not self.is_full:
             vector = self.new(f"and <{WARP} x i1> {vector}, {self.lanes()}")
-        return self.new(f"bitcast <{WARP} x i1> {vector} to i32"), vector
+        return self.pack(vector), vector
 
     # --- elementwise work
 

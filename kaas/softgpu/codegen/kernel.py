@@ -10,7 +10,9 @@ from kaas.softgpu.analysis import plan as analysis
 from kaas.softgpu.analysis.blocks import EXIT, Branch, Jump, Step, Switch, bits
 from kaas.softgpu.analysis.shapes import WARP
 from kaas.softgpu.codegen.emitter import Emitter
+from kaas.softgpu.codegen.loads import load
 from kaas.softgpu.codegen.special import WARP_FIELDS, special, warp_field
+from kaas.softgpu.codegen.stores import store
 from kaas.softgpu.codegen.values import VECTOR
 from kaas.softgpu.instructions import operation
 from kaas.softgpu.ptx.inline import Kernel
@@ -21,6 +23,10 @@ ENTRY = "kaas_kernel"
 GLOBALS = "kaas_globals"
 ROUNDS = 1024
 """After so many rounds of its loops a warp lets others run, in case it waits for them."""
+
+
+DOUBLED_STEPS = 1000
+"""So many instructions of a kernel get code for a whole warp beside that for some of its lanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ class _Function:
         self.blocks = emitter.plan.flow.blocks
         self.waiting_places = sorted({place for waiting in self._places() for place in bits(waiting)})
         self.chain = self._chain()
+        self.doubled = self._doubled()
         self.can_loop = any(self._is_back(i, t) for i, b in enumerate(self.blocks) for t in b.successors)
 
     def write(self) -> Code:
@@ -77,6 +84,27 @@ class _Function:
         )
         imports = {line.split("@")[1].split("(")[0] for line in e.declared if "@kaas_rt_" in line}
         return Code(text, tuple(sorted(imports)), e.uses_globals)
+
+    def _doubled(self) -> set[int]:
+        """The blocks that have a second body, for all 32 lanes: without masks, which cost where the processor has no
+        registers for them. Inner loops come first, as far as the kernel's size allows."""
+        e = self.e
+        if e.memcheck or e.target.has_mask_registers:
+            return set()
+        found = [index for index in range(len(self.blocks)) if not self.plan.is_full(index) and self._uses_mask(index)]
+        chosen, steps = set(), 0
+        for index in sorted(found, key=lambda index: -len(self.blocks[index].loops)):
+            steps += len(self.blocks[index].steps)
+            if steps > DOUBLED_STEPS:
+                break
+            chosen.add(index)
+        return chosen
+
+    def _uses_mask(self, index: int) -> bool:
+        """Whether the code of a block is longer if only some lanes run."""
+        steps = self.blocks[index].steps
+        kept = any(self.plan.is_live_elsewhere(index, name) for step in steps for name in step.writes)
+        return kept or any(step.op.family.emit in (load, store) for step in steps)
 
     def _places(self) -> list[int]:
         """Every set of blocks that lanes may be left waiting at."""
@@ -133,14 +161,24 @@ class _Function:
             e.put(f"%globals = ptrtoint ptr {e.new(f'load ptr, ptr @{GLOBALS}, !invariant.load !0')} to i64")
 
     def _block(self, index: int) -> None:
-        e, block = self.e, self.blocks[index]
+        e = self.e
         if index in self.waiting_places:
             e.start(f"enter{index}")
             e.put(f"store i32 {e.new(f'load i32, ptr %m{index}')}, ptr %mask")
             e.put(f"store i32 0, ptr %m{index}")
             e.put(f"br label %b{index}")
         e.start(f"b{index}")
-        e.block, e.registers, e.written, e.cache = index, {}, set(), {}
+        if index in self.doubled:
+            full = e.new(f"icmp eq i32 {e.new('load i32, ptr %mask')}, -1")
+            e.put(f"br i1 {full}, label %full{index}, label %some{index}")
+            e.start(f"full{index}")
+            self._body(index, all_run=True)
+            e.start(f"some{index}")
+        self._body(index, all_run=False)
+
+    def _body(self, index: int, *, all_run: bool) -> None:
+        e, block = self.e, self.blocks[index]
+        e.block, e.all_run, e.registers, e.written, e.cache = index, all_run, {}, set(), {}
         for step in block.steps:
             _emit(e, step)
         e.flush(self.plan.flow.live_out[index])
@@ -176,7 +214,11 @@ class _Function:
         """All running lanes go to `target`."""
         e = self.e
         self._rest(here, (target,))
-        if not self.plan.pending.is_direct(here, target):
+        if e.all_run and target != EXIT:  # no lane waits anywhere
+            e.put(f"br label %{'full' if target in self.doubled else 'b'}{target}")
+        elif e.all_run:
+            e.put("ret void")
+        elif not self.plan.pending.is_direct(here, target):
             if target != EXIT:
                 self._leave(here, target, e.mask())
             e.put(f"br label %{self._next(here)}")
@@ -209,10 +251,26 @@ class _Function:
                 self._go(here, target)
             return
         mask = e.mask()
-        choice = e.new(f"bitcast <{WARP} x i1> {e.vector(condition)} to i32")
+        choice = e.pack(e.vector(condition))
+        if e.is_full and not self.doubled.isdisjoint({here, taken, otherwise}):
+            self._stay_together(here, choice, taken, otherwise)
         leaving = e.new(f"and i32 {mask}, {choice}")
         staying = e.new(f"xor i32 {mask}, {leaving}")
         self._part(here, {taken: leaving, otherwise: staying})
+
+    def _stay_together(self, here: int, choice: str, taken: int, otherwise: int) -> None:
+        """Leaves with all 32 lanes if they choose alike; what follows is for lanes that part."""
+        e = self.e
+        before, e.all_run = e.all_run, True
+        for lanes, target in (("-1", taken), ("0", otherwise)):
+            alike, on = e.fresh("alike"), e.fresh("on")
+            e.put(f"br i1 {e.new(f'icmp eq i32 {choice}, {lanes}')}, label %{alike}, label %{on}")
+            cache = dict(e.cache)
+            e.start(alike)
+            self._go(here, target)
+            e.cache = cache
+            e.start(on)
+        e.all_run = before
 
     def _part(self, here: int, lanes: dict[int, str]) -> None:
         """Different lanes go to different blocks; the first of these in turn with any lanes runs next."""

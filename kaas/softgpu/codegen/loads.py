@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import VARYING, WARP, Affine, Shape, Wide, flat, flattened, level
 from kaas.softgpu.codegen.addresses import (
@@ -10,6 +12,7 @@ from kaas.softgpu.codegen.addresses import (
     access_of,
     address_vector,
     group_mask,
+    if_all,
     if_no_wrap,
     is_row,
     place,
@@ -66,14 +69,19 @@ def _load_affine(e: Emitter, where: Place, access: Access) -> list[Value]:
     if together is not None:
         pointers = pointers_of(e, where.value, together.segment)
         return [_load_flat(e, where, pointers, together, access, index) for index in range(access.count)]
-    pointers = pointers_of(e, where.value, shape.segment)
+    kinds = [f"<{WARP} x {access.element}>"] * access.count
+    results = if_all(e, access, kinds, lambda access: _load_apart(e, where.value, shape, access))
+    return [Value(VARYING, access.element, [result]) for result in results]
+
+
+def _load_apart(e: Emitter, where: Value, shape: Affine, access: Access) -> list[str]:
+    """From addresses that differ within a group, as vectors."""
+    pointers = pointers_of(e, where, shape.segment)
     if is_row(e, shape, access):
         parts = [_load_row(e, pointer, shape.segment, group, access) for group, pointer in enumerate(pointers)]
-        return [Value(VARYING, access.element, [concatenate(e, access.element, parts, shape.segment)])]
+        return [concatenate(e, access.element, parts, shape.segment)]
     results = load_span(e, shape, pointers, access)
-    if results is None:
-        results = _gather_from(e, address_vector(e, where.value), access)
-    return [Value(VARYING, access.element, [result]) for result in results]
+    return _gather_from(e, address_vector(e, replace(where)), access) if results is None else results
 
 
 def _load_flat(e: Emitter, where: Place, pointers: list[str], shape: Affine, access: Access, index: int) -> Value:

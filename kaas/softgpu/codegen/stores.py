@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kaas.softgpu.analysis.blocks import Step
 from kaas.softgpu.analysis.shapes import WARP, Affine, Wide, flattened
 from kaas.softgpu.codegen.addresses import (
@@ -9,6 +11,7 @@ from kaas.softgpu.codegen.addresses import (
     access_of,
     address_vector,
     group_mask,
+    if_all,
     if_no_wrap,
     is_row,
     place,
@@ -60,13 +63,19 @@ def _store_affine(e: Emitter, where: Value, values: list[Value], access: Access)
         for index, value in enumerate(values):
             _store_flat(e, pointers, together, value, index, access)
         return
-    pointers = pointers_of(e, where, shape.segment)
-    if is_row(e, shape, access):
-        vector = e.vector(values[0])
-        for group, pointer in enumerate(pointers):
-            _store_row(e, pointer, vector, shape.segment, group, access)
-    elif not store_span(e, shape, pointers, values, access):
-        _scatter_to(e, address_vector(e, where), values, access)
+    for value in values:
+        e.vector(value)
+
+    def apart(access: Access) -> list[str]:
+        pointers = pointers_of(e, where, shape.segment)
+        if is_row(e, shape, access):
+            for group, pointer in enumerate(pointers):
+                _store_row(e, pointer, e.vector(values[0]), shape.segment, group, access)
+        elif not store_span(e, shape, pointers, values, access):
+            _scatter_to(e, address_vector(e, replace(where)), values, access)
+        return []
+
+    if_all(e, access, [], apart)
 
 
 def _store_flat(e: Emitter, pointers: list[str], shape: Affine, value: Value, index: int, access: Access) -> None:

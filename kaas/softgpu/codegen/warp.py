@@ -74,7 +74,7 @@ def shuffle(e: Emitter, step: Step) -> None:
             e.put(f"store <32 x i32> {operand}, ptr {slot}")
         bits = e.intrinsic(f"kaas_rt_shfl_{mode}", "i32", [(("ptr"), p) for p in ("%in0", "%in1", "%in2", "%out")])
         value = e.new("load <32 x i32>, ptr %out")
-        fits = e.new(f"bitcast i32 {bits} to <32 x i1>")
+        fits = e.unpack(bits)
     first = target.first if isinstance(target, Pair) else target
     assert isinstance(first, Register)
     e.write(first.name, Value(VARYING, "i32", [value]), step)
@@ -108,7 +108,7 @@ def vote(e: Emitter, step: Step) -> None:
     w, members = _members(e, step.inst.operands[2] if len(step.inst.operands) > 2 else None)
     kind = w.of("i32")
     value = e.read(predicate, "i1")
-    bits = _splat(e, w, e.new(f"bitcast <32 x i1> {e.vector(value)} to i32"))
+    bits = _splat(e, w, e.pack(e.vector(value)))
     yes = e.new(f"and {kind} {bits}, {members}")
     assert isinstance(target, Register)
     if "ballot" in op.modifiers:
@@ -201,7 +201,7 @@ def barrier_reduce(e: Emitter, step: Step) -> None:
     """bar.red.op.type d, a[, threads], {!}p."""
     op = step.op
     target, *numbers, predicate = step.inst.operands
-    bits = e.new(f"bitcast <32 x i1> {e.vector(e.read(predicate, 'i1'))} to i32")
+    bits = e.pack(e.vector(e.read(predicate, "i1")))
     arguments = [*_barrier_arguments(e, tuple(numbers)), ("i32", bits), ("i32", e.mask())]
     value = e.intrinsic(
         f"kaas_rt_barrier_{next(m for m in op.modifiers if m in ('popc', 'and', 'or'))}", "i32", arguments

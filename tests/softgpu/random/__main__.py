@@ -1,4 +1,4 @@
-"""`python -m tests.softgpu.random [--programs 1000] [--seed 0]`: random programs until one is run wrongly."""
+"""`python -m tests.softgpu.random [--programs 1000] [--seed 0] [--processor x86-64]`: random programs of PTX."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, seed, settings
 
+from kaas.softgpu import target
 from tests.softgpu.conftest import Gpu, build_runner, load_runner
 from tests.softgpu.random.programs import programs
 from tests.softgpu.random.test_random import check
@@ -18,9 +19,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processor", help="LLVM's name of the one to compile for, if not this machine's")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        gpu = Gpu(load_runner(build_runner(Path(folder))), Path(folder) / "cache")
+        processor = target.of(chosen.processor) if chosen.processor else None
+        gpu = Gpu(load_runner(build_runner(Path(folder))), Path(folder) / "cache", processor=processor)
 
         @seed(chosen.seed)
         @settings(max_examples=chosen.programs, deadline=None, database=None, suppress_health_check=list(HealthCheck))
