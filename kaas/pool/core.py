@@ -52,7 +52,7 @@ from kaas.pool.events import (
 from kaas.pool.guarded import Guarded
 from kaas.pool.ledger import Entry
 from kaas.pool.quarantine import Quarantine
-from kaas.pool.records import Request, Worker, adopted, device_status, died
+from kaas.pool.records import Request, Worker, adopted, died
 from kaas.pool.reports import Reports
 from kaas.pool.run_limits import GRACE_S, RunLimits
 from kaas.pool.sessions import Sessions
@@ -87,7 +87,8 @@ class Pool:
         self._crew = Crew(self, transport, self._background, config.start_limit_s)
         self._workers: Mapping[int, Worker] = self._crew.workers
         self._limits = RunLimits(config.run_limit_s, self._workers, self._overrun, self._loop)
-        self.reports = Reports(self._requests, self._workers, self._devices, self._background)
+        self.events = event_log.EventLog()
+        self.reports = Reports(self._requests, self._workers, self._devices, self._background, self.events)
         self._ledger = self.reports.ledger
         self._backlog = Backlog(config.queue_limit, config.clients)
         self._sessions = Sessions()
@@ -124,6 +125,28 @@ class Pool:
         granted = self._config.clients.get(client)
         if granted is not None:
             self._tell(client_known(self._loop.time(), client, granted, 0.0))
+
+    async def started(self) -> None:
+        """Wait until the executors that start now can run requests.
+
+        Raises:
+            DeviceUnavailable: one cannot, or a device could not before. Its message has the cause.
+        """
+        starting = [worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR]
+        for settled in asyncio.as_completed([worker.settled.wait() for worker in starting]):
+            await settled
+            self._check_devices()
+        self._check_devices()
+
+    def _check_devices(self) -> None:
+        """
+        Raises:
+            DeviceUnavailable
+        """
+        for device in map(self.reports.device, self._devices):
+            if device.reason:
+                message = f"device {device.index}, of kind {device.kind!r}, cannot be used: {device.reason}"
+                raise DeviceUnavailable(message)
 
     async def submit(self, call: Call, inputs_ready: Awaitable[Any] | None = None) -> Any:
         """Run a request; inputs_ready completes when its inputs exist.
@@ -273,10 +296,7 @@ class Pool:
         return Status(
             pool=self._name,
             config=self._config,
-            devices=tuple(
-                device_status(device, self._workers.values(), self._caches.pins(device.index))
-                for device in self._devices
-            ),
+            devices=tuple(self.reports.device(device, self._caches.pins(device.index)) for device in self._devices),
             queued=len(queued) - waiting,
             waiting=waiting,
             running=sum(len(worker.running) for worker in self._workers.values()),
@@ -467,7 +487,7 @@ class Pool:
 
     def ready(self, worker: Worker) -> None:
         """A worker can run requests."""
-        event_log.ready(worker)
+        self.events.ready(worker)
         self._tell(worker.arrival(self._loop.time()))
         self._caches.repeat(worker)
 
@@ -487,7 +507,7 @@ class Pool:
         """A worker ended or must end, noticed here first or once more; its requests get another chance or an error."""
         if not self._crew.drop(worker) or self._stopped:
             return
-        event_log.ended(worker, reason, cause)
+        self.events.ended(worker, reason, cause)
         self._tell(WorkerGone(self._loop.time(), worker.id, reason))
         for request in worker.running.values():
             self._left_behind(request, worker, reason, cause, told_by)
@@ -520,7 +540,7 @@ class Pool:
         call = request.call
         story = f"{datetime.now(UTC).isoformat(' ', 'seconds')}, {worker.name}: {what}"
         quarantined = self._quarantine.fault(call.identity, call.label, story)
-        event_log.fault(request, worker, what, self._quarantine.faults(call.identity), quarantined)
+        self.events.fault(request, worker, what, self._quarantine.faults(call.identity), quarantined)
         if quarantined:
             for other in [r for r in self._requests.values() if r.worker is None and r.call.identity == call.identity]:
                 self._answer(other, self._quarantine.error(call.identity))

@@ -1,40 +1,65 @@
-"""What a pool says to its operator: workers that come and go, faults, functions in quarantine, a policy's mistakes."""
+"""What a pool tells its operator, and counts: workers that come and go, faults, quarantines, its own end."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 from kaas.errors import DeviceLost, ETaskFailed, KaasError
 from kaas.pool.records import Request, Worker
 
+STOPPED, NOT_STARTED, DEVICE_LOST, DIED = "stopped", "not started", "device lost", "died"
+"""Why workers end, as metrics have it."""
+
 _log = logging.getLogger(__name__)
 
 
-def ready(worker: Worker) -> None:
-    """A worker can run requests."""
-    assert worker.info is not None, "it is ready"
-    name = {"device_name": worker.info.device_name} if worker.info.device_name else {}
-    _log.info("a worker is ready", extra={**_who(worker), **name, "memory_bytes": worker.info.memory_bytes})
+class EventLog:
+    """Of one pool.
 
+    Fields:
+        starts: workers that could run requests, by device. ends: by device, and why. faults: devices that functions
+            ended while they ran alone, by client. reasons: why a device has lost its last worker, until it has another.
+    """
 
-def ended(worker: Worker, reason: str, cause: DeviceLost | None) -> None:
-    """A worker has ended, or could not start, with the requests that ran on it."""
-    told = {**_who(worker), "reason": reason}
-    if worker.stopping:
-        _log.info("a worker was stopped", extra=told)
-    elif worker.info is None:
-        _log.error("a worker cannot start", extra=told)
-    else:
-        code = {} if cause is None or "code" not in cause.fields else {"code": cause.fields["code"]}
-        _log.warning("a worker ended", extra={**told, **code, "requests": len(worker.running)})
+    def __init__(self) -> None:
+        self.starts = Counter[int]()
+        self.ends = Counter[tuple[int, str]]()
+        self.faults = Counter[str]()
+        self.reasons: dict[int, str] = {}
 
+    def ready(self, worker: Worker) -> None:
+        """A worker can run requests."""
+        assert worker.info is not None, "it is ready"
+        self.starts[worker.device.index] += 1
+        self.reasons.pop(worker.device.index, None)
+        name = {"device_name": worker.info.device_name} if worker.info.device_name else {}
+        _log.info("a worker is ready", extra={**_who(worker), **name, "memory_bytes": worker.info.memory_bytes})
 
-def fault(request: Request, worker: Worker, reason: str, faults: int, quarantined: bool) -> None:
-    """A request ended its device, alone on it."""
-    told = {**_what(request), **_who(worker), "reason": reason, "faults": faults}
-    _log.warning("a function ended its device", extra=told)
-    if quarantined:
-        _log.error("a function is in quarantine", extra={**_what(request), "faults": faults})
+    def ended(self, worker: Worker, reason: str, cause: DeviceLost | None) -> None:
+        """A worker has ended, or could not start."""
+        told = {**_who(worker), "reason": reason}
+        if worker.stopping:
+            why = STOPPED
+            _log.info("a worker was stopped", extra=told)
+        elif worker.info is None:
+            why = NOT_STARTED
+            _log.error("a worker cannot start", extra=told)
+        else:
+            why = DIED if cause is None else DEVICE_LOST
+            code = {} if cause is None or "code" not in cause.fields else {"code": cause.fields["code"]}
+            _log.warning("a worker ended", extra={**told, **code, "requests": len(worker.running)})
+        self.ends[worker.device.index, why] += 1
+        if why != STOPPED:
+            self.reasons[worker.device.index] = reason
+
+    def fault(self, request: Request, worker: Worker, reason: str, faults: int, quarantined: bool) -> None:
+        """A request ended its device, alone on it. faults: of its function so far."""
+        self.faults[request.call.client] += 1
+        told = {**_what(request), **_who(worker), "client": request.call.client, "reason": reason, "faults": faults}
+        _log.warning("a function ended its device", extra=told)
+        if quarantined:
+            _log.error("a function is in quarantine", extra={**_what(request), "faults": faults})
 
 
 def failed(request: Request, error: KaasError) -> None:

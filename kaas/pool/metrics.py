@@ -50,6 +50,8 @@ class Measured:
     Fields:
         figures: since its process began. cached_bytes: by tier. devices: how many are in each state.
         outcomes: requests by client and outcome of clients that somebody else counts; then the figures' do not count.
+        worker_starts: by device. worker_ends: by device, and why. faults: devices that functions ended, by client.
+        lost: why a device has no worker, by device. refused: connections of a server, by why.
     """
 
     figures: Figures
@@ -58,6 +60,11 @@ class Measured:
     cached_bytes: Mapping[str, int] = field(default_factory=dict)
     devices: Mapping[str, int] = field(default_factory=dict)
     outcomes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    worker_starts: Mapping[int, int] = field(default_factory=dict)
+    worker_ends: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[int, str] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 def metrics(measured: Measured) -> tuple[Metric, ...]:
@@ -87,6 +94,16 @@ def metrics(measured: Measured) -> tuple[Metric, ...]:
         Metric("kaas_requests_running", "gauge", "Requests that have a slot.", (), (Sample((), measured.running),)),
         Metric("kaas_devices", "gauge", "Devices by state, as kaas.status() has it.", ("state",),
                _by_tier(measured.devices)),
+        Metric("kaas_device_lost", "gauge", "1 for a device that has no worker, with the reason.", ("device", "reason"),
+               tuple(Sample((str(each), measured.lost[each]), 1) for each in sorted(measured.lost))),
+        Metric("kaas_worker_starts_total", "counter", "Workers that could run requests; more than one a device: "
+               "restarts.", ("device",), _by_tier({str(each): n for each, n in measured.worker_starts.items()})),
+        Metric("kaas_worker_ends_total", "counter", "Workers that ended, by why.", ("device", "cause"),
+               tuple(Sample((str(device), why), n) for (device, why), n in sorted(measured.worker_ends.items()))),
+        Metric("kaas_device_faults_total", "counter", "Devices that a client's functions ended, alone on them.",
+               ("client",), _by_tier(measured.faults)),
+        Metric("kaas_connections_refused_total", "counter", "Connections that a server refused, by why.", ("reason",),
+               _by_tier(measured.refused)),
     )  # fmt: skip
 
 

@@ -155,11 +155,13 @@ def adopted(
     return worker, [arrival, *cached]
 
 
-def device_status(device: PhysicalDevice, workers: Iterable[Worker], pins: tuple[PinStatus, ...]) -> DeviceStatus:
-    """A device as `kaas.status()` shows it. workers: those of the pool."""
+def device_status(
+    device: PhysicalDevice, workers: Iterable[Worker], pins: tuple[PinStatus, ...], reason: str
+) -> DeviceStatus:
+    """A device as `kaas.status()` shows it. workers: those of the pool. reason: why its last worker ended."""
     here = sorted((each for each in workers if each.device is device), key=lambda each: (not each.running, -each.id))
     if not here:
-        return DeviceStatus(device.index, device.kind, "lost", pins=pins)
+        return DeviceStatus(device.index, device.kind, "lost", pins=pins, reason=reason)
     worker = here[0]
     return DeviceStatus(
         device.index,
@@ -173,6 +175,7 @@ def device_status(device: PhysicalDevice, workers: Iterable[Worker], pins: tuple
         worker.client,
         worker.serves,
         tuple(each.id for each in here[1:]),
+        "" if worker.info is not None else reason,
     )
 
 

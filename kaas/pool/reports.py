@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from kaas.pool.background import Background
+from kaas.pool.event_log import EventLog
 from kaas.pool.events import PhysicalDevice
 from kaas.pool.ledger import Ledger
 from kaas.pool.metrics import TIERS, Measured
 from kaas.pool.records import Request, Worker, device_status
 from kaas.pool.stats import OutcomeStats, StageStats, TierStats
+from kaas.pool.status import DeviceStatus, PinStatus
 from kaas.pool.tracing import Tracer
 from kaas.pool.wire import RunRecord
 
@@ -25,11 +27,13 @@ class Reports:
         workers: Mapping[int, Worker],
         devices: Sequence[PhysicalDevice],
         background: Background,
+        events: EventLog,
     ) -> None:
         self._requests = requests
         self._workers = workers
         self._devices = devices
         self._background = background
+        self._events = events
         self._loop = asyncio.get_running_loop()
         self._tracers: list[Tracer] = []
         self.ledger = Ledger(self._loop.time())
@@ -48,11 +52,27 @@ class Reports:
     def measured(self) -> Measured:
         """For metrics, which do not begin anew when statistics do."""
         queued = sum(request.worker is None for request in self._requests.values())
-        here = [device_status(device, self._workers.values(), ()).state for device in self._devices]
+        here = [self.device(device) for device in self._devices]
         cached = [worker.cached_bytes for worker in self._workers.values()]
         tiers = {tier: sum(each[at] for each in cached if each) for at, tier in enumerate(TIERS)}
         running = sum(len(worker.running) for worker in self._workers.values())
-        return Measured(self.ledger.since_the_start(), queued, running, tiers, Counter(here))
+        events = self._events
+        return Measured(
+            self.ledger.since_the_start(),
+            queued,
+            running,
+            tiers,
+            Counter(each.state for each in here),
+            worker_starts=events.starts,
+            worker_ends=events.ends,
+            faults=events.faults,
+            lost={each.index: each.reason for each in here if each.state == "lost"},
+        )
+
+    def device(self, device: PhysicalDevice, pins: tuple[PinStatus, ...] = ()) -> DeviceStatus:
+        """A device as `kaas.status()` shows it."""
+        reason = self._events.reasons.get(device.index, "")
+        return device_status(device, self._workers.values(), pins, reason)
 
     async def trace(self, seconds: float) -> bytes:
         """What is answered from now on for so long, or until the pool ends, as `kaas.pool.tracing.chrome` takes it."""

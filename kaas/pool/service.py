@@ -99,6 +99,16 @@ class Service:
         use_huge_pages_soon()
         return service
 
+    async def started(self) -> None:
+        """Wait until the devices of a pool that begins can run requests. One that goes on after its process ended does
+        so with the devices that it still has.
+
+        Raises:
+            DeviceUnavailable: one cannot.
+        """
+        if not self._ground.again:
+            await self.pool.started()
+
     @property
     def address(self) -> Address:
         return self._exchange.address

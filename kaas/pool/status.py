@@ -43,7 +43,8 @@ class DeviceStatus:
     Fields:
         state: "starting", "idle", "busy", "stopping", or "lost" when there is no worker.
         worker_kind: "executor" or "etask"; "" without a worker. client, serves: whom it serves, and with which eTask.
-        others: further workers that live here, of eTasks.
+        others: further workers that live here, of eTasks. reason: why the last worker ended or could not start, of a
+            device that is "lost" or on which another one is "starting".
     """
 
     index: int
@@ -57,6 +58,7 @@ class DeviceStatus:
     client: str = ""
     serves: str = ""
     others: tuple[int, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from kaas.errors import InvalidRequest
 from kaas.pool.drain import TURN_S
 from kaas.pool.service import Service
 from kaas.pool.stats import OutcomeStats, StageStats, TierStats
+from kaas.pool.status import DeviceStatus
 from kaas.remote.answers import plain, without_paths
 from kaas.remote.canary import sing
 from kaas.remote.metering import Meter
@@ -30,7 +31,7 @@ class Desk:
     """Belongs to the pool's event loop.
 
     Fields:
-        draining: of the server.
+        draining: of the server. opened: its devices have started, and its door is open.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Desk:
         meter: Meter,
     ) -> None:
         """administrator: whether a client is one. drain: begins, with a reason."""
-        self.draining = False
+        self.draining = self.opened = False
         self._service, self._is_administrator = service, administrator
         self._drain, self._meter = drain, meter
         self._turns: dict[str | None, asyncio.Lock] = {}
@@ -68,8 +69,8 @@ class Desk:
                 return usage_told(self._meter.usage(None if administrator else client.name))
             case "health":
                 if frames and frames[0] == CANARY:
-                    return self._health_by_canary()
-                return self.health()
+                    return self._health_by_canary(administrator)
+                return self.health(administrator)
             case "drain" if administrator:
                 _log.warning("an administrator has the server drain", extra={"client": client.name})
                 self._drain("an administrator has it drain")  # who, is no business of other clients'
@@ -80,19 +81,31 @@ class Desk:
             case _:
                 raise InvalidRequest(f"this server cannot be asked for {what!r}")
 
-    def health(self) -> dict[str, Any]:
+    def health(self, causes: bool) -> dict[str, Any]:
+        """causes: whether it says why devices are lost, which is no business of any client's."""
         status = self._service.status()
-        ready = any(device.state in READY for device in status.devices)
-        return {"live": True, "ready": ready and not self.draining and status.broken is None}
+        up = any(device.state in READY for device in status.devices)
+        trouble = [] if self.opened else ["it has not started yet"]
+        trouble += ["it drains"] if self.draining else []
+        for device in status.devices:
+            if device.state == "lost" or device.reason:
+                why = f": {without_paths(device.reason)}" if causes and device.reason else ""
+                trouble.append(f"device {device.index} is {device.state}{why}")
+        if status.broken is not None:
+            trouble.append(f"its pool is broken: {without_paths(status.broken)}" if causes else "its pool is broken")
+        if causes and self._meter.trouble:
+            trouble.append(f"usage is not written down: {without_paths(self._meter.trouble)}")
+        ready = up and self.opened and not self.draining and status.broken is None
+        return {"live": True, "ready": ready, "trouble": trouble}
 
-    async def _health_by_canary(self) -> dict[str, Any]:
+    async def _health_by_canary(self, causes: bool) -> dict[str, Any]:
         seconds = await sing(self._service)
-        return {**self.health(), "canary_s": seconds}
+        return {**self.health(causes), "canary_s": seconds}
 
     def _status(self, administrator: bool) -> dict[str, Any]:
         status = self._service.status()
-        devices = [{"index": each.index, "kind": each.kind, "state": each.state} for each in status.devices]
-        told: dict[str, Any] = {**self.health(), "draining": self.draining, "devices": devices}
+        devices = [_device(each, administrator) for each in status.devices]
+        told: dict[str, Any] = {**self.health(administrator), "draining": self.draining, "devices": devices}
         if administrator:
             told |= {
                 "queued": status.queued,
@@ -118,6 +131,15 @@ class Desk:
                     await asyncio.sleep(0)
                     ends_s = monotonic() + TURN_S
         return {"since_s": since_s, **tables}
+
+
+def _device(found: DeviceStatus, administrator: bool) -> dict[str, Any]:
+    told: dict[str, Any] = {"index": found.index, "kind": found.kind, "state": found.state}
+    if administrator:
+        told["reason"] = without_paths(found.reason)
+        if found.info is not None:
+            told |= {"pid": found.info.pid, "node": found.info.node, "name": found.info.device_name}
+    return told
 
 
 def _entry(row: Any) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class RemoteDoor:
     """Belongs to one event loop.
 
     Fields:
-        endpoint: where it is.
+        endpoint: where it is. refused: connections, by why.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class RemoteDoor:
         self._leaving: dict[str, WeakSet[Leaving]] = {}  # of each user
         self._of_key: Counter[str] = Counter()
         self._out: set[str] = set()
+        self.refused = Counter[str]()
         self._times_out: Counter[str] = Counter()
         self._drains: list[Drain] = []
         if keys is None:
@@ -162,10 +163,12 @@ class RemoteDoor:
             self._see(keys)
         client = keys.who(public_key.decode())
         if client is None:
+            self.refused["key"] += 1
             self._refuse("a key that no client has was refused", address.decode())
             self._connections.refused(address.decode())
             answer = [b"400", b"", b"", b""]
         elif why := self._shut_for(public_key.decode()):
+            self.refused["out" if public_key.decode() in self._out else "limit"] += 1
             self._refuse("a connection was refused", address.decode(), client=client.name, reason=why)
             answer = [b"500", b"", b"", b""]  # 300 would be the word for it, but then ZeroMQ lets them wait
         else:

@@ -9,6 +9,7 @@ import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kaas.pool.metrics import Measured
 from kaas.pool.objects import HeldObjects
@@ -59,6 +60,7 @@ class Front:
         self._settings, self._service = settings, service
         self._keys = None if settings.keys is None else Keys(Path(settings.keys))
         self._leave = asyncio.Event()
+        self._door: RemoteDoor | None = None
         self._opened = False
         self._closing = AsyncExitStack()
         self._meter = Meter(folder)
@@ -104,12 +106,19 @@ class Front:
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> None:
         settings, keys, closing = self._settings, self._keys, self._closing
+        if settings.metrics_port is not None:
+            metrics = MetricsServer(loop, self._measured, self._health, settings.metrics_port)
+            metrics.open()
+            _log.info("metrics and health can be had", extra={"url": metrics.url})
+            # a scrape in progress needs this loop
+            closing.push_async_callback(loop.run_in_executor, None, metrics.close)
         self._meter.open()  # another server may have it; then this one has started nothing
         closing.push_async_callback(self._meter.close)
         await self._steps.open()
         closing.callback(self._holdings.close)
         await self._holdings.open()
         self._gateway.open()
+        await self._service.started()
         door = RemoteDoor(
             loop,
             settings.listen.host,
@@ -122,14 +131,10 @@ class Front:
             connections=settings.limits.sessions,
             gone=self._gateway.gone,
         )
+        self._door = door
         closing.callback(door.close, LAST_WORDS_S)
         self.endpoint = door.endpoint
-        if settings.metrics_port is not None:
-            metrics = MetricsServer(loop, self._measured, settings.metrics_port)
-            metrics.open()
-            # a scrape in progress needs this loop
-            closing.push_async_callback(loop.run_in_executor, None, metrics.close)
-        self._opened = True
+        self._desk.opened = self._opened = True
         _log.info("the server is open", extra={"endpoint": self.endpoint, "insecure": keys is None})
         sys.setswitchinterval(SWITCH_S)
         gc.freeze()  # what is there now stays: who collects garbage need not look at it
@@ -164,4 +169,9 @@ class Front:
         self._opened = False
 
     def _measured(self) -> Measured:
-        return replace(self._service.measured(), outcomes=self._meter.outcomes())
+        refused = {} if self._door is None else dict(self._door.refused)
+        return replace(self._service.measured(), outcomes=self._meter.outcomes(), refused=refused)
+
+    def _health(self) -> dict[str, Any]:
+        """For who is on this machine."""
+        return self._desk.health(causes=True)

@@ -1,14 +1,18 @@
-"""A server's metrics for Prometheus, over HTTP."""
+"""A server's metrics and health, over HTTP: `/metrics` for Prometheus, `/healthz` and `/readyz` for supervisors."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
+from socketserver import ThreadingMixIn
 from threading import Thread
-from wsgiref.simple_server import WSGIServer
+from typing import Any, TypeVar
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -20,17 +24,37 @@ ASK_LIMIT_S = 5.0
 """How long the pool's loop may take to say what it has counted."""
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+Health = Callable[[], Mapping[str, Any]]
+T = TypeVar("T")
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """A probe every few seconds is no event."""
 
 
 class MetricsServer:
-    """Answers `GET /metrics` from threads of its own; a request for it costs the pool's loop one turn, and requests of
-    clients nothing."""
+    """Answers `GET` of `/metrics`, `/healthz` and `/readyz` from threads of its own, and of no other path; a request
+    costs the pool's loop one turn, and requests of clients nothing."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, measured: Callable[[], Measured], port: int, host: str = LOOPBACK
+        self,
+        loop: asyncio.AbstractEventLoop,
+        measured: Callable[[], Measured],
+        health: Health,
+        port: int,
+        host: str = LOOPBACK,
     ) -> None:
-        """measured: called in the loop. port: 0 for any that is free."""
-        self._collector = _Collector(loop, measured)
+        """measured: called in the loop, as is health, which gives `live`, `ready` and more. port: 0 for any that is
+        free."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(loop, measured))
+        self._metrics: Any = make_wsgi_app(registry)
+        self._ask_health = partial(_asked, loop, health)
         self._host, self._port = host, port
         self._server: WSGIServer | None = None
         self._thread: Thread | None = None
@@ -40,13 +64,27 @@ class MetricsServer:
         Raises:
             InvalidConfig: nothing can listen there.
         """
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self._collector)
         try:
-            self._server, self._thread = start_http_server(self._port, self._host, registry)
+            self._server = make_server(self._host, self._port, self._answer, _Server, _Silent)
         except OSError as error:
             message = f"metrics cannot be had at {self._host}:{self._port}: {error.strerror}"
             raise InvalidConfig(message, field="metrics_port") from error
+        self._thread = Thread(target=self._server.serve_forever, name="kaas-metrics", daemon=True)
+        self._thread.start()
+
+    def _answer(self, environment: dict[str, Any], start: Callable[..., Any]) -> Any:
+        path = environment["PATH_INFO"]
+        if path == "/metrics":
+            return self._metrics(environment, start)
+        if path not in ("/healthz", "/readyz"):
+            return _said(start, "404 Not Found", {"error": "there are /metrics, /healthz and /readyz"})
+        try:
+            health = self._ask_health()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer: this server is not well
+            trouble = f"the server does not say how it is: {type(error).__name__}: {error}"
+            return _said(start, "503 Service Unavailable", {"live": False, "ready": False, "trouble": [trouble]})
+        well = health["live" if path == "/healthz" else "ready"]
+        return _said(start, "200 OK" if well else "503 Service Unavailable", health)
 
     @property
     def url(self) -> str:
@@ -70,14 +108,28 @@ class _Collector(Collector):
         Raises:
             TimeoutError: the pool says nothing.
         """
-        told: Future[Measured] = Future()
-        self._loop.call_soon_threadsafe(_tell, told, self._measured)
-        yield from map(_family, metrics(told.result(ASK_LIMIT_S)))
+        yield from map(_family, metrics(_asked(self._loop, self._measured)))
 
 
-def _tell(told: Future[Measured], measured: Callable[[], Measured]) -> None:
+def _said(start: Callable[..., Any], status: str, body: Mapping[str, Any]) -> list[bytes]:
+    start(status, [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
+    return [json.dumps(body).encode() + b"\n"]
+
+
+def _asked(loop: asyncio.AbstractEventLoop, question: Callable[[], T]) -> T:
+    """What the loop says, in another thread.
+
+    Raises:
+        TimeoutError: it says nothing.
+    """
+    told: Future[T] = Future()
+    loop.call_soon_threadsafe(_tell, told, question)
+    return told.result(ASK_LIMIT_S)
+
+
+def _tell(told: Future[T], question: Callable[[], T]) -> None:
     try:
-        told.set_result(measured())
+        told.set_result(question())
     except Exception as error:  # noqa: BLE001 - it goes to who asked
         told.set_exception(error)
 

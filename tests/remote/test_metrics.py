@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -26,6 +26,7 @@ from tests.patience import PATIENCE_S
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 KEY = "ab" * 32
+WELL = {"live": True, "ready": True, "trouble": []}
 
 
 def measured() -> Measured:
@@ -35,17 +36,28 @@ def measured() -> Measured:
         ledger.write(Entry("f", client, 0, "succeeded", {"queue": seconds, "kernels": seconds}, tiers))
     ledger.write(Entry(KEY, "a", None, "QueueFull"))
     ledger.write(Entry("", "", 0, "DeviceUnavailable"))
-    return Measured(ledger.since_the_start(), 4, 2, {"device": 512, "host": 0}, {"idle": 1, "busy": 1})
+    return Measured(
+        ledger.since_the_start(),
+        4,
+        2,
+        {"device": 512, "host": 0},
+        {"idle": 1, "busy": 1, "lost": 1},
+        worker_starts={0: 3, 1: 1},
+        worker_ends={(0, "died"): 1, (0, "device lost"): 1, (2, "not started"): 3},
+        faults={"a": 1},
+        lost={2: "no CUDA driver"},
+        refused={"key": 7},
+    )
 
 
 class Scraped:
     """What a server says, its loop in a thread of its own."""
 
-    def __init__(self, said: Callable[[], Measured]) -> None:
+    def __init__(self, said: Callable[[], Measured], health: Mapping[str, Any] = WELL) -> None:
         self.loop = PoolLoop()
         self._thread = Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.server = MetricsServer(self.loop, said, 0)
+        self.server = MetricsServer(self.loop, said, lambda: health, 0)
         self.server.open()
 
     def get(self) -> str:
@@ -95,6 +107,11 @@ def test_a_scrape() -> None:
     assert samples[labelled("kaas_cache_bytes", tier="device")] == 512
     assert samples[labelled("kaas_requests_queued")] == 4
     assert samples[labelled("kaas_devices", state="busy")] == 1
+    assert samples[labelled("kaas_device_lost", device="2", reason="no CUDA driver")] == 1
+    assert samples[labelled("kaas_worker_starts_total", device="0")] == 3
+    assert samples[labelled("kaas_worker_ends_total", device="0", cause="died")] == 1
+    assert samples[labelled("kaas_device_faults_total", client="a")] == 1
+    assert samples[labelled("kaas_connections_refused_total", reason="key")] == 7
     assert sum(name == "kaas_requests_total" for name, _ in samples) == 3  # a policy's order is no request
     assert KEY not in text
 
@@ -142,11 +159,41 @@ def test_a_pool_that_fails_to_say() -> None:
         scraped.get()
 
 
+def status_of(server: MetricsServer, path: str) -> tuple[int, dict[str, Any]]:
+    url = server.url.replace("/metrics", path)
+    try:
+        with urlopen(url, timeout=PATIENCE_S) as answer:
+            return answer.status, json.loads(answer.read())
+    except HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_supervisors_ask_whether_it_lives_and_is_ready() -> None:
+    with Scraped(measured) as scraped:
+        assert status_of(scraped.server, "/healthz") == (200, WELL)
+        assert status_of(scraped.server, "/readyz") == (200, WELL)
+        assert status_of(scraped.server, "/")[0] == 404
+        assert status_of(scraped.server, "/metrics/more")[0] == 404
+    drains = {"live": True, "ready": False, "trouble": ["it drains"]}
+    with Scraped(measured, drains) as scraped:
+        assert status_of(scraped.server, "/healthz") == (200, drains)
+        assert status_of(scraped.server, "/readyz") == (503, drains)
+
+
+def test_a_server_that_does_not_say_how_it_is_is_not_well() -> None:
+    with Scraped(measured, {}) as scraped:
+        scraped.server._ask_health = lambda: 1 / 0  # type: ignore[assignment]
+        for path in ("/healthz", "/readyz"):
+            status, said = status_of(scraped.server, path)
+            assert status == 503
+            assert "ZeroDivisionError" in said["trouble"][0]
+
+
 def test_a_port_that_is_taken() -> None:
     with Scraped(measured) as scraped:
         port = int(re.findall(r":(\d+)/", scraped.server.url)[0])
         with pytest.raises(InvalidConfig) as raised:
-            MetricsServer(scraped.loop, measured, port).open()
+            MetricsServer(scraped.loop, measured, lambda: WELL, port).open()
         assert raised.value.field == "metrics_port"
 
 
@@ -170,7 +217,7 @@ def test_what_the_dashboard_shows_exists() -> None:
             shown |= set(names)
             labels = set(re.findall(r"by \(([^)]*)\)", target["expr"]) + re.findall(r"{(\w+)", target["expr"]))
             assert {label for each in labels for label in each.split(", ")} <= {
-                "le", "client", "outcome", "stage", "tier", "state", "prefix"
+                "le", "client", "outcome", "stage", "tier", "state", "prefix", "device", "cause", "reason"
             }  # fmt: skip
     assert shown <= exported()
     families = {metric.name for metric in metrics(measured())}

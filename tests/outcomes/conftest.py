@@ -1,0 +1,5 @@
+"""What programs of outcomes share with the tests of servers."""
+
+from tests.remote.conftest import serve
+
+__all__ = ["serve"]
