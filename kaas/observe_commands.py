@@ -101,13 +101,13 @@ def _state(config: Path) -> Path:
     Raises:
         InvalidRequest, InvalidConfig
     """
-    from kaas.remote.serve_config import parse
+    from kaas.remote.serve_config import read_file
 
     if not config.exists():
         raise InvalidRequest(
             f"kaas usage takes the server's state folder, its configuration (there is no {config} here), or --server"
         )
-    state = parse(config.read_bytes()).state
+    state = read_file(config).state
     if state is None:
         raise InvalidRequest(f"the server of {config} keeps no state: ask it with --server while it runs")
     return Path(state)

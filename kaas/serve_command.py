@@ -18,13 +18,23 @@ READY = "kaas serves at"
 def serve(
     config: Annotated[Path | None, typer.Option(dir_okay=False, help="YAML, as docs/serve.md describes it")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="no keys: all on this machine may use it")] = False,
+    check: Annotated[bool, typer.Option("--check", help="look at the configuration, and serve nothing")] = False,
 ) -> None:
     """Serve remote clients until SIGTERM or Ctrl-C; what is open is answered first."""
     from kaas.pool.loop import PoolLoop
+    from kaas.remote.serve_check import check_all, check_names, check_sizes
     from kaas.remote.serve_config import read
     from kaas.remote.server_log import configure
 
+    if config is not None:
+        sys.path.append(str(config.absolute().parent))  # behind all else: steps and policies of one's own lie there
     settings = read(config, insecure=insecure)
+    check_sizes(settings)
+    if check:
+        asyncio.run(check_all(settings))
+        print("the configuration can be served")
+        return
+    check_names(settings)
     configure(settings.log)
     if settings.ray:
         from kaas.remote.ray_server import serve as run

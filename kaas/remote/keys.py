@@ -84,6 +84,10 @@ class Keys:
     def named(self, name: str) -> ClientKey | None:
         return next((client for client in self._clients.values() if client.name == name), None)
 
+    def names(self) -> frozenset[str]:
+        """Of all clients."""
+        return frozenset(client.name for client in self._clients.values())
+
     def refresh(self) -> bool:
         """See what has changed in the folder; whether anything has. A file that others may read, or without sense,
         lets nobody in, and is logged."""

@@ -13,7 +13,7 @@ from kaas.arguments import Buffer
 from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig, KaasError
 from kaas.pool.policy_choice import choose_policy
-from kaas.remote import wire
+from kaas.remote import wire, yaml_text
 from kaas.remote.allow import Allowed
 from kaas.remote.quotas import Quotas
 from kaas.remote.server_log import LogSettings
@@ -197,7 +197,7 @@ def read(path: Path | None, *, insecure: bool = False) -> Settings:
     Raises:
         InvalidConfig
     """
-    settings = Settings() if path is None else parse(_text(path))
+    settings = Settings() if path is None else read_file(path)
     if insecure:
         if settings.keys is not None:
             raise InvalidConfig("a server with keys is not insecure: leave out one of both", field="keys")
@@ -212,19 +212,32 @@ def read(path: Path | None, *, insecure: bool = False) -> Settings:
     return settings
 
 
+def read_file(path: Path) -> Settings:
+    """The settings of a file; paths in it are relative to its folder.
+
+    Raises:
+        InvalidConfig
+    """
+    settings, folder = parse(_text(path)), path.parent
+
+    def there(name: str | None) -> str | None:
+        return None if name is None else str(folder / name)
+
+    pool = msgspec.structs.replace(settings.pool, record=there(settings.pool.record))
+    return msgspec.structs.replace(settings, state=there(settings.state), keys=there(settings.keys), pool=pool)
+
+
 def parse(text: bytes) -> Settings:
     """
     Raises:
         InvalidConfig
     """
     try:
-        return msgspec.yaml.decode(text or b"{}", type=Settings, dec_hook=lambda kind, value: kind(value))
+        return msgspec.convert(yaml_text.load(text or b"{}"), Settings, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         place, unknown = PLACE.search(str(error)), UNKNOWN.search(str(error))
         names = [found.group(1) for found in (place, unknown) if found is not None and found.group(1)]
         raise InvalidConfig(f"configuration of the server: {error}", field=".".join(names)) from error
-    except msgspec.DecodeError as error:
-        raise InvalidConfig(f"configuration of the server: it is no YAML: {error}", field="") from error
     except InvalidConfig as error:
         raise InvalidConfig(f"configuration of the server: {error.message}", field=error.field) from error
 

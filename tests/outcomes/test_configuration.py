@@ -1,0 +1,87 @@
+"""A configuration means what it says: slips are refused with a sentence, and its paths and modules lie beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kaas.errors import InvalidConfig
+from kaas.remote.keys import new_client
+from kaas.remote.serve_config import parse, read_file
+from tests.patience import PATIENCE_S
+from tests.remote.servers import ROOT
+
+
+def kaas_serve(config: Path, *arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """In another folder than the configuration's."""
+    command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(config), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    new_client(tmp_path / "keys", "ada", tmp_path / "ada.toml")
+    (tmp_path / "my_steps.py").write_text("def decode(values):\n    return values\n")
+    path = tmp_path / "kaas.yaml"
+    path.write_text('keys: keys\nstate: state\nadministrators: [ada]\nsteps: {decode: "my_steps:decode"}\n')
+    return path
+
+
+def test_it_is_checked_without_a_server(config: Path) -> None:
+    ended = kaas_serve(config, "--check")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "the configuration can be served\n", "")
+    assert not (config.parent / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("pool: {clients: {adda: {weight: 2}}}", "pool.clients names 'adda', who has no key"),
+        ("name: one\nname: two", "'name' stands there twice"),
+        ("limits: {frame_bytes: 1099511627776}", "limits.frame_bytes is at most"),
+        ("limits: {lost_s: .inf}", "limits.lost_s is at most"),
+        ("pool: {slots: 100000}", "pool.slots is at most 1,024"),
+        ("step_processes: 5000", "step_processes is at most 1,024"),
+        ("pool: {devices: [{memory_bytes: 999999999999999}]}", "pool.devices[0].memory_bytes is at most"),
+        ("pool: {policy: fair}", "no policy 'fair'"),
+    ],
+)
+@pytest.mark.parametrize("check", [["--check"], []])
+def test_slips_are_refused(config: Path, line: str, words: str, check: list[str]) -> None:
+    config.write_text(config.read_text() + line + "\n")
+    ended = kaas_serve(config, *check)
+    assert ended.returncode == 1
+    assert words in ended.stderr
+    assert ended.stderr.startswith("InvalidConfig: ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_an_administrator_who_is_nobody_is_refused(config: Path) -> None:
+    config.write_text(config.read_text().replace("[ada]", "[ada, boss]"))
+    ended = kaas_serve(config, "--check")
+    assert ended.returncode == 1
+    assert "administrators names 'boss', who has no key" in ended.stderr
+    assert "kaas keys new boss" in ended.stderr
+
+
+def test_paths_are_relative_to_the_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(config.parent.parent)
+    config.write_text(config.read_text() + "pool: {record: /var/record.jsonl}\n")
+    settings = read_file(Path(config.parent.name, "kaas.yaml"))
+    assert Path(settings.state or "").absolute() == config.parent / "state"
+    assert Path(settings.keys or "").absolute() == config.parent / "keys"
+    assert settings.pool.record == "/var/record.jsonl"
+
+
+def test_a_key_twice_in_a_nested_object_is_named_by_its_line() -> None:
+    with pytest.raises(InvalidConfig, match=r"line 3: 'slots' stands there twice") as caught:
+        parse(b"pool:\n  slots: 1\n  slots: 2\n")
+    assert caught.value.field == "slots"
+    assert parse(b"pool: {slots: 1}\nlimits: {requests: 1}").pool.slots == 1
