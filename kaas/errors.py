@@ -264,6 +264,13 @@ class WrongSize(InvalidRequest):
     given_bytes: int
 
 
+class WrongShape(WrongSize):
+    """An array of as many bytes as its buffer, but of another shape: of (48, 64) where (64, 48) is taken."""
+
+    expected_shape: tuple[int, ...]
+    given_shape: tuple[int, ...]
+
+
 class WrongDtype(InvalidRequest):
     """An input of another element type than its buffer."""
 

@@ -52,20 +52,20 @@ class _HeldStore:
         return True
 
     def put(self, value: Any) -> HeldRef:
-        data, dtype = raw_bytes(_ANY, value)
+        data, dtype, shape = raw_bytes(_ANY, value)
         key = key_of(data)
         self._hold([key], [data])
-        return self._ref(key, data.nbytes, dtype)
+        return self._ref(key, data.nbytes, dtype, shape)
 
     def put_all(self, values: tuple[Any, ...]) -> HeldRef:
-        parts = [value if isinstance(value, HeldRef) else raw_bytes(_ANY, value)[0] for value in values]
+        parts = [value if isinstance(value, HeldRef) else raw_bytes(_ANY, value).data for value in values]
         keys = [part.binary() if isinstance(part, HeldRef) else key_of(part) for part in parts]
         together = key_of_all(keys)
         for begin in range(0, len(keys), AT_ONCE):
             self._hold(keys[begin : begin + AT_ONCE], parts[begin : begin + AT_ONCE])
         self._session.ask("hold", [encode_keep(Keep(keys, together))], [Named(key) for key in keys])
         self._session.calls.drop(keys)
-        return self._ref(together, sum(part.nbytes for part in parts), None)
+        return self._ref(together, sum(part.nbytes for part in parts), None, None)
 
     def _hold(self, keys: Sequence[bytes], parts: Sequence[HeldRef | memoryview]) -> None:
         with self._session.calls.aside(self) as aside:
@@ -78,8 +78,8 @@ class _HeldStore:
             return part
         return aside.put(part) if part.nbytes > INLINE_INPUT_BYTES else bytes(part)
 
-    def _ref(self, key: bytes, nbytes: int, dtype: str | None) -> HeldRef:
-        ref = HeldRef(key, nbytes, dtype)
+    def _ref(self, key: bytes, nbytes: int, dtype: str | None, shape: tuple[int, ...] | None) -> HeldRef:
+        ref = HeldRef(key, nbytes, dtype, shape)
         with self._lock:
             if self._dropped is None:
                 self._dropped = SimpleQueue()

@@ -12,7 +12,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kaas.arguments import Buffer, Scalar, integer
 from kaas.dlpack import device_of, is_exporter, tensor_of
@@ -26,6 +26,7 @@ from kaas.errors import (
     UnexpectedInput,
     WrongDtype,
     WrongScalar,
+    WrongShape,
     WrongSize,
 )
 from kaas.graph import KTask
@@ -49,7 +50,7 @@ class View:
     """A part of an object as an input: the bytes of `source` from `offset_bytes` on, as many as the buffer has.
 
     source is an ObjectRef, an array, by DLPack too, or anything with the buffer protocol. Several Views of one object
-    share one copy of it on the device. Its element type does not matter.
+    share one copy of it on the device. Its element type and its shape do not matter.
     """
 
     source: Any
@@ -107,29 +108,38 @@ def check_taken(what: str, label: str, inputs: Iterable[Buffer], names: Iterable
 def input_bytes(buffer: Buffer, value: Any) -> memoryview:
     """The bytes of an input, without a copy: flat, read as unsigned bytes, exactly as many as the buffer has.
 
-    value is an array of the buffer's dtype (any dtype for a "uint8" buffer) in host memory, NumPy's or by DLPack, any
-    other object with the buffer protocol (a plain byte string fits every dtype), or a View of one of these.
+    value is an array of the buffer's dtype and shape in host memory, NumPy's or by DLPack, any other object with the
+    buffer protocol (a plain byte string fits every dtype), or a View of one of these. `check_fit` says what else fits.
 
     Raises:
-        NotContiguous, WrongDtype, WrongSize
+        NotContiguous, WrongDtype, WrongSize, WrongShape
     """
     offset = None
     if isinstance(value, View):
         value, offset = value.source, value.offset_bytes
-    flat, dtype = raw_bytes(buffer, value)
-    check_fit(buffer, len(flat), dtype, offset)
+    flat, dtype, shape = raw_bytes(buffer, value)
+    check_fit(buffer, len(flat), dtype, offset, shape)
     return flat if offset is None else flat[offset : offset + buffer.nbytes]
 
 
-def check_fit(buffer: Buffer, given_bytes: int, dtype: str | None, offset_bytes: int | None) -> None:
-    """Whether an object fits as an input, by what is known of it without its bytes.
+def check_fit(
+    buffer: Buffer,
+    given_bytes: int,
+    dtype: str | None,
+    offset_bytes: int | None,
+    shape: tuple[int, ...] | None = None,
+) -> None:
+    """Check that an object fits as an input, by what is known of it without its bytes.
+
+    An array has the buffer's shape, but for extents of 1. A flat array of the right size fits every shape, and every
+    array of the right size a flat buffer. Of a View, and of other elements in a "uint8" buffer, only bytes count.
 
     Args:
-        given_bytes, dtype: of the whole object; dtype None fits every buffer.
+        given_bytes, dtype, shape: of the whole object; None for dtype or shape fits every buffer.
         offset_bytes: where a View of it begins; None if all of it is the input.
 
     Raises:
-        WrongDtype, WrongSize
+        WrongDtype, WrongSize, WrongShape
     """
     if offset_bytes is not None:
         if not 0 <= offset_bytes <= given_bytes - buffer.nbytes:
@@ -143,7 +153,27 @@ def check_fit(buffer: Buffer, given_bytes: int, dtype: str | None, offset_bytes:
             given=dtype,
         )
     if given_bytes != buffer.nbytes:
-        raise _wrong_size(buffer, given_bytes, "")
+        raise _wrong_size(buffer, given_bytes, "" if shape is None else f" ({dtype}{list(shape)})")
+    if shape is not None and shape != buffer.shape and dtype in (None, buffer.dtype):
+        _check_shape(buffer, shape)
+
+
+def _check_shape(buffer: Buffer, shape: tuple[int, ...]) -> None:
+    """
+    Raises:
+        WrongShape
+    """
+    expected, given = ([extent for extent in each if extent != 1] for each in (buffer.shape, shape))
+    if expected != given and len(expected) > 1 and len(given) > 1:
+        raise WrongShape(
+            f"input {buffer.name!r} has the shape {list(buffer.shape)}, given: {list(shape)}. If its elements are "
+            "meant in the order in which they lie, give a flat array, x.reshape(-1), or kaas.View(x)",
+            buffer=buffer.name,
+            expected_bytes=buffer.nbytes,
+            given_bytes=buffer.nbytes,
+            expected_shape=buffer.shape,
+            given_shape=shape,
+        )
 
 
 def _wrong_size(buffer: Buffer, given: int, where: str) -> WrongSize:
@@ -155,8 +185,16 @@ def _wrong_size(buffer: Buffer, given: int, where: str) -> WrongSize:
     )
 
 
-def raw_bytes(buffer: Buffer, value: Any) -> tuple[memoryview, str | None]:
-    """All bytes of an object, flat, and its dtype's name (None for plain bytes, which fit every dtype).
+class RawBytes(NamedTuple):
+    """All bytes of an object, flat, with the dtype's name and the shape; None for both of plain bytes."""
+
+    data: memoryview
+    dtype: str | None
+    shape: tuple[int, ...] | None
+
+
+def raw_bytes(buffer: Buffer, value: Any) -> RawBytes:
+    """All bytes of an object.
 
     Raises:
         NotContiguous: gaps, another order than C, or no bytes at all.
@@ -175,30 +213,46 @@ def raw_bytes(buffer: Buffer, value: Any) -> tuple[memoryview, str | None]:
         try:
             view = memoryview(value)
         except (TypeError, ValueError) as error:
-            raise NotContiguous(
-                f"input {buffer.name!r}: {type(value).__name__} has no buffer of bytes: {error}", buffer=buffer.name
-            ) from error
+            raise _no_array(buffer, value) from error
         plain = view.format == "B"
         array = np.asarray(view)
     if array.dtype.hasobject:
         raise NotContiguous(f"input {buffer.name!r} is an array of Python objects, not of numbers", buffer=buffer.name)
     if not array.flags.c_contiguous:
         raise NotContiguous(
-            f"input {buffer.name!r} is not contiguous (strides {array.strides}); pass numpy.ascontiguousarray(x)",
+            f"input {buffer.name!r} is not contiguous (shape {array.shape}, strides {array.strides}): it is transposed "
+            "or a slice with gaps; pass numpy.ascontiguousarray(x)",
             buffer=buffer.name,
         )
-    dtype = None if plain else (dtype_name(array.dtype) or str(array.dtype))
     flat = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
-    return flat.data, dtype
+    if plain:
+        return RawBytes(flat.data, None, None)
+    return RawBytes(flat.data, dtype_name(array.dtype) or str(array.dtype), array.shape)
 
 
-def _exported_bytes(buffer: Buffer, value: Any) -> tuple[memoryview, str]:
+def _no_array(buffer: Buffer, value: Any) -> NotContiguous:
+    """The error of an input that has no bytes, with what to give instead."""
+    wanted = f"takes an array of {buffer.dtype}{list(buffer.shape)}"
+    like = f"numpy.asarray(x, {buffer.dtype!r})"
+    match value:
+        case None:
+            given = "None was given: a call before may have returned nothing"
+        case str():
+            given = "a str was given; encode text to bytes, as text.encode()"
+        case list() | tuple() | bool() | int() | float() | complex():
+            given = f"a Python {type(value).__name__} was given; make an array of it, as {like}"
+        case _:
+            given = f"{type(value).__name__} is no array: it has neither the buffer protocol nor DLPack"
+    return NotContiguous(f"input {buffer.name!r} {wanted}; {given}", buffer=buffer.name)
+
+
+def _exported_bytes(buffer: Buffer, value: Any) -> RawBytes:
     if device_of(buffer.name, value) is not None:
         raise NotContiguous(
             f"input {buffer.name!r}: {type(value).__name__} lies on a device; copy it to the host", buffer=buffer.name
         )
     tensor = tensor_of(buffer.name, value)
-    return tensor.host_bytes().data, tensor.dtype
+    return RawBytes(tensor.host_bytes().data, tensor.dtype, tensor.shape)
 
 
 def encode_scalars(task: Taker, scalars: Mapping[str, Any] | None) -> dict[str, bytes]:

@@ -178,9 +178,8 @@ def _told(buffer: Buffer, value: Any) -> _Told:
         return _Told()
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is None or shape is None:
-        data, name = raw_bytes(buffer, value)
-        shape = None if name is None or hasattr(value, "__dlpack__") else memoryview(value).shape
-        return _Told(name, shape, len(data))
+        data, name, shape = raw_bytes(buffer, value)
+        return _Told(name, None if hasattr(value, "__dlpack__") else shape, len(data))
     return _Told(dtype_name(dtype) or _foreign_name(dtype), tuple(shape), getattr(value, "nbytes", None))
 
 

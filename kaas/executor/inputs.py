@@ -46,8 +46,7 @@ class CachedObject:
     """An object on the device.
 
     Fields:
-        dtype: None: plain bytes, good for every buffer.
-        shape: of an output that stays here.
+        dtype, shape: None: plain bytes, good for every buffer.
     """
 
     address: int
@@ -63,6 +62,7 @@ class HostObject:
     memory: HostMemory
     nbytes: int
     dtype: str | None
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class Arriving:
     data: memoryview
     nbytes: int
     dtype: str | None
+    shape: tuple[int, ...] | None = None
 
 
 _ALIGNMENT_BYTES = 256
@@ -146,7 +147,7 @@ def stage(plan: Plan, sources: Mapping[str, Source], device: int, stream: int) -
         stream: which reads it. It waits for the one in which the array is made.
 
     Raises:
-        InputFailed, WrongSize, WrongDtype, NotContiguous, DeviceUnavailable
+        InputFailed, WrongSize, WrongShape, WrongDtype, NotContiguous, DeviceUnavailable
     """
     by_value = ByValue()
     for index in plan.inputs:
@@ -164,7 +165,7 @@ def stage(plan: Plan, sources: Mapping[str, Source], device: int, stream: int) -
         if is_exporter(value):
             if device_of(buffer.name, value) == device:
                 tensor = tensor_of(buffer.name, value, stream)
-                check_fit(buffer, tensor.nbytes, tensor.dtype, source.offset_bytes)
+                check_fit(buffer, tensor.nbytes, tensor.dtype, source.offset_bytes, tensor.shape)
                 address = tensor.address + (source.offset_bytes or 0)
                 if index in plan.private or address % _ALIGNMENT_BYTES:
                     by_value.moved[index] = address, tensor
@@ -193,7 +194,7 @@ def gather(
         kept: its outputs that stay on the device, by index, with the keys that they get.
 
     Raises:
-        WrongSize, WrongDtype
+        WrongSize, WrongShape, WrongDtype
     """
     inputs = Inputs(by_value=by_value, resident=by_value.resident)
     views: dict[bytes, list[int]] = {}
@@ -210,7 +211,7 @@ def gather(
             found = _arrive(plan.task, buffer, key, source, inputs, fetched, ranges)
             if found is None:
                 continue
-        check_fit(buffer, found.nbytes, found.dtype, source.offset_bytes)
+        check_fit(buffer, found.nbytes, found.dtype, source.offset_bytes, found.shape)
         inputs.objects[key] = found.nbytes
         _use(plan, inputs, index, key, source, source.offset_bytes or 0)
     for key, indices in views.items():
@@ -362,8 +363,8 @@ def _fetch(task: KTask | None, buffer: Buffer, source: Source) -> Arriving:
     Raises:
         InputFailed, NotContiguous
     """
-    data, dtype = raw_bytes(buffer, on_host(buffer.name, _value(task, buffer, source)))
-    return Arriving(data, len(data), dtype)
+    data, dtype, shape = raw_bytes(buffer, on_host(buffer.name, _value(task, buffer, source)))
+    return Arriving(data, len(data), dtype, shape)
 
 
 def _value(task: KTask | None, buffer: Buffer, source: Source) -> Any:

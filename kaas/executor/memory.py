@@ -245,14 +245,14 @@ class Memory:
                 lease.made[key] = CachedObject(self._pool.allocate(nbytes), made.nbytes, made.dtype, made.shape)
                 continue
             comes = inputs.arriving.get(key) or on_host[key]
-            lease.loaded[key] = CachedObject(self._pool.allocate(nbytes), comes.nbytes, comes.dtype)
+            lease.loaded[key] = CachedObject(self._pool.allocate(nbytes), comes.nbytes, comes.dtype, comes.shape)
         self._pool.settle()
         for key in reservation.host_hits:
             lease.sources[key] = on_host[key].memory.address
         for key, arriving in inputs.arriving.items():
             hosted = self._host(lease, reservation.host_loads[key]) if key in reservation.host_loads else None
             if hosted is not None:
-                lease.host_loaded[key] = HostObject(hosted, arriving.nbytes, arriving.dtype)
+                lease.host_loaded[key] = HostObject(hosted, arriving.nbytes, arriving.dtype, arriving.shape)
             lease.sources[key] = arriving.data
 
     def _host(self, lease: Lease, nbytes: int) -> HostMemory | None:

@@ -13,12 +13,14 @@ class HeldRef:
     """What `kaas.put` gives without Ray: an input for any number of calls. The pool lets go of the object when nobody
     refers to this any more."""
 
-    __slots__ = ("__weakref__", "_key", "dtype", "nbytes")
+    __slots__ = ("__weakref__", "_key", "dtype", "nbytes", "shape")
 
-    def __init__(self, key: bytes, nbytes: int, dtype: str | None) -> None:
+    def __init__(self, key: bytes, nbytes: int, dtype: str | None, shape: tuple[int, ...] | None) -> None:
+        """dtype, shape: None: plain bytes, good for every buffer."""
         self._key = key
         self.nbytes = nbytes
         self.dtype = dtype
+        self.shape = shape
 
     def binary(self) -> bytes:
         """What names it: its content does."""
@@ -31,9 +33,9 @@ class HeldRef:
         """Whether it can be an input.
 
         Raises:
-            WrongDtype, WrongSize
+            WrongDtype, WrongSize, WrongShape
         """
-        check_fit(buffer, self.nbytes, self.dtype, offset_bytes)
+        check_fit(buffer, self.nbytes, self.dtype, offset_bytes, self.shape)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HeldRef) and other._key == self._key

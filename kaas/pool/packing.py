@@ -49,7 +49,7 @@ class Signature:
     """A kTask of a function as its callers see it: the inputs they give, and what is bound already.
 
     Fields:
-        given: the inputs that travel. layouts: their NumPy dtypes and sizes in bytes.
+        given: the inputs that travel. layouts: their NumPy dtypes and shapes.
         taken: those that callers give, in order: the same, but for a model's inputs that no kernel reads.
         variant: the kTask is a model's, for inputs of exactly these shapes.
     """
@@ -60,7 +60,7 @@ class Signature:
     given: Mapping[str, Buffer] = field(repr=False)
     taken: Mapping[str, Buffer] = field(repr=False)
     variant: bool = False
-    layouts: Mapping[str, tuple[Any, int]] = field(repr=False, default_factory=dict)
+    layouts: Mapping[str, tuple[Any, tuple[int, ...]]] = field(repr=False, default_factory=dict)
 
     @classmethod
     def of(
@@ -71,7 +71,7 @@ class Signature:
         bound = {binding.buffer for binding in bindings}
         given = {buffer.name: buffer for buffer in task.inputs if buffer.name not in bound}
         taken = given if inputs is None else {buffer.name: buffer for buffer in inputs}
-        layouts = {name: (numpy_dtype(buffer.dtype), buffer.nbytes) for name, buffer in given.items()}
+        layouts = {name: (numpy_dtype(buffer.dtype), buffer.shape) for name, buffer in given.items()}
         return cls(task, spec, spec.key, given, taken, inputs is not None, layouts)
 
     @property
@@ -243,11 +243,11 @@ class Packing:
         self.refs: list[Any] = []
         self.named: list[Any] = []
 
-    def add(self, buffer: Buffer, layout: tuple[Any, int], value: Any) -> None:
-        dtype, nbytes = layout
-        fits = type(value) is np.ndarray and value.dtype == dtype and value.nbytes == nbytes
-        if fits and value.flags.c_contiguous and self._inline_bytes + nbytes <= wire.INLINE_INPUT_BYTES:
-            self._inline_bytes += nbytes  # nearly always: nothing is left to be checked
+    def add(self, buffer: Buffer, layout: tuple[Any, tuple[int, ...]], value: Any) -> None:
+        dtype, shape = layout
+        fits = type(value) is np.ndarray and value.dtype == dtype and value.shape == shape
+        if fits and value.flags.c_contiguous and self._inline_bytes + value.nbytes <= wire.INLINE_INPUT_BYTES:
+            self._inline_bytes += value.nbytes  # nearly always: nothing is left to be checked
             self.values.append((buffer.name, value.tobytes()))
             return
         self._add(buffer, value)

@@ -212,11 +212,10 @@ class Client:
         """
         check_object_name(name)
         host = on_host(name, value)
-        flat, dtype = raw_bytes(Buffer(name, ()), host)
+        flat, dtype, shape = raw_bytes(Buffer(name, ()), host)
         if dtype is not None and dtype not in DTYPE_BYTES:
             raise InvalidRequest(f"object {name!r}: no dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}")
-        shape = (len(flat),) if dtype is None else np.shape(host)
-        made = RemoteObject(name, dtype or "uint8", shape)
+        made = RemoteObject(name, dtype or "uint8", (len(flat),) if shape is None else shape)
         self._tried(lambda: self._registering.put(made, Content.value(flat), progress))
         return made
 

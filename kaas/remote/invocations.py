@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kaas.dtypes import KIND_BYTES, decode
@@ -12,6 +12,7 @@ from kaas.pool.clients import LONGEST_S
 from kaas.pool.messages import Framed
 from kaas.pool.payloads import Payload
 from kaas.remote.making import RemoteFunction
+from kaas.remote.steps import Made
 from kaas.remote.values import Values
 from kaas.remote.wire import Invoke
 from kaas.request import check_fit
@@ -92,6 +93,22 @@ def given_values(message: Invoke, frames: Sequence[Any]) -> dict[str, Any]:
         if item.object or not 0 < item.frame < len(frames):
             raise InvalidRequest(f"what a step reads stands in a frame of the message, not so {name!r}", buffer=name)
     return {name: frames[item.frame] for name, item in message.inputs.items()}
+
+
+def check_made(remote: RemoteFunction, made: Mapping[str, Made]) -> None:
+    """Check what the step before a function makes of a request, as a client's inputs are checked.
+
+    Raises:
+        MissingInput, UnexpectedInput, WrongSize, WrongShape, WrongDtype
+    """
+    try:
+        if made.keys() != remote.given.keys():
+            raise _other_inputs(remote.function.label, remote.given, made)
+        for name, each in made.items():
+            check_fit(remote.given[name], len(each.data), each.dtype, None, each.shape)
+    except InvalidRequest as error:
+        fields = {**error.fields, "task": remote.function.label}
+        raise type(error)(f"what step {remote.before!r} made does not fit: {error.message}", **fields) from error
 
 
 def check_scalars(remote: RemoteFunction, scalars: dict[str, bytes]) -> None:

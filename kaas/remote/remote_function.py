@@ -36,12 +36,15 @@ def check_object_name(name: Any) -> None:
 class RemoteObject(HeldRef):
     """A value at the server, under a name that its client gave it: an input for any number of calls."""
 
-    __slots__ = ("name", "shape")
+    __slots__ = ("name",)
+
+    dtype: str
+    shape: tuple[int, ...]
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
         check_object_name(name)
-        super().__init__(name.encode(), Buffer(name, shape, dtype).nbytes, dtype)
-        self.name, self.shape = name, shape
+        super().__init__(name.encode(), Buffer(name, shape, dtype).nbytes, dtype, shape)
+        self.name = name
 
     def __reduce__(self) -> Any:
         return RemoteObject, (self.name, self.dtype, self.shape)
@@ -56,7 +59,7 @@ class RemoteTask:
 
     Fields:
         key: by which the server knows it. given: the inputs that travel. taken: those that callers give, in order: the
-            same, but for a model's inputs that no kernel reads. layouts: NumPy dtypes and sizes in bytes of the given.
+            same, but for a model's inputs that no kernel reads. layouts: NumPy dtypes and shapes of the given.
         output_bytes: of each output. reply_bytes: of all. before: whether a step makes the inputs, which then are not
             those that callers give. after: whether one makes what comes, by name, as `make` has it.
     """
@@ -68,7 +71,7 @@ class RemoteTask:
     outputs: tuple[Buffer, ...] = field(repr=False)
     scalars: Mapping[str, str] = field(repr=False)
     iterations: int | Scalar = field(repr=False)
-    layouts: Mapping[str, tuple[Any, int]] = field(repr=False)
+    layouts: Mapping[str, tuple[Any, tuple[int, ...]]] = field(repr=False)
     output_bytes: Mapping[str, int] = field(repr=False)
     reply_bytes: int = field(repr=False)
     make: Make = field(repr=False)
@@ -97,7 +100,7 @@ class RemoteTask:
             outputs,
             registered.scalars,
             iterations,
-            {name: (numpy_dtype(buffer.dtype), buffer.nbytes) for name, buffer in given.items()},
+            {name: (numpy_dtype(buffer.dtype), buffer.shape) for name, buffer in given.items()},
             {buffer.name: buffer.nbytes for buffer in outputs},
             sum(buffer.nbytes for buffer in outputs),
             _by_name if after else outputs_from(outputs),
@@ -211,8 +214,8 @@ def packed(task: RemoteTask, inputs: Mapping[str, Any]) -> tuple[dict[str, wire.
     named: dict[str, wire.Input] = {}
     frames: list[bytes] = []
     for name, value in inputs.items():
-        dtype, nbytes = task.layouts[name]
-        if type(value) is np.ndarray and value.dtype == dtype and value.nbytes == nbytes and value.flags.c_contiguous:
+        dtype, shape = task.layouts[name]
+        if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape and value.flags.c_contiguous:
             frames.append(value.tobytes())  # nearly always: nothing is left to be checked
             named[name] = wire.Input(len(frames))
             continue
@@ -231,7 +234,7 @@ def _for_step(values: Mapping[str, Any]) -> tuple[dict[str, wire.Input], list[by
     for name, value in values.items():
         if _is_object(value) or not isinstance(name, str):
             raise InvalidRequest(f"what a step reads is sent, by name: not {value!r} as {name!r}")
-    frames = [bytes(raw_bytes(Buffer(name, ()), on_host(name, value))[0]) for name, value in values.items()]
+    frames = [bytes(raw_bytes(Buffer(name, ()), on_host(name, value)).data) for name, value in values.items()]
     return {name: wire.Input(frame) for frame, name in enumerate(values, 1)}, frames
 
 

@@ -20,7 +20,7 @@ from kaas.remote import lasting, wire
 from kaas.remote.answers import failure_of
 from kaas.remote.delivery import ENDED, Delivery, kept_bytes
 from kaas.remote.holdings import Holdings
-from kaas.remote.invocations import check_deadline, given_values, invocation_of
+from kaas.remote.invocations import check_deadline, check_made, given_values, invocation_of
 from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter, unanswered
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session
@@ -179,6 +179,7 @@ class Runs:
         """
         if given is not None:
             made = await self._step(run, remote.before, given)
+            check_made(remote, made)
             inputs = {name: wire.Input(frame=frame) for frame, name in enumerate(made, 1)}
             frames = [b"", *(each.data for each in made.values())]
             message = msgspec.structs.replace(message, inputs=inputs, deadline_s=self._left_s(run))
@@ -286,7 +287,7 @@ class Runs:
             _fail(run, error)
         self._settle(run, request, outcome)
         if run.failure is None and (run.store or remote.etask is not None):
-            named = [Given(stored, *found[name]) for name, stored in run.store.items()]
+            named = [Given(stored, *found[name].kept()) for name, stored in run.store.items()]
             try:
                 await self._holdings.values.store(run.client.name, named, self._lasting(run))
             except Exception as error:  # noqa: BLE001 - who waits is told

@@ -19,9 +19,9 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Gave(msgspec.Struct, frozen=True, tag=True):
-    """made: dtype, shape and size of each value behind this."""
+    """made: dtype, shape and size of each value behind this; plain bytes have neither dtype nor shape."""
 
-    made: dict[str, tuple[str, tuple[int, ...], int]]
+    made: dict[str, tuple[str | None, tuple[int, ...] | None, int]]
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):

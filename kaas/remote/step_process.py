@@ -11,7 +11,6 @@ from io import BufferedRWPair
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from kaas.arguments import Buffer
 from kaas.errors import InvalidConfig, KaasError
@@ -92,10 +91,9 @@ def _traceback(error: Exception) -> str:
     return shown.encode(errors="backslashreplace").decode()
 
 
-def _made(value: Any) -> tuple[tuple[str, tuple[int, ...], int], memoryview]:
-    flat, dtype = raw_bytes(_ANY, value)
-    shape = (len(flat),) if dtype is None else np.shape(value)
-    return (dtype or "uint8", shape, len(flat)), flat
+def _made(value: Any) -> tuple[tuple[str | None, tuple[int, ...] | None, int], memoryview]:
+    flat, dtype, shape = raw_bytes(_ANY, value)
+    return (dtype, shape, len(flat)), flat
 
 
 if __name__ == "__main__":

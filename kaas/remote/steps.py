@@ -20,11 +20,15 @@ _log = logging.getLogger(__name__)
 
 
 class Made(NamedTuple):
-    """What a step gives under one name; plain bytes are an array of uint8."""
+    """What a step gives under one name; plain bytes have neither dtype nor shape."""
 
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str | None
+    shape: tuple[int, ...] | None
     data: bytes | bytearray
+
+    def kept(self) -> tuple[str, tuple[int, ...], bytes | bytearray]:
+        """Dtype, shape and data as they are stored: plain bytes are an array of uint8."""
+        return self.dtype or "uint8", (len(self.data),) if self.shape is None else self.shape, self.data
 
 
 class Steps:

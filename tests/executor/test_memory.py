@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.errors import DeviceError, InputFailed, OutOfDeviceMemory, RequestTooLarge, WrongDtype, WrongSize
+from kaas.errors import DeviceError, InputFailed, OutOfDeviceMemory, RequestTooLarge, WrongDtype, WrongShape, WrongSize
 from kaas.executor.device import Device, Stream, open_device
 from kaas.executor.executor import Executor, Request, Source
 from kaas.executor.slot import Slot
@@ -145,6 +145,21 @@ def test_a_cached_object_is_checked_too(make_executor: MakeExecutor, task: kaas.
             executor.run(Request(task, {"a": source(1), "b": b}, {}))
         assert caught.value.buffer == "b"
         assert state(executor) == before
+
+
+def test_the_shape_of_a_fetched_and_of_a_cached_object_is_checked(
+    make_executor: MakeExecutor, library: kaas.Library
+) -> None:
+    x = kaas.Buffer("x", (N // 4, 4), "int32")
+    task = kaas.KTask([kaas.Kernel(library, "fill", 1, 1, [kaas.InOut(x), kaas.i32(1), kaas.i32(0)])], [x])
+    executor = make_executor(64 * KIB)
+    turned = np.arange(N, dtype=np.int32).reshape(4, N // 4)
+    for source_ in (Source(key=b"turned", fetch=lambda: turned), Source(key=b"turned", fetch=lambda: turned)):
+        with pytest.raises(WrongShape):
+            executor.run(Request(task, {"x": source_}, {}))
+        executor.load([source_])
+    flat = Source(key=b"turned", offset_bytes=0)
+    np.testing.assert_array_equal(executor.run(Request(task, {"x": flat}, {})).outputs["x"].reshape(-1), np.arange(N))
 
 
 def test_larger_than_the_device_says_by_how_much(make_executor: MakeExecutor, task: kaas.KTask) -> None:

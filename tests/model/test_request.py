@@ -21,6 +21,7 @@ from kaas.errors import (
     UnexpectedInput,
     WrongDtype,
     WrongScalar,
+    WrongShape,
     WrongSize,
 )
 from kaas.request import check_names, encode_scalars, input_bytes, iterations_of
@@ -57,12 +58,15 @@ def test_names_must_be_the_inputs() -> None:
     ("buffer", "value"),
     [
         (FLOATS, SIX),
-        (FLOATS, SIX.reshape(-1)),  # bytes count, not the shape
+        (FLOATS, SIX.reshape(-1)),  # the elements are meant in the order in which they lie
+        (FLOATS, SIX[None]),
+        (kaas.Buffer("b", 6, "float32"), SIX),
         (FLOATS, SIX.tobytes()),
         (FLOATS, bytearray(24)),
         (FLOATS, memoryview(SIX.data)),
         (FLOATS, array.array("f", range(6))),
         (BYTES, SIX),
+        (kaas.Buffer("bytes", (4, 6)), SIX),
         (BYTES, np.zeros((4, 3), ml_dtypes.bfloat16)),
         (BYTES, np.zeros(3, "complex64")),
         (kaas.Buffer("b", 3, "bfloat16"), np.ones(3, ml_dtypes.bfloat16)),
@@ -92,6 +96,7 @@ def test_input_bytes_share_memory() -> None:
         (FLOATS, SIX.astype(np.float64), WrongDtype, {"buffer": "floats", "expected": "float32", "given": "float64"}),
         (FLOATS, SIX.astype(">f4"), WrongDtype, {"expected": "float32", "given": ">f4"}),
         (FLOATS, SIX.view(np.int32), WrongDtype, {"expected": "float32", "given": "int32"}),
+        (FLOATS, SIX.reshape(3, 2), WrongShape, {"expected_shape": (2, 3), "given_shape": (3, 2)}),
         (FLOATS, SIX.T, NotContiguous, {"buffer": "floats"}),
         (BYTES, np.zeros(48, np.uint8)[::2], NotContiguous, {"buffer": "bytes"}),
         (BYTES, [0] * 24, NotContiguous, {"buffer": "bytes"}),

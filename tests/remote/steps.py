@@ -17,6 +17,10 @@ def from_text(values: Mapping[str, bytes]) -> dict[str, Any]:
     return {"x": np.array(values["text"].decode().split(), np.float32)}
 
 
+def whole_numbers(values: Mapping[str, bytes]) -> dict[str, Any]:
+    return {"x": np.array(values["text"].decode().split(), np.int32)}
+
+
 def total(values: Mapping[str, bytes]) -> dict[str, Any]:
     return {"total": np.frombuffer(values["y"], np.float32).sum(keepdims=True)}
 

@@ -29,6 +29,7 @@ from kaas.errors import (
     RequestTooLarge,
     UnknownObject,
     Unreachable,
+    WrongShape,
     WrongSize,
 )
 from kaas.remote import later, remote_calls, wire
@@ -78,6 +79,21 @@ def test_a_call_gives_what_comes_back(client: kaas.Client) -> None:
     assert (function.call(ONES).result(PATIENCE_S) == 2).all()
     assert (function.call(x=x).result(PATIENCE_S) == 14).all()
     assert (client.call(TASK, {"x": ONES}).result(PATIENCE_S) == 2).all()
+
+
+def test_an_input_of_another_shape_is_refused_here(client: kaas.Client) -> None:
+    x, y = (kaas.Buffer(name, (2, 4), "float32") for name in "xy")
+    task = kaas.KTask([kaas.Kernel(LIBRARY, "f", 1, 1, [kaas.In(x), kaas.Out(y)])], [y])
+    function = client.register(task)
+    turned = ONES.reshape(4, 2)
+    for given in (turned, client.put("turned", turned)):
+        with pytest.raises(WrongShape):
+            function.call(given)
+        assert (function.call(kaas.View(given)).result(PATIENCE_S) == 2).all()
+    with pytest.raises(WrongShape):
+        client.register(task, constants={"x": turned})
+    with pytest.raises(InvalidRequest, match="None was given"):
+        function.call(None)
 
 
 def test_inputs_are_checked_here(server: FakeServer, client: kaas.Client) -> None:

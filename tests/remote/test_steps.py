@@ -14,7 +14,10 @@ from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
 from tests.remote.servers import WIDTH, Server, Speaker, scaled
 
-STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "total", "fail", "end", "wait", "halves")}
+STEPS = {
+    name: f"tests.remote.steps:{name}"
+    for name in ("from_text", "total", "fail", "end", "wait", "halves", "whole_numbers")
+}
 TEXT = b"1 " * WIDTH
 
 
@@ -91,6 +94,10 @@ def test_what_a_step_makes_is_checked(alice: Speaker) -> None:
     chain(alice, "from_text")
     assert failure(alice, value=b"1 2 3").error == "WrongSize"
     assert failure(alice, value=b"one").fields["error_type"] == "ValueError"
+    chain(alice, "whole_numbers")
+    told = failure(alice)
+    assert told.error == "WrongDtype"
+    assert told.message == "what step 'whole_numbers' made does not fit: input 'x' is float32, not int32"
     assert alice.ask("status")["open"] == 0
 
 
