@@ -145,7 +145,8 @@ class In(Access):
 
 @dataclass(frozen=True, slots=True)
 class Out(Access):
-    """The kernel writes the *whole* buffer, whatever it held before. A kernel that writes a part of it says InOut."""
+    """The kernel writes the *whole* buffer, whatever it held before. A kernel that writes a part of it says InOut. What
+    no kernel of a request has written is zero in an output, and undefined in a temporary without `init="zero"`."""
 
     writes: ClassVar[bool] = True
 

@@ -46,7 +46,9 @@ class Plan:
         address_patches, scalar_patches: by that index, and in the order of scalars.
         tenants, order: what may lie in the arena, and when each holds something.
         globals: of those of its libraries that have any.
-        inputs, private, outputs, zeroed: indices of buffers: read first, also written, returned, cleared.
+        inputs, private, outputs: indices of buffers: read first, also written, returned.
+        zeroed: indices of those that start as zeros: all that say so, and every output that is no input. What no
+            kernel writes there must not be an earlier request's, and copying an output takes longer than clearing it.
         prints: whether the code may print.
     """
 
@@ -137,7 +139,7 @@ def make_plan(task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int
         inputs=tuple(index[buffer] for buffer in task.inputs),
         private=frozenset(index[buffer] for buffer in task.private_inputs),
         outputs=tuple(index[buffer] for buffer in task.outputs),
-        zeroed=tuple(number for buffer, number in index.items() if buffer.init == "zero"),
+        zeroed=tuple(index[buffer] for buffer in _zeroed(task)),
         input_names=frozenset(buffer.name for buffer in task.inputs),
         globals=kernels.globals_of(task.libraries),
         prints=any(_prints(kernels.image(library)) for library in task.libraries),
@@ -151,16 +153,22 @@ def _prints(image: Image) -> bool:
     return image.kind != "ptx" or b"vprintf" in image.data
 
 
+def _zeroed(task: KTask) -> tuple[Buffer, ...]:
+    """What starts as zeros in each request, before the first iteration."""
+    inputs, outputs = set(task.inputs), set(task.outputs)
+    return tuple(b for b in task.buffers if b.init == "zero" or (b in outputs and b not in inputs))
+
+
 def _tenants(task: KTask, buffers: Mapping[Buffer, int], tables: Iterable[Table]) -> Iterator[Tenant]:
     users: dict[Buffer, list[int]] = {buffer: [] for buffer in buffers}
     for number, kernel in enumerate(task.kernels):
         for buffer in dict.fromkeys(access.buffer for access in kernel.accesses):
             users[buffer].append(number)
-    inputs, outputs = set(task.inputs), set(task.outputs)
+    inputs, outputs, zeroed = set(task.inputs), set(task.outputs), set(_zeroed(task))
     for buffer, index in buffers.items():
         # What an iteration leaves for the next one must outlive the list of kernels.
         carried = task.iterations != 1 and buffer in task.kernels[users[buffer][0]].reads
-        from_start = buffer in inputs or buffer.init is not None
+        from_start = buffer in inputs or buffer in zeroed
         yield Tenant(index, buffer.nbytes, frozenset(users[buffer]), from_start, buffer in outputs or carried)
     for number, table in enumerate(tables, start=len(buffers)):
         yield Tenant(number, POINTER_BYTES * len(table), frozenset(), from_start=True, to_end=True)

@@ -95,7 +95,6 @@ class Slot:
         addresses = placement.addresses.copy()
         for index, key in inputs.kept.items():
             addresses[index] = objects[key].address
-            stream.clear(addresses[index], plan.nbytes[index])  # fresh memory shows what others left there
         by_value = inputs.by_value
         for index, data in by_value.staged:
             stream.copy_in(addresses[index], data, len(data))
