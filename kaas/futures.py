@@ -1,10 +1,20 @@
-"""The answer to a call, which need not have come yet: to be waited for, awaited or cancelled."""
+"""The answer to a call, which need not have come yet: to be waited for, awaited or cancelled.
+
+Answers are received by the thread that waits for one. `concurrent.futures.wait` and `as_completed` wait for an event
+that they register with each future, and asyncio for a callback: a `Future` notices both, and has a thread receive.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import InvalidStateError
+from concurrent.futures._base import CANCELLED
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from kaas.errors import InvalidRequest
@@ -12,8 +22,6 @@ from kaas.errors import InvalidRequest
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from asyncio import Future as Waiter
-
-_UNMADE: Any = object()
 
 
 class Source(Protocol):
@@ -43,7 +51,7 @@ class Pending:
     """What came of a question, or will. number: of the question. ended: whether it is here; then frames or an error
     are, unless it was cancelled. waiting: to be set when it is, of each thread that waits."""
 
-    __slots__ = ("callbacks", "cancelled", "ended", "error", "frames", "number", "source", "waiting")
+    __slots__ = ("__weakref__", "callbacks", "cancelled", "ended", "error", "frames", "number", "source", "waiting")
 
     def __init__(self, source: Source, number: int) -> None:
         self.source = source
@@ -60,17 +68,22 @@ class Pending:
         with self.source.lock:
             if self.ended:
                 return False
-            self.settle(frames, error, cancelled)
-        if self.callbacks:
-            self.source.call(self.callbacks)
+            callbacks = self.settle(frames, error, cancelled)
+        if callbacks:
+            self.source.call(callbacks)
         return True
 
-    def settle(self, frames: Sequence[Any], error: BaseException | None, cancelled: bool = False) -> None:
-        """As `end`, of what had not ended, with the lock held: its callbacks are to be called without it."""
+    def settle(
+        self, frames: Sequence[Any], error: BaseException | None, cancelled: bool = False
+    ) -> Sequence[Callable[[], Any]]:
+        """As `end`, of what had not ended, with the lock held. Returns its callbacks, to be called without it; they are
+        forgotten here, since they refer to futures that refer to this."""
         self.frames, self.error, self.cancelled = frames, error, cancelled
         self.ended = True
         for event in self.waiting:
             event.set()
+        callbacks, self.callbacks = self.callbacks, []
+        return callbacks
 
     def when_ended(self, callback: Callable[[], Any]) -> None:
         with self.source.lock:
@@ -82,18 +95,20 @@ class Pending:
         self.source.call([callback])
 
 
-class Future:
-    """What `kaas.call` gives, for any number of threads and for any event loop.
+class Future(concurrent.futures.Future[Any]):
+    """What `kaas.call` and `kaas.Client.call` give: a `concurrent.futures.Future` that can be awaited too, by any
+    number of threads and event loops.
 
-    Its value is the output's array, read-only; of several outputs a named tuple of them, in declared order.
+    Its value is the output's array, read-only; of several outputs a named tuple of them, in declared order. All of
+    `concurrent.futures` and asyncio takes it, but for what takes coroutines only, `asyncio.create_task` say.
     """
 
-    __slots__ = ("__weakref__", "_make", "_pending", "_value")
-
     def __init__(self, pending: Pending, make: Callable[[Sequence[Any]], Any]) -> None:
+        super().__init__()
+        self._waiters = _Waiters(self)
         self._pending = pending
         self._make = make
-        self._value = _UNMADE
+        self._watched = False
 
     def result(self, timeout: float | None = None) -> Any:
         """The value, once it is there.
@@ -105,15 +120,8 @@ class Future:
             KaasError: of the call, with its fields and its cause. TimeoutError: the time is up; of a deadline it is
                 `DeadlineExceeded`, which is one too. concurrent.futures.CancelledError
         """
-        error = self.exception(timeout)
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # it refers to this frame, and must not be referred to by it
-        if self._value is _UNMADE:
-            self._value = self._make(self._pending.frames)
-        return self._value
+        self._wait(timeout)
+        return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What `result` raises for the call itself; None if there is a value.
@@ -121,20 +129,16 @@ class Future:
         Raises:
             TimeoutError, concurrent.futures.CancelledError
         """
-        pending = self._pending
-        if not pending.ended:
-            pending.source.wait(pending, timeout)
-            if not pending.ended:
-                raise TimeoutError(f"no answer within {timeout} s")
-        if pending.cancelled:
-            raise CancelledError
-        return pending.error
+        self._wait(timeout)
+        return super().exception()
 
     def done(self) -> bool:
         """Whether there is a value or an error, or it was cancelled."""
         pending = self._pending
         if not pending.ended:
             pending.source.wait(pending, 0)
+        if pending.ended:
+            self._settle()
         return pending.ended
 
     def cancelled(self) -> bool:
@@ -146,11 +150,29 @@ class Future:
         pending = self._pending
         if pending.end(cancelled=True):
             pending.source.forget(pending)
+        self._settle()
         return pending.cancelled
 
     def add_done_callback(self, fn: Callable[[Future], Any]) -> None:
-        """Have fn called with this future when it has ended, in whichever thread notices, or here if it has."""
-        self._pending.when_ended(lambda: fn(self))
+        """Have fn called with this future when it has ended: in the event loop, if one runs here; else in whichever
+        thread notices. If it has ended, fn is called at once."""
+        if self._pending.ended:
+            self._settle()
+            super().add_done_callback(fn)  # type: ignore[arg-type]
+            return
+        loop = running_loop()
+        super().add_done_callback(fn if loop is None else _OnLoop(fn, loop))  # type: ignore[arg-type]
+        self._watch()
+
+    def remove_done_callback(self, fn: Callable[[Future], Any]) -> int:
+        """Have fn not called, as asyncio's futures do it; returns how often it was to be."""
+        unwanted = (fn, _OnLoop(fn, None))
+        with self._condition:
+            callbacks: list[Any] = vars(self)["_done_callbacks"]
+            left = [callback for callback in callbacks if callback not in unwanted]
+            removed = len(callbacks) - len(left)
+            callbacks[:] = left
+        return removed
 
     def __await__(self) -> Generator[Any, None, Any]:
         """In any event loop. Cancelling who awaits it cancels the call."""
@@ -169,6 +191,68 @@ class Future:
             raise asyncio.CancelledError
         return self.result()
 
+    # --- for `concurrent.futures`, whose functions look at what it has inherited
+
+    def _wait(self, timeout: float | None) -> None:
+        """
+        Raises:
+            TimeoutError
+        """
+        pending = self._pending
+        if not pending.ended:
+            pending.source.wait(pending, timeout)
+            if not pending.ended:
+                raise TimeoutError(f"no answer within {timeout} s")
+        self._settle()
+
+    def _watch(self) -> None:
+        """Have it settled when the answer comes, even if no thread waits in `result`."""
+        if not self._watched:
+            self._watched = True
+            self._pending.when_ended(self._settle)
+
+    def _settle(self) -> None:
+        """Take over what came of the call. Any number of threads may do so at a time; the first one counts."""
+        if super().done():
+            return
+        pending = self._pending
+        if pending.cancelled:
+            super().cancel()
+            with self._condition:
+                if self._state == CANCELLED:
+                    super().set_running_or_notify_cancel()
+            return
+        value, error = None, pending.error
+        if error is None:
+            try:
+                value = self._make(pending.frames)
+            except Exception as unmade:  # noqa: BLE001 - whoever waits gets it
+                error = unmade
+        with suppress(InvalidStateError):  # another thread was first
+            if error is None:
+                super().set_result(value)
+            else:
+                super().set_exception(error)
+
+    def set_result(self, result: Any) -> NoReturn:  # noqa: ARG002
+        """As of any future that is somebody else's to answer: only the pool does.
+
+        Raises:
+            concurrent.futures.InvalidStateError
+        """
+        raise self._not_yours()
+
+    def set_exception(self, exception: BaseException | None) -> NoReturn:  # noqa: ARG002
+        """As `set_result`."""
+        raise self._not_yours()
+
+    def set_running_or_notify_cancel(self) -> NoReturn:
+        """As `set_result`."""
+        raise self._not_yours()
+
+    def _not_yours(self) -> InvalidStateError:
+        return InvalidStateError(f"{self!r}: the answer comes from the pool; cancel() is what a program can do")
+
     def __reduce__(self) -> NoReturn:
         raise InvalidRequest("the answer to a call comes to this process only: pass on its result()")
 
@@ -181,6 +265,41 @@ class Future:
         else:
             state = "finished" if pending.error is None else f"raised {type(pending.error).__name__}"
         return f"<kaas.Future {pending.number} {state}>"
+
+
+class _Waiters(list[Any]):
+    """What `concurrent.futures.wait` and `as_completed` register with a future; it need be watched from then on."""
+
+    def __init__(self, future: Future) -> None:
+        super().__init__()
+        self._future = weakref.ref(future)  # a cycle would keep arrays until the garbage collector comes
+
+    def append(self, waiter: Any) -> None:
+        super().append(waiter)
+        future = self._future()
+        if future is not None:
+            future._watch()
+
+
+@dataclass(frozen=True, slots=True)
+class _OnLoop:
+    """A callback that was added in an event loop, and is called there, as asyncio's own futures do it."""
+
+    fn: Callable[[Future], Any]
+    loop: AbstractEventLoop | None = field(compare=False)
+
+    def __call__(self, future: Future) -> None:
+        assert self.loop is not None
+        try:
+            self.loop.call_soon_threadsafe(self.fn, future)
+        except RuntimeError:  # it is closed
+            self.fn(future)
+
+
+def running_loop() -> AbstractEventLoop | None:
+    """The event loop that runs in this thread. asyncio, which takes a while to import, is not imported for it."""
+    events: Any = sys.modules.get("asyncio.events")
+    return None if events is None else events._get_running_loop()
 
 
 def _wake(loop: AbstractEventLoop, waiter: Waiter[None]) -> None:

@@ -203,6 +203,15 @@ class RemoteCalls:
 
     def watch(self, pending: Pending) -> None:
         self._receiver.watch(pending.number)
+        if isinstance(pending, Call) and pending.expires_s is not None:
+            watched = weakref.ref(pending)  # what has an answer goes before its deadline
+            left_s = max(0.0, pending.expires_s + GRACE_S - monotonic())
+            self._later.after(left_s, lambda: self._expire_watched(watched))
+
+    def _expire_watched(self, watched: weakref.ref[Call]) -> None:
+        call = watched()
+        if call is not None:
+            self._expire(call)
 
     def forget(self, pending: Pending) -> None:
         line = None
@@ -259,11 +268,9 @@ class RemoteCalls:
             call, pause_s = self._standing.answered(number, failure, self._patience_s)
             first = credit.answered(number, 0 if call is None else call.nbytes)
             if call is not None and pause_s is None:
-                if call.callbacks:
-                    self._receiver.unwatch(call.number)
+                self._receiver.unwatch(call.number)
                 if not call.ended:
-                    call.settle((names, *frames) if call.named else frames, error)
-                    callbacks = call.callbacks
+                    callbacks = call.settle((names, *frames) if call.named else frames, error)
         if first:
             self._later.after(ACKNOWLEDGED_S, self._acknowledge)
         if call is not None and pause_s is not None:

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -183,13 +183,26 @@ def test_it_is_put_off_no_longer_than_its_deadline(server: FakeServer, client: k
     assert raised.value.limit == 1
 
 
+def awaited(future: kaas.Future) -> Any:
+    async def patient() -> Any:
+        return await asyncio.wait_for(future, PATIENCE_S)
+
+    return asyncio.run(patient())
+
+
+def waited(future: kaas.Future) -> Any:
+    assert wait([future], PATIENCE_S).done
+    return future.result(0)
+
+
+@pytest.mark.parametrize("value_of", [kaas.Future.result, awaited, waited], ids=lambda way: str(way.__name__))
 def test_a_server_that_says_nothing_does_not_outlast_the_deadline(
-    server: FakeServer, client: kaas.Client, monkeypatch: pytest.MonkeyPatch
+    value_of: Callable[[kaas.Future], Any], server: FakeServer, client: kaas.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_calls, "GRACE_S", 0.0)
     server.silent = True
     with pytest.raises(DeadlineExceeded) as raised:
-        client.call(TASK, {"x": ONES}, deadline_s=0.05).result(PATIENCE_S)
+        value_of(client.call(TASK, {"x": ONES}, deadline_s=0.05))
     assert raised.value.deadline_s == 0.05
     server.until(lambda: bool(server.of(wire.Cancel)))
 
