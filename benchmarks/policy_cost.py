@@ -27,12 +27,12 @@ import ray
 
 import kaas
 from benchmarks.path import ELEMENTS, build
+from kaas.attached import current_session
 from kaas.pool.events import Decision, Event, PhysicalDevice, Policy
 from kaas.pool.policies import POLICIES
 from kaas.pool.simulation.reading import read
 from kaas.pool.simulator import simulate
 from kaas.ray_session import RaySession
-from kaas.session import current_session
 
 LIVE = ("fcfs", "cfs_affinity")
 CLIENTS = 16

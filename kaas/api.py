@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from kaas.attached import current_session
 from kaas.config import Config, Device
 from kaas.errors import InvalidConfig, InvalidRequest
 from kaas.executor import software
@@ -16,7 +17,7 @@ from kaas.pool import policies
 from kaas.pool.packing import pack
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
-from kaas.session import HERE, current_session, refuse_second_pool
+from kaas.session import HERE, refuse_second_pool
 
 # --- the pool
 
@@ -169,7 +170,8 @@ def invoke(
             buffer's bytes and dtype, but a "uint8" buffer takes any dtype. References need not be complete yet. Arrays
             may be of any library that knows DLPack; what lies on a GPU is copied to the host here.
         scalars: a value for each of the kTask's Scalars.
-        client: the tenant it is billed to; default: what a Function's options say, or this Ray job.
+        client: the tenant it is billed to; default: what a Function's options say, or this
+            program: its script and Ray job.
         deadline_s: seconds from now within which it must have ended.
         retries: how often it may run again when its executor dies; the default leaves a Function its own.
         profile: run the kernels one by one, without the graph, and add what each takes to `kaas.stats().kernels`. False

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from kaas.arguments import Buffer
+from kaas.attached import current_session
 from kaas.errors import InvalidRequest
 from kaas.executor.tensors import on_host
 from kaas.function import Function
 from kaas.pool import wire
 from kaas.pool.packing import Signature
 from kaas.request import raw_bytes
-from kaas.session import Session, current_session
+from kaas.session import Session
 
 
 def put(value: Any) -> Any:

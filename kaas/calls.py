@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kaas.attached import current_session
 from kaas.errors import InvalidRequest
 from kaas.function import RETRIES, Function, caller_of, signature_of
 from kaas.futures import Future
 from kaas.graph import KTask
 from kaas.pool.packing import pack
-from kaas.session import current_session
 
 
 def call(

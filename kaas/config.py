@@ -8,7 +8,7 @@ from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from kaas.errors import InvalidConfig
+from kaas.errors import ConfigMismatch, InvalidConfig
 from kaas.store import Store
 
 if TYPE_CHECKING:
@@ -19,12 +19,16 @@ SOFTWARE_GPUS = 2
 SOFTWARE_GPU_BYTES = 1 << 30
 """Memory of a software GPU whose size was not given."""
 DEVICE_KINDS = ("software", "gpu")
+POLICY_NAMES = ("fcfs", "cfs_affinity", "exclusive", "static")
+"""Of `kaas.pool.policies.POLICIES`, which stand above this file."""
 QUEUE_LIMIT = 50_000
 """Requests that a pool queues unless told otherwise."""
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-12, 1e12
 """Of weights of clients, and of speeds."""
 SEEDS = 1 << 64
 """Seeds lie below this."""
+SHOWN_LENGTH = 80
+"""Letters of a value that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,8 @@ class Config:
             object.__setattr__(self, "devices", _devices(self.devices))
         if not callable(self.policy) and not isinstance(self.policy, str):
             raise InvalidConfig(f"a policy is a name or a callable, not {self.policy!r}", field="policy")
+        if isinstance(self.policy, str) and self.policy not in POLICY_NAMES:
+            raise InvalidConfig(f"no policy {self.policy!r}; there are {', '.join(POLICY_NAMES)}", field="policy")
         _require_positive("run_limit_s", self.run_limit_s, int | float)
         _require_positive("start_limit_s", self.start_limit_s, int | float)
         _require_positive("slots", self.slots, int)
@@ -176,6 +182,30 @@ class Config:
         devices = self.devices or (Device("gpu"),) * gpus or (Device("software"),) * SOFTWARE_GPUS
         return replace(self, devices=tuple(device.sized() for device in devices))
 
+    def refuse_other(self, pool: str, running: Config | Mapping[str, str]) -> None:
+        """Refuse to attach with this wish to a pool that runs with another configuration; running: its own, or that as
+        it was described.
+
+        Raises:
+            ConfigMismatch
+        """
+        if isinstance(running, Config):
+            there: Mapping[str, str] = running.described()
+            differences = self.differences(running)
+        else:
+            differences, there = self.differences_from(running), running
+        if not differences:
+            return
+        here = self.described()
+        told = "; ".join(f"{name} is {_short(there[name])} there and {_short(here[name])} here" for name in differences)
+        raise ConfigMismatch(
+            f"pool {pool!r} runs already, with another configuration: {told}. To join it as it is, call kaas.init() "
+            f"without {' and '.join(differences)}; to have a pool of your own beside it, with another name=...; to "
+            "replace it, end it first: kaas.shutdown() where it was started",
+            pool=pool,
+            differences=differences,
+        )
+
     def differences(self, running: Config) -> tuple[str, ...]:
         """The names of fields in which this wish differs from a running pool; devices left open differ from none."""
         return self._differences(
@@ -197,6 +227,10 @@ class Config:
             for name in running
             if identity(getattr(wanted, name)) != running[name] and not (name == "devices" and self.devices is None)
         )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"
 
 
 def described(value: Any) -> str:

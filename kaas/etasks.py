@@ -54,7 +54,7 @@ class ETask:
         target: Callable[..., Any],
         bound: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
         options: Options | None = None,
-        pool: str = "kaas",
+        pool: str | None = None,
     ) -> None:
         if not (inspect.isfunction(target) or inspect.isclass(target)):
             raise InvalidRequest(f"kaas.etask takes a function or a class, not {target!r}")
@@ -76,7 +76,8 @@ class ETask:
         """This eTask with other defaults for its calls; what is None stays as it is.
 
         Args:
-            client: whom calls are billed to, and whose worker runs them; default: this Ray job.
+            client: whom calls are billed to, and whose worker runs them; default: this
+                program, by its script and Ray job.
             deadline_s: seconds within which a call must have ended.
             retries: how often a call may run again when its worker dies. It is 0 unless told, since a call may have
                 changed something.

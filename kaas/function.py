@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from kaas.arguments import Buffer
+from kaas.attached import current_session
 from kaas.errors import InvalidRequest, KaasError, NotInitialized
 from kaas.graph import KTask
 from kaas.pool import wire
 from kaas.pool.packing import Caller, Signature, Store, bind, bind_variants, choose_signature, pack
-from kaas.session import HERE, Session, current_session
+from kaas.session import Session
 from kaas.variant import Variant, of_shapes
 
 if TYPE_CHECKING:
@@ -64,20 +64,6 @@ def _registered(session: Session, name: str, signatures: tuple[Signature, ...], 
     for signature in signatures:
         session.introduce(signature)
     return function
-
-
-def session_for(pool: str) -> Session:
-    """This process's session; a Ray task that has none, or whose pool is gone, is attached to this pool.
-
-    Raises:
-        NotInitialized
-    """
-    session = HERE.session
-    if "ray" not in sys.modules or (session is not None and session.alive() and not session.gone):
-        return current_session()
-    from kaas import ray_session
-
-    return ray_session.session_for(pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +219,22 @@ class Function:
 
         In a Ray task that has not called `init`, this attaches to the pool in which the function was registered.
         """
-        session = session_for(self._pool)
+        session = current_session(self._pool)
         return self.send(session, inputs, self._with_scalars(inputs), arrays)
 
     def call(self, /, *arrays: Any, **inputs: Any) -> Future:
         """As `remote`, by `kaas.call`: the answer comes as a `kaas.Future`, and not by way of Ray."""
-        session = session_for(self._pool)
+        session = current_session(self._pool)
         return self.ask(session, inputs, self._with_scalars(inputs), arrays)
+
+    def bind(self, /, *arrays: Any, **inputs: Any) -> Any:
+        """A node of a Ray DAG, as a Ray task's `bind` gives it: each `execute()` of the DAG invokes this function as
+        `remote` does, with what the nodes among its inputs give. A function of several outputs gives a named tuple of
+        references. Compiled graphs (`experimental_compile`) consist of actors' methods only, and refuse it.
+        """
+        from kaas.dag import FunctionNode
+
+        return FunctionNode(self, arrays, inputs, {})
 
     def _with_scalars(self, inputs: dict[str, Any]) -> Options:
         """Its options, with the scalars that stand among the inputs, which are taken from there."""

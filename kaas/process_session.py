@@ -15,7 +15,7 @@ from weakref import finalize
 from kaas.arguments import Buffer
 from kaas.asked import Aside
 from kaas.config import Config
-from kaas.errors import ConfigMismatch, InvalidConfig, NotInitialized, PoolStopped
+from kaas.errors import InvalidConfig, NotInitialized, PoolStopped
 from kaas.pool import status_codec
 from kaas.pool.held_ref import HeldRef
 from kaas.pool.messages import Address, Named
@@ -28,7 +28,7 @@ from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.pool.wire import INLINE_INPUT_BYTES
 from kaas.request import raw_bytes
-from kaas.session import HERE, Session, needs_ray
+from kaas.session import HERE, Session, needs_ray, program_name
 
 AT_ONCE = 32
 """Values that go to the pool in one message: they take memory, and a file each, a second time until it has them."""
@@ -193,7 +193,7 @@ def open_session(name: str, wanted: Config | None) -> tuple[ProcessSession, bool
     assert session is None or isinstance(session, ProcessSession), "the caller refuses pools of another kind"
     place = Place(name)
     if session is not None and not session.gone and _answers(session):
-        _refuse_differences(name, wanted, session.notice)
+        _refuse_other(name, wanted, session.notice)
         return session, False
     while True:
         with place.locked():
@@ -202,7 +202,7 @@ def open_session(name: str, wanted: Config | None) -> tuple[ProcessSession, bool
                 return _started(name, wanted, place), True
         session = ProcessSession(name, _client(), notice=notice)
         if _answers(session):
-            _refuse_differences(name, wanted, notice)
+            _refuse_other(name, wanted, notice)
             return session, False
         place.wait_gone()
 
@@ -242,7 +242,7 @@ def _started(name: str, wanted: Config | None, place: Place) -> ProcessSession:
 
 
 def _client() -> str:
-    return f"process {os.getpid()}"
+    return f"{program_name()} process {os.getpid()}"
 
 
 def _answers(session: ProcessSession) -> bool:
@@ -254,11 +254,6 @@ def _answers(session: ProcessSession) -> bool:
     return True
 
 
-def _refuse_differences(name: str, wanted: Config | None, notice: Notice) -> None:
-    differences = wanted.differences_from(notice.config) if wanted is not None else ()
-    if differences:
-        raise ConfigMismatch(
-            f"pool {name!r} runs with another configuration: {', '.join(differences)} differ",
-            pool=name,
-            differences=differences,
-        )
+def _refuse_other(name: str, wanted: Config | None, notice: Notice) -> None:
+    if wanted is not None:
+        wanted.refuse_other(name, notice.config)

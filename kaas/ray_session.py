@@ -12,7 +12,9 @@ from functools import partial
 from itertools import count
 from typing import Any, ClassVar, TypeVar
 
+import msgspec
 import ray
+from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kaas.config import Config
@@ -26,7 +28,7 @@ from kaas.pool.ray_pool import PoolActor
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.request import outputs_type
-from kaas.session import HERE, Session, needs_ray
+from kaas.session import HERE, Session, needs_ray, program_name
 
 T = TypeVar("T")
 
@@ -82,8 +84,7 @@ class RaySession(Session):
     @classmethod
     def to(cls, name: str, pool: Any, started_ray: bool = False) -> RaySession:
         """A session that the pool knows of."""
-        client = ray.get_runtime_context().get_job_id()
-        session = cls(name, client, pool=pool, invoke=pool.invoke, started_ray=started_ray)
+        session = cls(name, _client(), pool=pool, invoke=pool.invoke, started_ray=started_ray)
         return session.watch().attend()
 
     @property
@@ -210,7 +211,7 @@ class RaySession(Session):
             PoolStopped, KaasError
         """
         try:
-            return ray.get(method.remote(*args))
+            return method.remote(*args).future().result()  # ray.get warns in an async actor, on any of its threads
         except ray.exceptions.RayActorError as error:
             raise PoolStopped(f"pool {self.name!r} is gone: {error}", pool=self.name) from error
         except KaasError as error:
@@ -224,6 +225,7 @@ class RaySession(Session):
         except ray.exceptions.RayActorError:
             pass  # somebody else stopped it first
         self.end_calls(PoolStopped(f"pool {self.name!r} was shut down", pool=self.name))
+        _forget_program(self.name)
         if self.started_ray:
             ray.shutdown()
 
@@ -244,6 +246,7 @@ def open_session(name: str, wanted: Config | None, address: str | None, here: bo
     pool, opened = _open_pool(name, wanted, here)
     if session is None or session.pool != pool:
         session = RaySession.to(name, pool, started)
+    _note_program(session)
     return session, opened
 
 
@@ -302,7 +305,9 @@ def attach(name: str, address: str) -> None:
             ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, ray.exceptions.RayError) as error:
             raise NotInitialized(f"cannot connect to Ray at {address!r}: {error}") from error
-    attach_running(name)
+    session = attach_running(name)
+    assert isinstance(session, RaySession), "the caller refuses pools of another kind"
+    _note_program(session)
 
 
 def attach_running(name: str) -> Session:
@@ -321,8 +326,9 @@ def attach_running(name: str) -> Session:
         return HERE.session
 
 
-def session_for(pool: str) -> Session:
-    """This process's session; a Ray task that has none, or whose pool is gone, is attached to this pool.
+def session_for(pool: str | None) -> Session:
+    """This process's session; a Ray task that has none, or whose pool is gone, is attached to this pool, or to its
+    program's.
 
     Raises:
         NotInitialized
@@ -332,10 +338,59 @@ def session_for(pool: str) -> Session:
         return session
     if not ray.is_initialized() or not _in_ray_worker():  # a driver has to call init
         raise NotInitialized("call kaas.init() first")
-    return attach_running(pool)
+    return attach_running(pool or _program_pool())
 
 
-def ray_session_for(pool: str, what: str) -> RaySession:
+class _Program(msgspec.Struct):
+    """What the tasks of a Ray job are told of the program that started them: its pool, and its client there."""
+
+    pool: str
+    client: str
+
+
+def _note_program(session: RaySession) -> None:
+    """Let the tasks of this process's Ray job find its pool. A task does so only for a program that has none."""
+    noted = msgspec.json.encode(_Program(session.name, session.client))
+    internal_kv._internal_kv_put(_job_key(), noted, not _in_ray_worker(), namespace=NAMESPACE)
+
+
+def _program() -> _Program | None:
+    """What `_note_program` noted."""
+    noted = internal_kv._internal_kv_get(_job_key(), namespace=NAMESPACE)
+    return None if noted is None else msgspec.json.decode(noted, type=_Program)
+
+
+def _program_pool() -> str:
+    """
+    Raises:
+        NotInitialized
+    """
+    program = _program()
+    if program is None:
+        raise NotInitialized("call kaas.init() first, in the program that started this task or here")
+    return program.pool
+
+
+def _forget_program(name: str) -> None:
+    program = _program()
+    if program is not None and program.pool == name:
+        internal_kv._internal_kv_del(_job_key(), namespace=NAMESPACE)
+
+
+def _job_key() -> bytes:
+    return f"program of job {ray.get_runtime_context().get_job_id()}".encode()
+
+
+def _client() -> str:
+    """The client of this Ray job, the same in its program and in all of its tasks."""
+    job = ray.get_runtime_context().get_job_id()
+    if not _in_ray_worker():
+        return f"{program_name()} job {job}"
+    program = _program()
+    return f"job {job}" if program is None else program.client
+
+
+def ray_session_for(pool: str | None, what: str) -> RaySession:
     """As `session_for`, for what only a pool on Ray does.
 
     Raises:

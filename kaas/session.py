@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, NotInitialized, PoolStopped
+from kaas.errors import ConfigMismatch, InvalidRequest, KaasError, PoolStopped
 from kaas.pool.packing import Store
 
 if TYPE_CHECKING:
@@ -155,15 +157,14 @@ class Here:
 HERE = Here()
 
 
-def current_session() -> Session:
-    """
-    Raises:
-        NotInitialized
-    """
-    session = HERE.session
-    if session is None or not session.alive():
-        raise NotInitialized("call kaas.init() first")
-    return session
+def program_name() -> str:
+    """What a person calls the program of this process: the file name of its script, say."""
+    script = Path(sys.argv[0]) if sys.argv else Path()
+    if script.name == "ipykernel_launcher.py":
+        return "notebook"
+    if script.name == "__main__.py":  # python -m package
+        return script.parent.name
+    return script.name if script.name not in ("", "-c", "-m") else "python"
 
 
 def needs_ray(what: str, pool: str) -> InvalidRequest:

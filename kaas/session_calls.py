@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from kaas.asked import Aside, Asked, placed
 from kaas.error_codec import decode_error
 from kaas.errors import KaasError, NotInitialized, PoolStopped
-from kaas.futures import Future, Pending
+from kaas.futures import Future, Pending, running_loop
 from kaas.holds import Holds
 from kaas.pool import messages, wire
 from kaas.pool.blocks import Lease, Outbox
@@ -84,11 +84,16 @@ class Calls:
 
     @classmethod
     def connected(cls, way: Way) -> Calls:
-        """
+        """Those of a session that connects to its pool now. An event loop does not wait for that: there another thread
+        connects, and what is asked meanwhile is sent then, or ends with what went wrong.
+
         Raises:
             PoolStopped
         """
         calls = cls(way)
+        if running_loop() is not None:
+            calls._renew_aside()
+            return calls
         calls._life = calls._connected()
         with calls.lock:
             calls._receiver.use(calls._life.line)
@@ -275,6 +280,9 @@ class Calls:
             self._life = None
             self._receiver.use(None)
         life.line.close()
+        self._renew_aside()
+
+    def _renew_aside(self) -> None:
         threading.Thread(target=self._renew, name="kaas-line", daemon=True).start()
 
     def _renew(self) -> None:

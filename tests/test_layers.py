@@ -29,7 +29,8 @@ LAYERS = [
     {"kaas.session_calls"},
     {"kaas.session"},
     {"kaas.process_session", "kaas.ray_session"},
-    {"kaas.function"},
+    {"kaas.attached"},
+    {"kaas.dag", "kaas.function"},
     {"kaas.api", "kaas.calls"},
     {"kaas.caching", "kaas.etasks", "kaas.model"},
     {"kaas.remote"},
@@ -42,6 +43,7 @@ public names, stands above all."""
 ALLOWED_IMPORTERS = {
     "cuda": {"kaas.executor.device", "kaas.makers.nvrtc", "kaas.softgpu.runtime_calls"},
     "ray": {
+        "kaas.dag",
         "kaas.ray_session",
         "kaas.pool.adoption",
         "kaas.pool.etask_actor",

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from kaas.config import Config
-from kaas.errors import ConfigMismatch, PoolStopped
+from kaas.errors import KaasError, PoolStopped
 from kaas.pool import wire
 from kaas.pool.fronts import Front, Fronts
 from kaas.pool.keeping import Keeping
@@ -76,13 +76,8 @@ class PoolActor:
         if self._stopping.is_set():
             await self._silence()
             raise PoolStopped(f"pool {self._name!r} is shut down", pool=self._name)
-        differences = wanted.differences(self._config) if wanted is not None else ()
-        if differences:
-            raise ConfigMismatch(
-                f"pool {self._name!r} runs with another configuration: {', '.join(differences)} differ",
-                pool=self._name,
-                differences=differences,
-            )
+        if wanted is not None:
+            wanted.refuse_other(self._name, self._config)
         await self._opened()
         first = not (self._attached or self._again)
         self._attached = True
@@ -187,6 +182,8 @@ class PoolActor:
             else:
                 outputs = await self._thread.ask(life.service.invoke, invocation, (message,), refs)
             return outputs[0] if len(outputs) == 1 else outputs
+        except KaasError as error:
+            raise _told(error) from error.__cause__
         finally:
             self._answered()
 
@@ -214,6 +211,8 @@ class PoolActor:
         try:
             life = self._life or await self._opened()
             return await self._thread.run(life.call(message, refs))
+        except KaasError as error:
+            raise _told(error) from error.__cause__
         finally:
             self._answered()
 
@@ -255,6 +254,8 @@ class PoolActor:
         try:
             service = (await self._opened()).service
             await self._thread.run(service.upkeep(message, refs))
+        except KaasError as error:
+            raise _told(error) from error.__cause__
         finally:
             self._answered()
 
@@ -301,6 +302,12 @@ async def opened(name: str, config: Config, own: Any, node: str, host: str, agai
     ground = RayGround(name, config, own, node, host, again)
     service = await Service.open(name, config, ground, opened_store(config.store, name))
     return _Life(service, ground, own)
+
+
+def _told(error: KaasError) -> KaasError:
+    """An error as a program sees it by Ray, which shows the frames through which it came: the pool's own would bury
+    what it says."""
+    return error.with_traceback(None)
 
 
 async def _done(function: Callable[..., T], *args: Any) -> T:

@@ -13,6 +13,7 @@ import ray
 from typer.testing import CliRunner
 
 import kaas
+from kaas.attached import current_session
 from kaas.cli import app
 from kaas.errors import InputFailed, InvalidRequest, NotContiguous, OutOfDeviceMemory, RequestTooLarge
 from kaas.pool.stats import TierStats
@@ -73,7 +74,7 @@ def test_a_prefetched_object_is_a_hit() -> None:
     ray.get(kaas.prefetch(x, device=0))
     ahead = tiers("")
     assert (ahead["device"].compulsory, ahead["host"].compulsory, ahead["store"].nbytes) == (1, 1, KIB)
-    assert {tier.client for tier in ahead.values()} == {ray.get_runtime_context().get_job_id()}
+    assert {tier.client for tier in ahead.values()} == {current_session().client}
     np.testing.assert_allclose(scale(x), 2 * numbers(N, seed=1))
     assert tiers()["device"].misses == 0
 

@@ -17,6 +17,7 @@ import ray
 
 import kaas
 from kaas import errors
+from kaas.attached import current_session
 from kaas.pool.status import Status
 from tests.api.conftest import (
     DEVICE_BYTES,
@@ -244,7 +245,7 @@ def test_in_a_ray_task() -> None:
 
 
 def test_calls_are_billed_and_measured_as_invocations_are() -> None:
-    job = ray.get_runtime_context().get_job_id()
+    job = current_session().client
     for client in ("alice", "alice", None):
         kaas.call(
             scale_task(name="counted"), {"x": numbers()}, scalars={"factor": 1}, client=client, profile=True

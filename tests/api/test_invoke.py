@@ -18,6 +18,7 @@ from ray.exceptions import TaskCancelledError
 
 import kaas
 from kaas import errors
+from kaas.attached import current_session
 from kaas.kernels import library
 from kaas.pool.status import Status
 from tests.api.conftest import (
@@ -257,7 +258,7 @@ def test_function_in_a_ray_task() -> None:
 
 
 def test_stats_by_client_function_and_stage() -> None:
-    job = ray.get_runtime_context().get_job_id()
+    job = current_session().client
     for client in ("alice", "alice", None):
         ray.get(kaas.invoke(scale_task(name="counted"), {"x": numbers()}, scalars={"factor": 1}, client=client))
     stats = kaas.stats(reset=True)

@@ -14,6 +14,7 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 import kaas
+from kaas.attached import current_session
 from kaas.pool.ledger import Figures
 from kaas.pool.metrics import Measured, metrics
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
@@ -75,7 +76,7 @@ def exported() -> set[str]:
 
 
 def test_the_names_that_were_agreed_are_exported(port: int) -> None:
-    client = ray.get_runtime_context().get_job_id()
+    client = current_session().client
     counted = labelled("kaas_requests_total", client=client, outcome="succeeded")
     ray.get([kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2.0}) for _ in range(3)])
     found: Samples = {}

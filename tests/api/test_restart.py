@@ -16,8 +16,8 @@ import ray
 
 import kaas
 from kaas import errors
+from kaas.attached import current_session
 from kaas.pool.ray_hosts import NAMESPACE
-from kaas.session import current_session
 from kaas.store import FUNCTIONS, TASKS, SqliteStore
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 from tests.patience import PATIENCE_S

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import kaas
+from kaas.attached import current_session
 from kaas.cli import app
 from kaas.errors import InvalidRequest, PoolStopped
 from kaas.pool.trace_context import continued
 from kaas.pool.tracing import DEVICES, LIMIT, STAGES, Trace, Traced, Tracer, chrome, chrome_events
-from kaas.session import current_session
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
 from tests.pool.test_core import RECORD, FakeWorkers, begin, call, play, settle
 

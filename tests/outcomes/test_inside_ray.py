@@ -1,0 +1,237 @@
+"""Whatever kaas offers a program works as well in its Ray tasks and actors, which call `kaas.init` nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import kaas
+from kaas.attached import current_session
+from kaas.session import HERE, program_name
+from tests.api.conftest import add_task, both_task, numbers, scale_task
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.ray
+
+NAME = "inside ray"
+"""Of the pool: not the default, which a task could guess."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pool(start: Callable[..., bool]) -> None:
+    start(devices=[kaas.Device("software", 64 << 20)] * 2, name=NAME)
+
+
+# --- what a program may call, each time in a process that has called nothing of kaas yet
+
+
+def invoke() -> Any:
+    return ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 3}))
+
+
+def call() -> Any:
+    return kaas.call(scale_task(), {"x": numbers()}, scalars={"factor": 3}).result(PATIENCE_S)
+
+
+def register() -> Any:
+    function = kaas.register(add_task(), {"a": numbers() * 2})
+    return ray.get(function.remote(b=numbers()))
+
+
+def put() -> Any:
+    ref = kaas.put(numbers())
+    return kaas.call(scale_task(), {"x": ref}, scalars={"factor": 3}).result(PATIENCE_S)
+
+
+def prefetch() -> Any:
+    ray.get(kaas.prefetch(ray.put(numbers())))
+    return call()
+
+
+def pin() -> Any:
+    ref = ray.put(numbers())
+    kaas.pin(ref)
+    kaas.unpin(ref)
+    return call()
+
+
+def unpin() -> Any:
+    kaas.unpin()
+    return call()
+
+
+def flush() -> Any:
+    kaas.flush()
+    return call()
+
+
+def pardon() -> Any:
+    assert not kaas.pardon(scale_task())
+    return call()
+
+
+def stats() -> Any:
+    assert kaas.stats().stages is not None
+    return call()
+
+
+def status() -> Any:
+    assert kaas.status().pool == NAME
+    return call()
+
+
+@kaas.etask
+def triple(x: Any) -> Any:
+    return x * np.float32(3)
+
+
+def etask() -> Any:
+    return ray.get(triple.remote(numbers()))
+
+
+def init() -> Any:
+    assert not kaas.init(name=NAME)
+    return call()
+
+
+CALLS = [invoke, call, register, put, prefetch, pin, unpin, flush, pardon, stats, status, etask, init]
+
+
+def fresh(work: Callable[[], Any]) -> Any:
+    """In this process, if it is attached to nothing."""
+    assert HERE.session is None
+    return work()
+
+
+@pytest.mark.parametrize("work", CALLS, ids=lambda work: str(work.__name__))
+def test_in_a_task(work: Callable[[], Any]) -> None:
+    """Each in a process of its own, which ends with it."""
+    task: Any = ray.remote(max_calls=1, num_cpus=0)(fresh)
+    np.testing.assert_allclose(ray.get(task.remote(work), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
+
+
+class Actor:
+    """Its process is its own, and fresh."""
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        return fresh(work)
+
+
+def test_in_an_actor() -> None:
+    actor: Any = ray.remote(num_cpus=0)(Actor).remote()
+    np.testing.assert_allclose(ray.get(actor.run.remote(invoke), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
+
+
+def test_in_a_nested_task() -> None:
+    @ray.remote(max_calls=1, num_cpus=0)
+    def outer() -> Any:
+        inner: Any = ray.remote(max_calls=1, num_cpus=0)(fresh)
+        return ray.get(inner.remote(invoke))
+
+    np.testing.assert_allclose(ray.get(outer.remote(), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
+
+
+def client() -> str:
+    return current_session().client
+
+
+def test_all_of_a_program_is_one_client_with_its_scripts_name() -> None:
+    own = current_session().client
+    assert own == f"{program_name()} job {ray.get_runtime_context().get_job_id()}"
+    task: Any = ray.remote(max_calls=1, num_cpus=0)(fresh)
+    assert ray.get(task.remote(client), timeout=PATIENCE_S) == own
+
+
+# --- async actors
+
+
+class AsyncActor:
+    """Notes what Ray's own module says while it awaits its first call."""
+
+    def __init__(self) -> None:
+        self._said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: self._said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("ray._private.worker").addHandler(handler)
+
+    async def run(self, function: kaas.Function | None) -> tuple[Any, list[str]]:
+        if function is not None:
+            return await function.call(x=numbers(), factor=3), self._said
+        return await kaas.call(scale_task(), {"x": numbers()}, scalars={"factor": 3}), self._said
+
+    async def work(self, work: Callable[[], Any]) -> Any:
+        return fresh(work)
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_an_async_actors_first_call(registered: bool) -> None:
+    actor: Any = ray.remote(num_cpus=0)(AsyncActor).remote()
+    function = kaas.register(scale_task()) if registered else None
+    value, said = ray.get(actor.run.remote(function), timeout=PATIENCE_S)
+    np.testing.assert_allclose(value, numbers() * 3, rtol=1e-6)
+    assert said == []
+
+
+@pytest.mark.parametrize("work", [call, stats, status, pin, put], ids=lambda work: str(work.__name__))
+def test_in_an_async_actor(work: Callable[[], Any]) -> None:
+    """What waits by its nature may do so there too."""
+    actor: Any = ray.remote(num_cpus=0)(AsyncActor).remote()
+    np.testing.assert_allclose(ray.get(actor.work.remote(work), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
+
+
+def test_a_loop_does_not_wait_for_the_line_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool's address is told only when the loop has gone on."""
+    from kaas.ray_session import RaySession
+
+    session = HERE.session
+    assert isinstance(session, RaySession)
+    told = RaySession.address
+
+    async def first_call() -> Any:
+        went_on = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def late(self: RaySession) -> Any:
+            asyncio.run_coroutine_threadsafe(went_on.wait(), loop).result(PATIENCE_S)
+            return told(self)
+
+        monkeypatch.setattr(RaySession, "address", late)
+        other = RaySession.to(NAME, session.pool)
+        monkeypatch.setattr(HERE, "session", other)
+        future = kaas.call(scale_task(), {"x": numbers()}, scalars={"factor": 3})
+        went_on.set()
+        return await future
+
+    np.testing.assert_allclose(asyncio.run(first_call()), numbers() * 3, rtol=1e-6)
+
+
+# --- DAGs
+
+
+def test_functions_in_a_dag() -> None:
+    from ray.dag import InputNode, MultiOutputNode
+
+    @ray.remote(num_cpus=0)
+    def total(x: Any) -> float:
+        return float(x.sum())
+
+    scale, add = kaas.register(scale_task()), kaas.register(add_task(), {"a": numbers()})
+    with InputNode() as x:
+        scaled = scale.bind(x, factor=3)
+        dag: Any = MultiOutputNode([total.bind(scaled), add.bind(b=scaled)])
+    for factor in (1, 2):
+        summed, added = ray.get(dag.execute(numbers() * np.float32(factor)))
+        np.testing.assert_allclose(added, numbers() * (1 + 3 * factor), rtol=1e-5)
+        assert summed == pytest.approx(float((numbers() * 3 * factor).sum()), rel=1e-4)
+
+
+def test_a_function_of_several_outputs_in_a_dag() -> None:
+    outputs = kaas.register(both_task()).bind(x=numbers()).execute()
+    np.testing.assert_allclose(ray.get(outputs.double), numbers() * 2)
+    np.testing.assert_allclose(ray.get(outputs.quadruple), numbers() * 4)
