@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"
+
 from kaas import errors
 from kaas.arguments import Buffer, In, InOut, Literal, Null, Out, Pointers, Scalar, Struct
 from kaas.caches import cache_root
@@ -112,3 +114,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'kaas' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_ON_DEMAND[name]), name)  # the next time it is found at once
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

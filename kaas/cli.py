@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from kaas import code_command, compile_command, file_commands, keys_command, observe_commands, serve_command
+from kaas import (
+    __version__,
+    code_command,
+    compile_command,
+    file_commands,
+    keys_command,
+    observe_commands,
+    serve_command,
+)
 from kaas.errors import KaasError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(emoji=False)
 
 OnRay = Annotated[bool, typer.Option("--ray/--no-ray", help="a pool on Ray, or one of plain processes")]
@@ -24,10 +30,27 @@ for command in (file_commands.inspect, file_commands.check, file_commands.run):
     app.command()(command)
 app.command("compile")(compile_command.compile_model)
 app.command()(serve_command.serve)
+app.command()(observe_commands.status)
+app.command()(observe_commands.stats)
 app.command()(observe_commands.trace)
 app.command()(observe_commands.usage)
 app.add_typer(keys_command.app, name="keys")
 app.add_typer(code_command.app, name="code")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kaas {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def kaas(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show it and exit")
+    ] = False,
+) -> None:
+    """Graphs of precompiled GPU kernels as serverless functions: pools, servers, compiled models."""
 
 
 @app.command()
@@ -41,42 +64,6 @@ def demo(
 
     if not run(Size(seconds, vertices), console, ray=ray):
         raise typer.Exit(1)
-
-
-@app.command()
-def status(
-    address: Annotated[str, typer.Option(help="of the Ray cluster")] = "auto",
-    name: Annotated[str, typer.Option(help="of the pool")] = "kaas",
-    ray: observe_commands.EitherPool = None,
-) -> None:
-    """Show a running pool: its devices, executors and queue."""
-    from kaas.api import status as pool_status
-
-    observe_commands.attach_either(name, address, ray)
-    found = pool_status()
-    columns = ("device", "kind", "state", "worker", "busy slots", "pins", "pid", "name", "memory")
-    table = Table(*columns, title=f"pool {found.pool}")
-    for device in found.devices:
-        info = device.info
-        worker = "" if device.worker is None else str(device.worker)
-        slots = f"{len(device.running)} of {info.slots}" if info else ""
-        pins = ", ".join(f"{count} {state}" for state, count in Counter(pin.state for pin in device.pins).items())
-        process = (str(info.pid), info.device_name, f"{info.memory_bytes >> 20} MiB") if info else ("", "", "")
-        table.add_row(str(device.index), device.kind, device.state, worker, slots, pins, *process)
-    console.print(table)
-    for device in found.devices:
-        for pin in (pin for pin in device.pins if pin.state == "lost"):
-            reason = pin.reason.partition("\n")[0]
-            lost = f"[red]lost[/] on device {device.index}: {escape(pin.target)}: {escape(reason)}"
-            console.print(lost, soft_wrap=True)
-    console.print(f"policy {found.config.policy}, running {found.running}, queued {found.queued}, "
-                  f"waiting for inputs {found.waiting}, functions: {', '.join(found.functions) or 'none'}")  # fmt: skip
-    for held in found.quarantined:
-        reason = held.reason.partition("\n")[0]
-        what = f"[red]in quarantine[/] after {held.faults} faults: {escape(held.function)}: {escape(reason)}"
-        console.print(what, soft_wrap=True)
-    if found.broken:
-        console.print(f"[red]broken:[/] {found.broken}")
 
 
 ScenarioFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="as docs/simulator.md describes it")]

@@ -1,8 +1,9 @@
-"""`kaas trace` and `kaas usage`: what a pool does, and what clients of a server have used."""
+"""`kaas status`, `stats`, `trace` and `usage`: what a pool is and does, and what clients of a server have used."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kaas.errors import InvalidRequest
+from kaas.pool.tables import Shown
 from kaas.remote.usage import Usage
 
 console = Console(emoji=False)
@@ -33,16 +35,65 @@ class By(Enum):
     FUNCTION = "function"
 
 
+PoolName = Annotated[str, typer.Option(help="of the pool, or of the server's")]
+Address = Annotated[str, typer.Option(help="of the Ray cluster")]
+
+
+def status(address: Address = "auto", name: PoolName = "kaas", ray: EitherPool = None) -> None:
+    """Show a running pool: its devices, executors and queue."""
+    from kaas.api import status as pool_status
+    from kaas.pool.tables import status_tables
+
+    attach_either(name, address, ray)
+    _show(status_tables(pool_status()))
+
+
+def stats(
+    json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="count from here on, for everybody")] = False,
+    address: Address = "auto",
+    name: PoolName = "kaas",
+    ray: EitherPool = None,
+) -> None:
+    """Show where the requests of a running pool spent their time, and what its caches did."""
+    import msgspec
+
+    from kaas.api import stats as pool_stats
+    from kaas.pool.tables import stats_tables
+
+    attach_either(name, address, ray)
+    found = pool_stats(reset)
+    if json:
+        print(msgspec.json.encode(found).decode())
+        return
+    _show(stats_tables(found))
+
+
+def _show(tables: Iterable[Shown]) -> None:
+    for shown in tables:
+        _print_whole(shown.rich())
+        for line in shown.notes:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        for line in shown.troubles:
+            console.print(line, markup=False, highlight=False, soft_wrap=True, style="red")
+
+
+def _print_whole(table: Table) -> None:
+    """As wide as it is, since a figure that lacks digits is wrong."""
+    needed = console.measure(table, options=console.options.update(max_width=sys.maxsize)).maximum
+    Console(width=max(console.width, needed), emoji=False).print(table)
+
+
 def trace(
     seconds: Annotated[float, typer.Option(min=0.001, help="for which requests are taken down")] = 10.0,
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="where the trace goes")] = Path("trace.json"),
-    address: Annotated[str, typer.Option(help="of the Ray cluster")] = "auto",
-    name: Annotated[str, typer.Option(help="of the pool, or of the server's")] = "kaas",
+    address: Address = "auto",
+    name: PoolName = "kaas",
     ray: EitherPool = None,
 ) -> None:
     """Take down what the requests of a running pool do, for https://ui.perfetto.dev or chrome://tracing."""
+    from kaas.attached import current_session
     from kaas.pool.tracing import chrome
-    from kaas.session import current_session
 
     attach_either(name, address, ray)
     with out.open("wb") as file:  # before anybody waits for what could not be written
@@ -90,10 +141,7 @@ def usage(
     if json:
         print(msgspec.json.encode(found).decode())
         return
-    table = _table(found, by)
-    any_width = console.options.update(max_width=sys.maxsize)
-    needed = console.measure(table, options=any_width).maximum  # a figure that lacks digits is wrong
-    Console(width=max(console.width, needed), emoji=False).print(table)
+    _print_whole(_table(found, by))
 
 
 def _state(config: Path) -> Path:

@@ -118,3 +118,14 @@ class Stats:
         found = [tier for tier in self.tiers if client in (None, tier.client)]
         total = sum(tier.objects for tier in found)
         return sum(tier.objects for tier in found if tier.tier == "device") / total if total else math.nan
+
+    def __str__(self) -> str:
+        """As `kaas stats` shows it."""
+        from kaas.pool.tables import as_text, stats_tables  # which only people need
+
+        return as_text(stats_tables(self))
+
+    def _repr_html_(self) -> str:
+        from kaas.pool.tables import as_html, stats_tables
+
+        return as_html(stats_tables(self))

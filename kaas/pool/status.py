@@ -78,3 +78,14 @@ class Status:
     """Of the pool's process; another one when it had to start again."""
     quarantined: tuple[QuarantineStatus, ...] = ()
     """Functions that are run no more, since they ended devices."""
+
+    def __str__(self) -> str:
+        """As `kaas status` shows it."""
+        from kaas.pool.tables import as_text, status_tables  # which only people need
+
+        return as_text(status_tables(self))
+
+    def _repr_html_(self) -> str:
+        from kaas.pool.tables import as_html, status_tables
+
+        return as_html(status_tables(self))
