@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from secrets import token_hex
 from threading import Event
 from time import perf_counter
 
@@ -90,18 +91,23 @@ def run(size: Size | None = None, console: Console | None = None, *, ray: bool =
     size, console = size or Size(), console or Console(emoji=False)
     began = perf_counter()
     with console.status("starting Ray and the pool" if ray else "starting the pool"):
-        opened = kaas.init(config=_config(), ray=ray)
+        kaas.init(config=_config(), ray=ray, name=f"demo {token_hex(4)}")  # one that it may shut down again
     try:
         started_s = perf_counter() - began
+        console.print(_announcement(size, ray))
         tally, stats, status = _compete(size, console)
     finally:
-        if opened:
-            kaas.shutdown()
+        kaas.shutdown()
     console.print(_stage_table(stats), _cache_table(stats, status))
     total, wrong = sum(tally.right.values()) + sum(tally.wrong.values()), sum(tally.wrong.values())
     verdict = f"[red]{wrong} wrong[/]" if wrong else "[green]all equal to NumPy's[/]"
     console.print(f"{total} results, {verdict}; start {started_s:.1f} s, in all {perf_counter() - began:.1f} s")
     return total > 0 and wrong == 0
+
+
+def _announcement(size: Size, ray: bool) -> str:
+    killed = f"about {size.seconds / 2:g} s from now an executor gets SIGKILL"
+    return f"{killed}; what Ray prints then, of a worker that died, is about that one" if ray else killed
 
 
 def _config() -> kaas.Config:

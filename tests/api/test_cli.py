@@ -120,6 +120,7 @@ def test_demo() -> None:
     ended = kaas_command("demo", "--seconds", "2", "--vertices", "96")
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"\d+ results, all equal to NumPy's", ended.stdout)
+    assert "what Ray prints then, of a worker that died, is about that one" in " ".join(ended.stdout.split())
     assert re.search(r"SIGKILL for the executor of device \d", ended.stdout)
     for client, due in {"ann": 25, "bob": 25, "cy": 50}.items():
         assert re.search(rf"{client} .*{due}%", ended.stdout)

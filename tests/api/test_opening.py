@@ -26,6 +26,8 @@ def init(**wanted):
 """
 WAITS = "init(config=kaas.Config(store=Waits({folder!r})))"
 INTERRUPTED = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 try:
     {WAITS}
 except KeyboardInterrupt:

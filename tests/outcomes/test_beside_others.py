@@ -1,0 +1,42 @@
+"""What a user runs stands beside what else runs on the machine: another pool, a shell that ignores Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kaas
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_demonstration_beside_a_pool_of_the_default_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert kaas.init(ray=False, devices=[kaas.Device("software", 16 << 20)], name="kaas")
+    try:
+        before = kaas.status().pid
+        command = [sys.executable, "-m", "kaas.cli", "demo", "--no-ray", "--seconds", "0.5", "--vertices", "32"]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "all equal to NumPy's" in ended.stdout
+        assert kaas.status().pid == before  # it has left that pool alone
+    finally:
+        kaas.shutdown()
+
+
+def test_tests_of_ctrl_c_in_a_job_in_the_background() -> None:
+    """As `make test &`: what is started there ignores SIGINT."""
+    command = [sys.executable, "-m", "pytest", "-x", "-k", "interrupt", "-p", "no:cacheprovider"]
+    files = ["tests/api/test_opening.py", "tests/api/test_without_ray.py"]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with subprocess.Popen([*command, *files], cwd=ROOT, stdout=subprocess.PIPE, text=True) as started:
+            signal.signal(signal.SIGINT, before)
+            said, _ = started.communicate()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert started.returncode == 0, said
