@@ -154,7 +154,8 @@ class Config:
             object.__setattr__(self, "devices", _devices(self.devices))
         if not callable(self.policy) and not isinstance(self.policy, str):
             raise InvalidConfig(f"a policy is a name or a callable, not {self.policy!r}", field="policy")
-        if isinstance(self.policy, str) and self.policy not in POLICY_NAMES:
+        # what is no plain name is a policy's code as a running pool describes it
+        if isinstance(self.policy, str) and self.policy.isidentifier() and self.policy not in POLICY_NAMES:
             raise InvalidConfig(f"no policy {self.policy!r}; there are {', '.join(POLICY_NAMES)}", field="policy")
         _require_positive("run_limit_s", self.run_limit_s, int | float)
         _require_positive("start_limit_s", self.start_limit_s, int | float)

@@ -83,7 +83,15 @@ def run(
 
 def _load(path: Path) -> KTask | CompiledModel:
     """What the file holds; its bytes decide."""
-    return CompiledModel.load(path) if model_file.is_model(path) else KTask.from_json(path.read_bytes())
+    if model_file.is_model(path):
+        return CompiledModel.load(path)
+    data = path.read_bytes()
+    if not data.lstrip().startswith(b"{"):
+        raise InvalidRequest(
+            f"{path} is neither a model (a zip file, as `kaas compile` and CompiledModel.save write it) nor a kTask in "
+            "JSON (as KTask.to_json writes it)"
+        )
+    return KTask.from_json(data)
 
 
 def _pairs(entries: Sequence[str] | None, option: str, names: Sequence[str] = ()) -> dict[str, str]:

@@ -157,7 +157,7 @@ def told_as_corrupt(path: str | os.PathLike[str]) -> Iterator[None]:
     except KaasError as error:
         raise _corrupt(path, error.message) from error
     except zipfile.BadZipFile as error:
-        raise _corrupt(path, f"{error}: this is no zip file, or not all of one") from error
+        raise _corrupt(path, _no_zip(path)) from error
     except KeyError as error:
         raise _corrupt(path, f"{error} is missing") from error
     except _MEANINGLESS as error:
@@ -168,6 +168,13 @@ def _corrupt(path: str | os.PathLike[str], reason: str) -> CorruptModel:
     return CorruptModel(
         f"{os.fspath(path)} is no model that can be read: {reason}", path=os.fspath(path), reason=reason
     )
+
+
+def _no_zip(path: str | os.PathLike[str]) -> str:
+    """What to say of a file that the zip module does not read."""
+    if is_model(path):
+        return "its end is missing or damaged; copy it again"
+    return "it is no zip file, as `kaas compile` and CompiledModel.save write them"
 
 
 def _read(path: str | os.PathLike[str], archive: zipfile.ZipFile, file_bytes: int) -> Parts:

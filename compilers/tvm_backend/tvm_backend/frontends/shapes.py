@@ -56,9 +56,19 @@ def bindings(
     unknown = sorted(bound - known.keys() - {batch})
     if unknown:
         where = "; ".join(str(given) for given in inputs if set(given.shape) & set(unknown))
-        message = f"{model} leaves {', '.join(unknown)} open ({where}): example_inputs must say how large"
+        shapes = " ".join(_shape_option(given) for given in inputs if set(given.shape) & set(unknown))
+        message = (
+            f"{model} leaves {', '.join(unknown)} open ({where}): say how large, by example_inputs or, at the command "
+            f"line, by {shapes}"
+        )
         raise InvalidModel(message, model=model, names=tuple(unknown))
     return tuple(Binding(size, known if batch is None else {**known, batch: size}) for size in sorted(set(sizes)))
+
+
+def _shape_option(given: Input) -> str:
+    """What `kaas compile` takes for an input, with the names of open sizes where numbers are to stand."""
+    sizes = (f"<{size}>" if isinstance(size, str) else str(size) for size in given.shape)
+    return f"--shape {given.name}={'x'.join(sizes)}"
 
 
 def batch_dimension(inputs: Sequence[Input]) -> str | None:

@@ -1,0 +1,102 @@
+"""What goes wrong in a program is said in words that name the thing and what to do, where it goes wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+from typer.testing import CliRunner
+
+import kaas
+from kaas import errors
+from kaas.cli import app
+from kaas.config import POLICY_NAMES
+from kaas.pool.policies import POLICIES
+from tests.api.conftest import crash_task
+
+
+def test_a_policy_that_does_not_exist_is_refused_where_it_is_written() -> None:
+    with pytest.raises(errors.InvalidConfig, match=r"no policy 'fair'; there are .*fcfs") as raised:
+        kaas.Config(policy="fair")
+    assert raised.value.field == "policy"
+
+
+def test_the_policies_that_a_configuration_knows_are_those_there_are() -> None:
+    assert tuple(POLICIES) == POLICY_NAMES
+    for name in POLICIES:
+        kaas.Config(policy=name)
+
+
+def test_another_configuration_is_told_with_both_values_and_what_to_do() -> None:
+    running = kaas.Config(policy="cfs_affinity", slots=2, devices=(kaas.Device(),))
+    with pytest.raises(errors.ConfigMismatch) as raised:
+        kaas.Config(policy="fcfs", slots=2).refuse_other("kaas", running.described())
+    error = raised.value
+    assert error.differences == ("policy",)
+    assert "policy is 'cfs_affinity' there and 'fcfs' here" in error.message
+    assert all(way in error.message for way in ("without policy", "another name=", "kaas.shutdown()"))
+    kaas.Config(policy="cfs_affinity", slots=2).refuse_other("kaas", running)
+
+
+@pytest.mark.parametrize("command", ["inspect", "check", "run"])
+def test_a_file_of_something_else_is_named(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "notes.kaas"
+    path.write_text("hello")
+    ended = subprocess.run([sys.executable, "-m", "kaas.cli", command, str(path)], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "notes.kaas is neither a model" in ended.stderr
+    assert "kTask in JSON" in ended.stderr
+
+
+def test_a_model_that_is_no_zip_or_half_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "notes.kaas"
+    path.write_text("hello")
+    with pytest.raises(errors.CorruptModel, match=r"notes.kaas .* it is no zip file, as `kaas compile` .* write them"):
+        kaas.load(path)
+    path.write_bytes(b"PK\x03\x04")
+    with pytest.raises(errors.CorruptModel, match="its end is missing"):
+        kaas.load(path)
+
+
+def test_an_open_dimension_is_told_with_the_option_that_closes_it(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("tvm")
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    taken = helper.make_tensor_value_info("ids", floats, ["batch", "sequence", 8])
+    given = helper.make_tensor_value_info("y", floats, ["batch", "sequence", 8])
+    graph = helper.make_graph([helper.make_node("Relu", ["ids"], ["y"])], "graph", [taken], [given])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(model, tmp_path / "model.onnx")
+    ended = CliRunner().invoke(app, ["compile", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "model.kaas")])
+    assert isinstance(ended.exception, errors.InvalidModel)
+    assert "--shape ids=<batch>x<sequence>x8" in str(ended.exception)
+
+
+@pytest.mark.ray
+def test_what_ray_get_raises_says_what_is_wrong_at_once(start: Callable[..., bool]) -> None:
+    """Beside the message there are the line by which Ray says whose process it was, where Ray took the error, and one
+    place in the pool's code."""
+    start(devices=[kaas.Device("software", 64 << 20)], config=kaas.Config(faults_allowed=0))
+    for ref in (kaas.invoke(crash_task(), {}), kaas.register(crash_task()).remote()):
+        with pytest.raises(errors.KaasError) as raised:
+            ray.get(ref)
+        told = str(raised.value)
+        assert told.count("kaas/") == 1, told
+        assert len(told.partition("kTask 'crash")[0].splitlines()) <= 10, told
+
+
+@pytest.mark.ray
+def test_inside_an_etask_the_cause_is_the_users_own(start: Callable[..., bool]) -> None:
+    @kaas.etask
+    def fails() -> None:
+        raise ValueError("of the user's")
+
+    start(config=None)
+    with pytest.raises(errors.ETaskFailed) as raised:
+        ray.get(fails.remote())
+    assert "of the user's" in str(raised.value)
+    assert "kaas/pool/core.py" not in str(raised.value)
