@@ -35,7 +35,7 @@ import kaas
 from benchmarks.station import N, reader
 from examples import chained_matmul
 from kaas.executor.device import call, open_device
-from kaas.pool.ray_hosts import SOFTWARE_RESOURCE
+from kaas.pool.ray_cluster import SOFTWARE_RESOURCE
 from kaas.pool.stats import Stats
 
 OBJECT_BYTES = 64 << 20

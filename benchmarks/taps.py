@@ -18,7 +18,7 @@ import ray
 from kaas.attached import current_session
 from kaas.executor.executor import Executor
 from kaas.pool import messages
-from kaas.pool.ray_hosts import NAMESPACE
+from kaas.pool.ray_cluster import NAMESPACE
 from kaas.pool.service import Service
 from kaas.ray_session import RaySession
 

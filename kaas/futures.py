@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import InvalidStateError
+from concurrent.futures import CancelledError, InvalidStateError
 from concurrent.futures._base import CANCELLED
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -104,11 +104,22 @@ class Future(concurrent.futures.Future[Any]):
     """
 
     def __init__(self, pending: Pending, make: Callable[[Sequence[Any]], Any]) -> None:
-        super().__init__()
-        self._waiters = _Waiters(self)
+        # not as its base is made: `__getattr__` does that for those that need it
         self._pending = pending
         self._make = make
+        self._made: tuple[Any, BaseException | None] | None = None
         self._watched = False
+
+    def __getattr__(self, name: str) -> Any:
+        """What is inherited is made when something first looks at it. It takes several times as long as all else here,
+        and most futures are only waited for by `result` and `await`."""
+        if name not in _INHERITED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with self._pending.source.lock:
+            if name not in self.__dict__:  # all at once: others may look at it already
+                made = concurrent.futures.Future[Any]()
+                self.__dict__.update({**vars(made), "_waiters": _Waiters(self)})
+        return self.__dict__[name]
 
     def result(self, timeout: float | None = None) -> Any:
         """The value, once it is there.
@@ -121,7 +132,13 @@ class Future(concurrent.futures.Future[Any]):
                 `DeadlineExceeded`, which is one too. concurrent.futures.CancelledError
         """
         self._wait(timeout)
-        return super().result()
+        value, error = self._outcome()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, self  # the error refers to this frame, and must not be referred to by it
+        return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What `result` raises for the call itself; None if there is a value.
@@ -130,16 +147,18 @@ class Future(concurrent.futures.Future[Any]):
             TimeoutError, concurrent.futures.CancelledError
         """
         self._wait(timeout)
-        return super().exception()
+        return self._outcome()[1]
 
     def done(self) -> bool:
         """Whether there is a value or an error, or it was cancelled."""
         pending = self._pending
         if not pending.ended:
             pending.source.wait(pending, 0)
-        if pending.ended:
-            self._settle()
         return pending.ended
+
+    def running(self) -> bool:
+        """False: it can be cancelled for as long as it has no answer."""
+        return False
 
     def cancelled(self) -> bool:
         return self._pending.cancelled
@@ -150,7 +169,6 @@ class Future(concurrent.futures.Future[Any]):
         pending = self._pending
         if pending.end(cancelled=True):
             pending.source.forget(pending)
-        self._settle()
         return pending.cancelled
 
     def add_done_callback(self, fn: Callable[[Future], Any]) -> None:
@@ -191,19 +209,30 @@ class Future(concurrent.futures.Future[Any]):
             raise asyncio.CancelledError
         return self.result()
 
-    # --- for `concurrent.futures`, whose functions look at what it has inherited
-
     def _wait(self, timeout: float | None) -> None:
         """
         Raises:
-            TimeoutError
+            TimeoutError, concurrent.futures.CancelledError
         """
         pending = self._pending
         if not pending.ended:
             pending.source.wait(pending, timeout)
             if not pending.ended:
                 raise TimeoutError(f"no answer within {timeout} s")
-        self._settle()
+        if pending.cancelled:
+            raise CancelledError
+
+    def _outcome(self) -> tuple[Any, BaseException | None]:
+        """The value or the error, of one that has ended."""
+        if self._made is None:
+            error = self._pending.error
+            try:
+                self._made = (self._make(self._pending.frames) if error is None else None), error
+            except Exception as unmade:  # noqa: BLE001 - whoever waits gets it
+                self._made = None, unmade
+        return self._made
+
+    # --- what is inherited, for the functions of `concurrent.futures` and asyncio, which look at it
 
     def _watch(self) -> None:
         """Have it settled when the answer comes, even if no thread waits in `result`."""
@@ -212,22 +241,17 @@ class Future(concurrent.futures.Future[Any]):
             self._pending.when_ended(self._settle)
 
     def _settle(self) -> None:
-        """Take over what came of the call. Any number of threads may do so at a time; the first one counts."""
+        """Tell all that was inherited what came of the call. Any number of threads may do so at a time; the first one
+        counts."""
         if super().done():
             return
-        pending = self._pending
-        if pending.cancelled:
+        if self._pending.cancelled:
             super().cancel()
             with self._condition:
                 if self._state == CANCELLED:
                     super().set_running_or_notify_cancel()
             return
-        value, error = None, pending.error
-        if error is None:
-            try:
-                value = self._make(pending.frames)
-            except Exception as unmade:  # noqa: BLE001 - whoever waits gets it
-                error = unmade
+        value, error = self._outcome()
         with suppress(InvalidStateError):  # another thread was first
             if error is None:
                 super().set_result(value)
@@ -265,6 +289,9 @@ class Future(concurrent.futures.Future[Any]):
         else:
             state = "finished" if pending.error is None else f"raised {type(pending.error).__name__}"
         return f"<kaas.Future {pending.number} {state}>"
+
+
+_INHERITED = frozenset(vars(concurrent.futures.Future()))
 
 
 class _Waiters(list[Any]):

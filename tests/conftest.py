@@ -52,7 +52,7 @@ def shared_ray() -> Iterator[None]:
     """Ray as `kaas.init` starts it, but without its dashboard: one for all whose pool is from `start`."""
     import ray
 
-    from kaas.pool.ray_hosts import SOFTWARE_RESOURCE
+    from kaas.pool.ray_cluster import SOFTWARE_RESOURCE
     from kaas.ray_session import SOFTWARE_SLOTS
 
     ray.init("local", resources={SOFTWARE_RESOURCE: SOFTWARE_SLOTS}, include_dashboard=False)

@@ -49,6 +49,7 @@ ALLOWED_IMPORTERS = {
         "kaas.pool.etask_actor",
         "kaas.pool.etask_transport",
         "kaas.pool.values",
+        "kaas.pool.ray_cluster",
         "kaas.pool.ray_ground",
         "kaas.pool.ray_metrics",
         "kaas.pool.ray_pool",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +19,7 @@ from kaas.pool.exchange import Exchange
 from kaas.pool.executors import Executors
 from kaas.pool.held import HeldRefs
 from kaas.pool.messages import Hello
+from kaas.pool.ray_cluster import existing
 from kaas.pool.ray_hosts import RayHosts
 from kaas.pool.readiness import Readiness
 from kaas.pool.residents import Residents
@@ -86,9 +86,3 @@ def opened_store(wanted: str | Store | None, pool: str) -> Store:
     except (OSError, sqlite3.Error) as error:
         raise InvalidConfig(f"store {wanted!r} cannot be opened: {error}", field="store") from error
     return store
-
-
-def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[Any], list[Any]]:
-    """The references whose objects exist, or whose tasks failed, and the others. Nothing is fetched."""
-    done, rest = ray.wait(list(refs), num_returns=enough, timeout=timeout_s, fetch_local=False)
-    return done, rest

@@ -21,15 +21,12 @@ from kaas.pool.lives import Adoption, Post
 from kaas.pool.messages import Address, Block, Framed
 from kaas.pool.objects import Held
 from kaas.pool.outputs import Stored
+from kaas.pool.ray_cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
 from kaas.pool.readiness import Readiness
 from kaas.pool.results import fetched
 from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import WorkerLost
 
-NAMESPACE = "kaas"
-"""The Ray namespace in which pools and their executors have their names."""
-SOFTWARE_RESOURCE = "kaas_software_gpu"
-"""The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
 OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
 """Of a pool's configuration, what each executor is told."""
 
@@ -139,12 +136,6 @@ def parts_of(held: Held, inbox: Inbox) -> Parts:
     """What the pool holds, as Ray carries it."""
     views = [np.frombuffer(inbox.view(block), np.uint8) for block in held.blocks]
     return Parts([Framed(position) for position in range(1, len(views) + 1)], views)
-
-
-def cluster_resources() -> dict[str, float]:
-    """What all nodes of the cluster declare together, by name."""
-    declared: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return declared
 
 
 def one_line(error: Exception) -> str:

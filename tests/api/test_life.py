@@ -19,7 +19,7 @@ from kaas import errors, softgpu
 from kaas.caches import cache_root
 from kaas.pool.events import Decision, Dispatch, Event, RequestArrived
 from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.ray_hosts import NAMESPACE
+from kaas.pool.ray_cluster import NAMESPACE
 from kaas.session import HERE
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 from tests.patience import PATIENCE_S

@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 import kaas
 from kaas import errors
-from kaas.pool.ray_hosts import SOFTWARE_RESOURCE
+from kaas.pool.ray_cluster import SOFTWARE_RESOURCE
 from kaas.pool.ray_pool import PoolActor
 from kaas.ray_session import POOL_OPTIONS
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task

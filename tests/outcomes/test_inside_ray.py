@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.ray
 
+ROOT = Path(__file__).parents[2]
 NAME = "inside ray"
 """Of the pool: not the default, which a task could guess."""
 
@@ -183,6 +187,14 @@ def test_in_an_async_actor(work: Callable[[], Any]) -> None:
     """What waits by its nature may do so there too."""
     actor: Any = ray.remote(num_cpus=0)(AsyncActor).remote()
     np.testing.assert_allclose(ray.get(actor.work.remote(work), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
+
+
+def test_what_attaches_brings_no_more_than_a_caller_needs() -> None:
+    """A first call imports what it needs, in an event loop say, and is done with it soon."""
+    program = "import sys, kaas.calls, kaas.ray_session, kaas.session_calls; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    brought = {"kaas.pool.service", "kaas.pool.core", "kaas.pool.policies", "kaas.executor.device", "cuda", "zmq"}
+    assert not brought & set(ended.stdout.split())
 
 
 def test_a_loop_does_not_wait_for_the_line_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import ray
 import kaas
 from kaas import errors
 from kaas.api import attach
-from kaas.pool.ray_hosts import SOFTWARE_RESOURCE
+from kaas.pool.ray_cluster import SOFTWARE_RESOURCE
 from kaas.remote import wire
 from kaas.serve_command import READY
 from tests.patience import PATIENCE_S, until

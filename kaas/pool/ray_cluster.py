@@ -1,0 +1,25 @@
+"""KaaS in a Ray cluster: its names, and what it asks. A program needs no more of a pool on Ray than this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+NAMESPACE = "kaas"
+"""The Ray namespace in which pools and their executors have their names."""
+SOFTWARE_RESOURCE = "kaas_software_gpu"
+"""The Ray resource that a node with room for software GPUs declares; where none does, they run without reserving."""
+
+
+def cluster_resources() -> dict[str, float]:
+    """What all nodes of the cluster declare together, by name."""
+    declared: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return declared
+
+
+def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[Any], list[Any]]:
+    """The references whose objects exist, or whose tasks failed, and the others. Nothing is fetched."""
+    done, rest = ray.wait(list(refs), num_returns=enough, timeout=timeout_s, fetch_local=False)
+    return done, rest
