@@ -170,7 +170,7 @@ class CompiledModel:
                 sources[buffer.name] = local.source_of(inputs[buffer.name])
             else:
                 input_bytes(buffer, on_host(buffer.name, inputs[buffer.name]))
-        return local.executor_for(device).run(Request(variant.task, sources, {}, profile=profile))
+        return local.interruptible(local.executor_for(device), Request(variant.task, sources, {}, profile=profile))
 
     def _constant_sources(self, variant: Variant) -> Mapping[str, Source]:
         """Where the constants come from in this process, under keys by which devices find them the next time."""

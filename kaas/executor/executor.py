@@ -245,6 +245,14 @@ class Executor:
             self._write_back.close()
         self.device.close()
 
+    def interrupt(self, task: str) -> bool:
+        """End what runs, and the device's context with it: a person does not want to wait any more for a request of
+        this kTask. Returns whether that is possible; no GPU can.
+        """
+        if self.device.cancels:
+            self._failures.end(task, "was interrupted")
+        return self.device.cancels
+
     # --- the way of a request
 
     def _watched(self, request: Request) -> Watched | None:

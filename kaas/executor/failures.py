@@ -34,11 +34,14 @@ class Failures:
 
     def overrun(self, watched: Watched) -> None:
         """A request has run longer than it may: ends it, and the device's context with all that runs there."""
+        watched.running = self.end(watched.task, f"ran longer than its limit of {watched.limit_s} s, and was ended")
+
+    def end(self, task: str, why: str) -> tuple[str, ...]:
+        """Ends a request, and the device's context with all that runs there. Returns the kernels that ran."""
         device = self._device.info().name
-        message = f"{device}: kTask {watched.task!r} ran longer than its limit of {watched.limit_s} s, and was ended"
         self._overran = True
-        self._gate.lose(DeviceLost(message, task=watched.task, device=device, **_TIMED_OUT))
-        watched.running = self._device.cancel()
+        self._gate.lose(DeviceLost(f"{device}: kTask {task!r} {why}", task=task, device=device, **_TIMED_OUT))
+        return self._device.cancel()
 
     def complete(self, error: KaasError, task: KTask, watched: Watched | None = None) -> None:
         """Gives an error what is known about it here.

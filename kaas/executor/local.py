@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,10 +17,13 @@ from kaas.request import View, check_names, encode_scalars, mapping
 if TYPE_CHECKING:
     import numpy as np
 
-    from kaas.executor.executor import Executor, Result
+    from kaas.executor.executor import Executor, Request, Result
     from kaas.executor.inputs import Source
     from kaas.executor.plan import Plan
     from kaas.executor.profile import KernelTime
+
+GRACE_S = 1.0
+"""So long after Ctrl-C a request may still end by itself: then the device stays usable."""
 
 _lock = threading.Lock()
 _executors: dict[tuple[str, int, int | None], Executor] = {}
@@ -46,6 +50,9 @@ def run_local(
             index, seconds, launches. `profile=print` will do.
         limit_s: ends kernels that run longer, on the software GPU: on a GPU nothing can. This process can then do
             nothing more with the device, as after each error that sticks to it.
+
+    Ctrl-C ends it: on the software GPU kernels that go on for a second more are ended as by limit_s; on a GPU they go
+    on by themselves.
 
     What kernels print goes where this process's output goes: of the software GPU to stderr, of a GPU to stdout.
 
@@ -78,7 +85,36 @@ def run(
     check_names(task, given)
     encoded = encode_scalars(task, scalars)
     sources = {name: source_of(value) for name, value in given.items()}
-    return executor_for(device).run(Request(task, sources, encoded, profile=profile, limit_s=limit_s))
+    return interruptible(executor_for(device), Request(task, sources, encoded, profile=profile, limit_s=limit_s))
+
+
+def interruptible(executor: Executor, request: Request) -> Result:
+    """Run a request such that Ctrl-C ends it. Python tells the main thread of that, and only between two steps of
+    Python: while the main thread waited for the device itself, that would be too late.
+
+    Raises:
+        KaasError, KeyboardInterrupt
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return executor.run(request)
+    done: concurrent.futures.Future[Result] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            done.set_result(executor.run(request))
+        except BaseException as error:  # noqa: BLE001 - it is raised where this is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="kaas run_local", daemon=True).start()
+    try:
+        return done.result()
+    except KeyboardInterrupt:
+        try:
+            concurrent.futures.wait([done], GRACE_S)
+        finally:  # also of a second Ctrl-C meanwhile
+            if not done.done() and executor.interrupt(request.task.label):
+                concurrent.futures.wait([done])
+        raise
 
 
 def check(task: KTask, device: Device | int | None = None) -> Plan:
