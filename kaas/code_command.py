@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kaas import CompiledModel, KTask, Library, model_file
+from kaas.errors import InvalidRequest
 from kaas.images import ELF, FATBIN
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -19,7 +20,9 @@ SIGNER, SIGNATURES = Path("signer.pem"), Path("signatures.json")
 Files = Annotated[
     list[Path],
     typer.Argument(
-        exists=True, dir_okay=False, help="code images (.ptx, .cubin, .fatbin), kTasks (.json), models (.kaas)"
+        exists=True,
+        dir_okay=False,
+        help="kTasks (.json), models (.kaas); `libraries` takes code images too",
     ),
 ]
 
@@ -43,30 +46,48 @@ def sign(
     key: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="of the signer")] = SIGNER,
     to: Annotated[Path, typer.Option(dir_okay=False, help="signatures, beside those that are there")] = SIGNATURES,
 ) -> None:
-    """Sign the libraries of these files, for clients to send along."""
+    """Sign the kTasks of these files, for clients to send along."""
     from kaas.remote.signing import sign as signature
     from kaas.remote.signing import signer as opened
     from kaas.remote.signing import write_signatures
 
     own = opened(key)
-    hashes = [library.hash for file in files for library in _libraries(file)]
-    write_signatures(to, {library: signature(own, library) for library in hashes})
-    console.print(f"{escape(str(to))} has the signatures of {len(set(hashes))} libraries")
+    keys = [task.key for file in files for task in _tasks(file)]
+    write_signatures(to, {task_key: signature(own, task_key) for task_key in keys})
+    console.print(f"{escape(str(to))} has the signatures of {len(set(keys))} kTasks")
 
 
 @app.command()
 def hashes(files: Files) -> None:
-    """The hashes of the libraries of these files, for a server's `code: {hashes: [...]}`."""
+    """The keys of the kTasks of these files, for a server's `code: {hashes: [...]}`."""
     for file in files:
-        for library in _libraries(file):
+        for task in _tasks(file):
+            console.print(f"{task.key}  {file}", highlight=False, markup=False)
+
+
+@app.command()
+def libraries(files: Files) -> None:
+    """The hashes of the libraries of these files, for a server's `code: {libraries: [...]}`: clients then choose what
+    their kernels are launched with, and which memory they reach."""
+    for file in files:
+        found = [Library.from_file(file)] if _is_image(file) else [each for t in _tasks(file) for each in t.libraries]
+        for library in dict.fromkeys(found):
             console.print(f"{library.hash}  {file}", highlight=False, markup=False)
 
 
-def _libraries(file: Path) -> tuple[Library, ...]:
+def _is_image(file: Path) -> bool:
     if model_file.is_model(file):
-        variants = CompiledModel.load(file).variants
-        return tuple(dict.fromkeys(library for variant in variants for library in variant.task.libraries))
+        return False
     data = file.read_bytes()
-    if data.startswith((ELF, FATBIN)) or not data.lstrip().startswith(b"{"):
-        return (Library.from_file(file),)
-    return KTask.from_json(data).libraries
+    return data.startswith((ELF, FATBIN)) or not data.lstrip().startswith(b"{")
+
+
+def _tasks(file: Path) -> list[KTask]:
+    if model_file.is_model(file):
+        return [variant.task for variant in CompiledModel.load(file).variants]
+    if _is_image(file):
+        raise InvalidRequest(
+            f"{file} is a code image and no kTask: it does not say what its kernels are launched with. Give the kTask, "
+            "as `task.to_json()` writes it, or a model; `kaas code libraries` prints the hash of an image's library"
+        )
+    return [KTask.from_json(file.read_bytes())]

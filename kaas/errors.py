@@ -496,10 +496,11 @@ class WrongContent(InvalidRequest):
 
 
 class NotAllowed(KaasError):
-    """Code that this server does not take from remote clients: it is neither on its list nor signed by a key that it
-    trusts, or names a provider that it does not offer."""
+    """Code that this server does not take from remote clients: a kTask, by its key, that is neither on its list nor
+    signed by a key that it trusts, a library by its hash, or one of a provider that it does not offer."""
 
     library: str
+    task: str
 
 
 class Quarantined(KaasError):

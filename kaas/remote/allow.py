@@ -1,20 +1,25 @@
-"""Which code a server takes from remote clients: a code image is code, and runs beside everybody's."""
+"""Which kTasks a server takes from remote clients: their code runs beside everybody's, launched as the kTask says.
+
+A library alone says nothing of grids, arguments and literals, and a harmless kernel reads whatever it is pointed at. So
+a list names whole kTasks by their content key, and a signer signs that key.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from kaas.errors import InvalidConfig, MissingPackage, NotAllowed
+from kaas.graph import KTask
 from kaas.images import PROVIDED, Image, Provided
 from kaas.images import check as check_image
 
-SIGNED = b"kaas library "
-"""Before a library's hash, in what is signed: such a signature is good for nothing else."""
+SIGNED = b"kaas ktask "
+"""Before a kTask's key, in what is signed: such a signature is good for nothing else."""
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -24,9 +29,11 @@ class Allowed:
     """By default no code at all.
 
     Fields:
-        any: all code of all clients. hashes: SHA-256, hex, of libraries or of single code images: what sha256sum says
-            of a .cubin. signers: public Ed25519 keys; what one of them has signed is taken from any client.
-        providers: that clients may name by `Library.provided`; nothing else here lets them.
+        any: all code of all clients. hashes: keys of kTasks, SHA-256, hex. signers: public Ed25519 keys; a kTask whose
+            key one of them has signed is taken from any client.
+        libraries: SHA-256, hex, of libraries or of single code images, as sha256sum says of a .cubin: clients launch
+            their kernels as they like. providers: that clients may name by `Library.provided`, likewise; nothing else
+            here lets them.
 
     Raises:
         InvalidConfig
@@ -36,19 +43,24 @@ class Allowed:
     hashes: frozenset[str] = frozenset()
     signers: tuple[bytes, ...] = ()
     providers: frozenset[str] = frozenset()
+    libraries: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        for text in self.hashes:
-            if not _HASH.fullmatch(text):
-                raise InvalidConfig(f"a hash is 64 hex digits in lower case, not {text!r}", field="code.hashes")
+        for name in ("hashes", "libraries"):
+            for text in getattr(self, name):
+                if not _HASH.fullmatch(text):
+                    message = f"a hash is 64 hex digits in lower case, not {text!r}"
+                    raise InvalidConfig(message, field=f"code.{name}")
         for key in self.signers:
             if len(key) != KEY_BYTES:
                 raise InvalidConfig(f"an Ed25519 key has {KEY_BYTES} bytes, not {len(key)}", field="code.signers")
 
-    def check(self, library: str, images: Sequence[Image], signature: bytes) -> None:
-        """
+    def check_library(self, library: str, images: Sequence[Image]) -> None:
+        """Check that a library may come in. Where whole kTasks are allowed, every library may: it is bytes, until a
+        kTask that is allowed names it.
+
         Args:
-            library: the hash of these images. signature: of the client's upload, b"" for none.
+            library: the hash of these images.
 
         Raises:
             NotAllowed, CorruptImage
@@ -62,30 +74,52 @@ class Allowed:
                     f"library {library} names provided code, and this server offers none of that provider",
                     library=library,
                 )
-        code = [image for image in images if image.kind != PROVIDED]
-        if not code or self.any or library in self.hashes or self._signed(library, signature):
+        if not (self.hashes or self.signers or self._launched_freely(library, images)):
+            raise NotAllowed(f"library {library} is not on this server's list of code", library=library)
+
+    def check_task(self, task: KTask, signature: bytes) -> None:
+        """Check that a kTask may be registered; its libraries have been checked.
+
+        Args:
+            signature: of the kTask's key, b"" for none.
+
+        Raises:
+            NotAllowed
+        """
+        if self.any or task.key in self.hashes or self._signed(task.key, signature):
             return
-        if not all(hashlib.sha256(image.data).hexdigest() in self.hashes for image in code):
-            raise NotAllowed(
-                f"library {library} is neither on this server's list of code nor signed by a key that it trusts",
-                library=library,
-            )
+        for library in task.libraries:
+            if not self._launched_freely(library.hash, library.images):
+                raise NotAllowed(
+                    f"kTask {task.label!r} is neither on this server's list of code nor signed by a key that it trusts."
+                    f" Its key is {task.key}: the operator lists that under code.hashes. The hash of a library, "
+                    f"{library.hash}, allows no kTask there",
+                    library=library.hash,
+                    task=task.key,
+                )
 
-    def _signed(self, library: str, signature: bytes) -> bool:
-        return bool(signature) and any(_verified(key, library, signature) for key in self.signers)
+    def _launched_freely(self, library: str, images: Iterable[Image]) -> bool:
+        """Whether clients may launch a library's kernels as they like."""
+        if self.any or library in self.libraries:
+            return True
+        code = (image for image in images if image.kind != PROVIDED)
+        return all(hashlib.sha256(image.data).hexdigest() in self.libraries for image in code)
+
+    def _signed(self, task_key: str, signature: bytes) -> bool:
+        return bool(signature) and any(_verified(key, task_key, signature) for key in self.signers)
 
 
-def signed(library: str) -> bytes:
-    """What a signature of a library, by its hash, is of."""
-    return SIGNED + library.encode()
+def signed(task_key: str) -> bytes:
+    """What a signature of a kTask, by its key, is of."""
+    return SIGNED + task_key.encode()
 
 
-def _verified(key: bytes, library: str, signature: bytes) -> bool:
+def _verified(key: bytes, task_key: str, signature: bytes) -> bool:
     keys = ed25519()
     from cryptography.exceptions import InvalidSignature
 
     try:
-        keys.Ed25519PublicKey.from_public_bytes(key).verify(signature, signed(library))
+        keys.Ed25519PublicKey.from_public_bytes(key).verify(signature, signed(task_key))
     except InvalidSignature:
         return False
     return True

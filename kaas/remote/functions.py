@@ -16,6 +16,7 @@ from kaas.library import Library
 from kaas.pool.objects import HeldObjects
 from kaas.pool.registry import Registry
 from kaas.remote import wire
+from kaas.remote.allow import SIGNATURE_BYTES
 from kaas.remote.contents import too_many
 from kaas.remote.making import Entry, Kept, Maker, RemoteFunction
 from kaas.remote.served import NONE_SERVED, Served, described
@@ -110,6 +111,8 @@ class Functions:
             raise InvalidRequest(
                 f"a function's name is 1 to 100 letters, digits, '_', '.' and '-', and no key: not {shown(name)}"
             )
+        if len(message.signature) > SIGNATURE_BYTES:  # it is kept
+            raise InvalidRequest(f"a signature has {SIGNATURE_BYTES} bytes, not {len(message.signature)}")
         for step in filter(None, (message.before, message.after)):
             if step not in self._steps:
                 raise InvalidRequest(f"this server has no cTask {shown(step)}")
@@ -120,7 +123,8 @@ class Functions:
             for buffer, name in message.constants.items():
                 stored = self._values.named(client, name)
                 constants[buffer] = stored.content.hash, stored.dtype
-            kept = Kept(client, message.name, task, constants, message.before, message.after)
+            around = message.before, message.after
+            kept = Kept(client, message.name, task, constants, *around, signature=message.signature)
             entry = await self._maker.made(kept, {})
             mine = self._clients.get(client, {})
             before = mine.get(entry.handle)

@@ -34,7 +34,7 @@ _Arrays = dict[str, tuple[str, tuple[int, ...]]]
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
     """What outlives the server of a function. constants: a value's hash and dtype by buffer. key: what the client knows
-    it by."""
+    it by. signature: of its kTask."""
 
     client: str
     name: str
@@ -43,6 +43,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     before: str
     after: str
     key: str = ""
+    signature: bytes = b""
 
     def keyed(self, task: KTask) -> Kept:
         """With its key: that of its kTask, or of all that makes it; and without what its client has sent beside it,
@@ -151,6 +152,7 @@ class Maker:
                     known[kept.client, each] = await self._uploads.library(kept.client, each)
             libraries = {each: known[kept.client, each] for each in sent.libraries}
             task, data = await _away(len(kept.task) + _code_bytes(libraries), _built, sent, libraries)
+            self._uploads.allowed.check_task(task, kept.signature)
             bindings, constants = await self._bound(kept, task)
             self._contents.charge(kept.client, LIBRARY, len(data))
             undo.callback(self._contents.refund, kept.client, LIBRARY, len(data))

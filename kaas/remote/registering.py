@@ -32,7 +32,7 @@ class Registering:
     """Each may raise TryAgain, and can be begun anew from the start."""
 
     def __init__(self, transfers: Transfers, signatures: Mapping[str, bytes]) -> None:
-        """signatures: of libraries, by hash."""
+        """signatures: of kTasks, by key."""
         self._transfers = transfers
         self._signatures = signatures
         self._ask = transfers.ask
@@ -85,8 +85,9 @@ class Registering:
         return tuple(tasks)
 
     def _register(self, task: KTask, name: str, constants: dict[str, str], around: tuple[str, str]) -> wire.Registered:
+        signature = self._signatures.get(task.key, b"")
         registered: wire.Registered = self._ask(
-            lambda number: wire.Register(number, name, constants, *around), (encode_task(task),)
+            lambda number: wire.Register(number, name, constants, *around, signature), (encode_task(task),)
         )
         return registered
 
@@ -126,7 +127,7 @@ class Registering:
 
     def _code(self, library: Library) -> Content:
         data = memoryview(encode_library(library))
-        return Content(library.hash, data, "library", self._signatures.get(library.hash, b""))
+        return Content(library.hash, data, "library")
 
     def _bring(self, tasks: Sequence[KTask], constants: Sequence[_Constant], progress: Progress | None) -> None:
         """Code and constants that the server lacks."""

@@ -145,6 +145,7 @@ class Code(_Settings, frozen=True):
     hashes: tuple[str, ...] = ()
     signers: tuple[str, ...] = ()
     providers: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
 
     def allowed(self) -> Allowed:
         """
@@ -155,7 +156,7 @@ class Code(_Settings, frozen=True):
             signers = tuple(map(bytes.fromhex, self.signers))
         except ValueError as error:
             raise InvalidConfig(f"code.signers are Ed25519 keys in hex: {error}", field="code.signers") from error
-        return Allowed(self.any, frozenset(self.hashes), signers, frozenset(self.providers))
+        return Allowed(self.any, frozenset(self.hashes), signers, frozenset(self.providers), frozenset(self.libraries))
 
 
 class Settings(_Settings, frozen=True):

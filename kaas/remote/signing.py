@@ -1,4 +1,4 @@
-"""Signatures of libraries, for servers that take code of signers that they trust (`kaas.remote.allow`)."""
+"""Signatures of kTasks, for servers that take those of signers that they trust (`kaas.remote.allow`)."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def signer(path: Path) -> Any:
     return key
 
 
-def sign(key: Any, library: str) -> bytes:
-    """The signature of a library, by its hash."""
-    signature: bytes = key.sign(signed(library))
+def sign(key: Any, task_key: str) -> bytes:
+    """The signature of a kTask, by its key."""
+    signature: bytes = key.sign(signed(task_key))
     return signature
 
 
 def read_signatures(path: Path) -> dict[str, bytes]:
-    """Of a file that `write_signatures` has made: signatures by the hashes of libraries.
+    """Of a file that `write_signatures` has made: signatures by the keys of kTasks.
 
     Raises:
         InvalidConfig

@@ -41,7 +41,7 @@ class Uploads:
     def __init__(self, state: State, limits: LimitsOf, allowed: Allowed, changed: Changed) -> None:
         """changed: see `Contents`."""
         self.contents = Contents(state, limits, changed)
-        self._allowed = allowed
+        self.allowed = allowed
         self._waiting: Counter[str] = Counter()
         self._writing: set[asyncio.Task[Any]] = set()
 
@@ -196,7 +196,7 @@ class Uploads:
     def _library(self, content: Content, path: Path) -> Library:
         with no_paths():
             images = decode_images(path.read_bytes())
-        self._allowed.check(content.hash, images, content.signature)  # before anything else looks into it
+        self.allowed.check_library(content.hash, images)  # before anything else looks into it
         library = Library(images)
         if library.hash != content.hash:
             raise WrongContent(

@@ -35,8 +35,8 @@ class Hello(_Message, frozen=True):
 
 class Upload(_Message, frozen=True):
     """Begin, or go on with, an upload of bytes known by their content. hash: SHA-256, hex. kind: "library" (for each
-    image `kind:size:`, in ASCII, then its data: the hash is the library's) or "value". signature: of a library, Ed25519
-    over b"kaas library " and the hash, for servers that want one. The answer is Uploaded, whose offset says from where
+    image `kind:size:`, in ASCII, then its data: the hash is the library's) or "value". signature: counts for nothing
+    (it was of a library; kTasks are signed now, see Register). The answer is Uploaded, whose offset says from where
     on this client has not sent it yet."""
 
     number: int
@@ -66,6 +66,8 @@ class Register(_Message, frozen=True):
     """Of the server's cTasks: which one makes the inputs out of those that come."""
     after: str = ""
     """Which one makes the outputs out of the kTask's."""
+    signature: bytes = b""
+    """Ed25519 over b"kaas ktask " and the kTask's key, for servers that want one."""
 
 
 class Functions(_Message, frozen=True):

@@ -85,7 +85,7 @@ def test_a_server_that_was_killed_has_what_its_clients_left(serve: Callable[...,
 
 
 def test_code_that_is_not_allowed_does_not_come_in(serve: Callable[..., Server]) -> None:
-    server = serve({"code": {"hashes": [hash_of(STEPS.images[0].data)], "providers": []}})
+    server = serve({"code": {"libraries": [hash_of(STEPS.images[0].data)], "providers": []}})
     alice = server.speaker("alice")
     assert upload(alice, CODE, 0, len(CODE), "library") == len(CODE)
     other = kaas.Library((replace(STEPS.images[0], data=STEPS.images[0].data + b"\n// mine\n"),))
@@ -102,7 +102,7 @@ def test_code_that_is_not_allowed_does_not_come_in(serve: Callable[..., Server])
 def test_signed_code_comes_in_by_a_client_that_has_its_signature(serve: Callable[..., Server], tmp_path: Path) -> None:
     signer_file = tmp_path / "signer.pem"
     server = serve({"code": {"signers": [new_signer(signer_file).hex()]}})
-    signatures = {STEPS.hash: sign(signer(signer_file), STEPS.hash)}
+    signatures = {add_task().key: sign(signer(signer_file), add_task().key)}
     with Client(server.endpoint, keys=server.key_of("alice")) as client, pytest.raises(NotAllowed):
         client.register(add_task())
     with Client(server.endpoint, keys=server.key_of("alice"), signatures=signatures) as client:

@@ -10,10 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kaas.cli import app
-from kaas.errors import InvalidConfig
+from kaas.errors import InvalidConfig, InvalidRequest
 from kaas.remote.allow import Allowed
 from kaas.remote.signing import new_signer, public_key, read_signatures, sign, signer, write_signatures
-from kaas.remote.tasks import encode_library
 from tests.api.conftest import STEPS, add_task
 from tests.remote.states import Had
 
@@ -35,17 +34,20 @@ def test_what_is_signed_is_taken_by_servers_that_trust_the_signer(tmp_path: Path
     assert found is not None
     trusted = bytes.fromhex(found.group(1))
     assert trusted == public_key(signer(key))
+    run("sign", tmp_path / "task.json", "--key", key, "--to", signatures)
+    known = read_signatures(signatures)
+    assert list(known) == [add_task().key]
+    assert run("hashes", tmp_path / "task.json").output.split()[0] == add_task().key
     for file in (KERNELS, tmp_path / "task.json"):
-        signatures.unlink(missing_ok=True)
-        run("sign", file, "--key", key, "--to", signatures)
-        known = read_signatures(signatures)
-        assert list(known) == [STEPS.hash]
-    assert run("hashes", KERNELS).output.split()[0] == STEPS.hash
+        assert run("libraries", file).output.split()[0] == STEPS.hash
+    with pytest.raises(InvalidRequest, match="code image and no kTask"):
+        run("sign", KERNELS, "--key", key)
 
     async def life() -> None:
         async with Had(tmp_path / "state", allowed=Allowed(signers=(trusted,))) as had:
-            await had.upload("ada", encode_library(STEPS), "library", known[STEPS.hash])
-            assert await had.uploads.library("ada", STEPS.hash) == STEPS
+            await had.register("ada", add_task(), signature=known[add_task().key])
+        async with Had(tmp_path / "state", allowed=Allowed(signers=(trusted,))) as had:  # nor is it asked for again
+            assert had.functions.named("ada", add_task().key).key == add_task().key
 
     asyncio.run(life())
 

@@ -39,6 +39,7 @@ FROM_CLIENT: list[Message] = [
     ("chunk from the beginning", wire.Chunk(2, HASH, 0), [HELLO]),
     ("register under a name, with a constant", wire.Register(3, "scale", {"w": "weights"}), [b"\x80"]),
     ("register under its key only", wire.Register(4), [b"\x80"]),
+    ("register, signed", wire.Register(6, signature=bytes(range(64))), [b"\x80"]),
     ("register with tasks around it", wire.Register(5, "photo", {}, "resize", "label"), [b"\x80"]),
     ("functions", wire.Functions(6), []),
     ("unregister", wire.Unregister(7, "scale"), []),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from kaas.softgpu import refused
 from kaas.softgpu.ptx import carry, limits, pointers
 from kaas.softgpu.ptx import stack as stacks
 from kaas.softgpu.ptx.call_variables import CallVariables, one_line
@@ -29,7 +30,6 @@ from kaas.softgpu.ptx.model import (
 )
 from kaas.softgpu.ptx.renaming import renamed, renamer
 from kaas.softgpu.ptx.types import SCALARS
-from kaas.softgpu import refused
 
 SYSTEM_CALLS = {"vprintf": 2, "__assertfail": 5, "cudaGraphSetConditional": 2}
 """Functions of CUDA that have no body, with the number of their arguments."""
