@@ -23,6 +23,7 @@ from kaas.pool import wire
 from kaas.pool.messages import Address
 from kaas.pool.packing import Signature
 from kaas.pool.ray_cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources, existing
+from kaas.pool.ray_pool import PoolActor
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.request import outputs_type
@@ -266,8 +267,6 @@ def connect(address: str | None, wanted: Config | None) -> bool:
 
 def _open_pool(name: str, wanted: Config | None, here: bool) -> tuple[Any, bool]:
     """The running pool of this name, or a new one and True; a pool that is just ending gives way to a new one."""
-    from kaas.pool.ray_pool import PoolActor  # all of a pool's code, which a program that just attaches does not need
-
     gpus = int(cluster_resources().get("GPU", 0))
     actor: Any = ray.remote(PoolActor).options(name=name, **POOL_OPTIONS, **(_pinned() if here else {}))
     refused = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,3 +24,11 @@ def existing(refs: Sequence[Any], enough: int, timeout_s: float) -> tuple[list[A
     """The references whose objects exist, or whose tasks failed, and the others. Nothing is fetched."""
     done, rest = ray.wait(list(refs), num_returns=enough, timeout=timeout_s, fetch_local=False)
     return done, rest
+
+
+def started_again() -> bool:
+    """Whether this actor's process replaces one that ended."""
+    with warnings.catch_warnings():  # Ray's own use of what it deprecates
+        warnings.simplefilter("ignore")
+        again: bool = ray.get_runtime_context().was_current_actor_reconstructed
+    return again

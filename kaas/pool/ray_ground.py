@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import warnings
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -61,14 +60,6 @@ def references() -> dict[str, Any]:
     worker: Any = ray._private.worker.global_worker
     known: dict[bytes, Any] = worker.core_worker.get_all_reference_counts()
     return {name.decode(): counts for name, counts in known.items()}
-
-
-def started_again() -> bool:
-    """Whether this actor's process replaces one that ended."""
-    with warnings.catch_warnings():  # Ray's own use of what it deprecates
-        warnings.simplefilter("ignore")
-        again: bool = ray.get_runtime_context().was_current_actor_reconstructed
-    return again
 
 
 def opened_store(wanted: str | Store | None, pool: str) -> Store:

@@ -1,4 +1,8 @@
-"""The pool on Ray: an actor, whose loop only passes things on to the pool's own."""
+"""The pool on Ray: an actor, whose loop only passes things on to the pool's own.
+
+Ray imports this wherever a process gets a handle of the actor, so that what the pool itself needs is imported by the
+process that has it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import contextvars
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayError
@@ -15,39 +19,20 @@ from ray.exceptions import RayActorError, RayError
 from kaas.config import Config
 from kaas.errors import KaasError, PoolStopped
 from kaas.pool import wire
-from kaas.pool.fronts import Front, Fronts
-from kaas.pool.keeping import Keeping
 from kaas.pool.loop import PoolThread
 from kaas.pool.messages import Address
-from kaas.pool.metrics import metrics
 from kaas.pool.processes import open_all_files
-from kaas.pool.ray_ground import RayGround, opened_store, references, started_again
-from kaas.pool.ray_metrics import EVERY_S, RayMetrics
-from kaas.pool.service import Service
-from kaas.pool.stats import Stats
-from kaas.pool.status import Status
-from kaas.pool.turns import Turns
+from kaas.pool.ray_cluster import started_again
+
+if TYPE_CHECKING:
+    from kaas.pool.fronts import Front
+    from kaas.pool.ray_ground import RayGround
+    from kaas.pool.ray_life import Life
+    from kaas.pool.service import Service
+    from kaas.pool.stats import Stats
+    from kaas.pool.status import Status
 
 T = TypeVar("T")
-
-
-class _Life:
-    """What a pool's process has once it is open. All methods belong to the pool's loop."""
-
-    def __init__(self, service: Service, ground: RayGround, own: Any) -> None:
-        self.service = service
-        self.ground = ground
-        self.keeping = Keeping(service, own, references)
-        self.fronts = Fronts()
-        self._turns = Turns()
-
-    async def call(self, message: bytes, refs: Sequence[Any]) -> Any:
-        """Run one call of an eTask."""
-        header = wire.decode_etask_call(message)
-        await self._turns.take(header.caller, header.number)
-        etask = await self.ground.etasks.get(header.function)
-        ready = None if header.ready else self.ground.readiness.of(refs)
-        return await self.service.pool.submit(etask.call(header, message, refs), ready)
 
 
 class PoolActor:
@@ -59,8 +44,8 @@ class PoolActor:
         self._attached = False
         self._again = started_again()
         self._thread = PoolThread()
-        self._life: _Life | None = None
-        self._opening: asyncio.Task[_Life] | None = None
+        self._life: Life | None = None
+        self._opening: asyncio.Task[Life] | None = None
         self._telling: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._sessions: dict[str, asyncio.Event] = {}
@@ -128,7 +113,7 @@ class PoolActor:
 
     # --- the pool's opening
 
-    async def _opened(self) -> _Life:
+    async def _opened(self) -> Life:
         """The pool, which the first call opens: not __init__, which Ray runs outside the event loop."""
         if self._life is None:
             if self._opening is None:  # not in the context of that call: Ray cancels what a cancelled one has begun
@@ -137,20 +122,25 @@ class PoolActor:
             self._life = await asyncio.shield(self._opening)
         return self._life
 
-    async def _open(self) -> _Life:
+    async def _open(self) -> Life:
         here = ray.get_runtime_context()
         own, node = here.current_actor, here.get_node_id()
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         open_all_files()
         self._thread.start()
+        from kaas.pool.ray_life import opened
+
         life = await self._thread.run(opened(self._name, self._config, own, node, host, self._again))
         context = contextvars.Context()
         self._telling = asyncio.get_running_loop().create_task(self._tell_metrics(life), context=context)
         self._telling.add_done_callback(lambda told: told.cancelled() or told.result())  # the loop says what went wrong
         return life
 
-    async def _tell_metrics(self, life: _Life) -> None:
+    async def _tell_metrics(self, life: Life) -> None:
         """Now and then, until the pool stops."""
+        from kaas.pool.metrics import metrics
+        from kaas.pool.ray_metrics import EVERY_S, RayMetrics
+
         told = RayMetrics(self._name)
         while not self._stopping.is_set():
             told.tell(metrics(await self._thread.run(_done(life.service.measured))))
@@ -291,17 +281,6 @@ class PoolActor:
         if self._open_calls:
             self._all_answered.clear()
             await self._all_answered.wait()
-
-
-async def opened(name: str, config: Config, own: Any, node: str, host: str, again: bool) -> _Life:
-    """A pool's process in the loop where it lives from now on.
-
-    Raises:
-        KaasError
-    """
-    ground = RayGround(name, config, own, node, host, again)
-    service = await Service.open(name, config, ground, opened_store(config.store, name))
-    return _Life(service, ground, own)
 
 
 def _told(error: KaasError) -> KaasError:
