@@ -132,7 +132,12 @@ def _requests(stages: Sequence[StageStats], outcomes: Sequence[OutcomeStats]) ->
 
 
 def _milliseconds(stage: StageStats | None, quantile: str) -> str:
-    return "" if stage is None else f"{getattr(stage, quantile) * 1e3:.3g}"
+    return "" if stage is None else _digits(getattr(stage, quantile) * 1e3)
+
+
+def _digits(value: float) -> str:
+    """Three digits, or those before the point."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def _caches(tiers: Sequence[TierStats]) -> Shown:
@@ -151,7 +156,7 @@ def _caches(tiers: Sequence[TierStats]) -> Shown:
 
 def _kernels(kernels: Sequence[KernelStats]) -> Shown:
     rows = [
-        (each.function, each.client, str(each.index), each.symbol, str(each.launches), f"{each.mean_s * 1e3:.3g}")
+        (each.function, each.client, str(each.index), each.symbol, str(each.launches), _digits(each.mean_s * 1e3))
         for each in kernels
     ]
     return Shown("kernels, one by one", ("function", "client", "place", "kernel", "launches", "mean, ms"), rows)
