@@ -40,7 +40,7 @@ class Admitted(msgspec.Struct, frozen=True):
     """What it gets.
 
     Fields:
-        at_s: when, by `perf_counter`. store_s: seconds spent fetching.
+        at_s: when, by `perf_counter`. store_s: seconds spent fetching, own_s those without waiting for others' fetches.
         memory_s: looking for what is there and waiting for room, allocating and freeing.
     """
 
@@ -49,6 +49,7 @@ class Admitted(msgspec.Struct, frozen=True):
     at_s: float
     store_s: float
     memory_s: float
+    own_s: float
 
 
 class Admission:
@@ -72,7 +73,7 @@ class Admission:
             runs; DeviceLost.
         """
         fetched: dict[bytes, Arriving] = {}
-        own: list[bytes] = []
+        own: dict[bytes, float] = {}
         store_s = memory_s = 0.0
         try:
             while True:
@@ -84,7 +85,7 @@ class Admission:
                     if lease is not None:
                         if own:
                             self._fetches.forget(own)
-                        return Admitted(inputs, lease, at_s, store_s, memory_s)
+                        return Admitted(inputs, lease, at_s, store_s, memory_s, sum(own.values()))
                 # What has been fetched is kept, so that this happens at most once for each object.
                 fetched.update(self._fetches.fetch(inputs.missing, own))
                 store_s += perf_counter() - at_s

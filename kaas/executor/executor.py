@@ -24,7 +24,7 @@ from kaas.executor.slot import Slot
 from kaas.executor.slots import Slots
 from kaas.executor.transport import Transport
 from kaas.executor.watchdog import Watchdog, Watched
-from kaas.executor.work import check, tiers_of, work
+from kaas.executor.work import check, occupied, tiers_of, work
 from kaas.executor.write_back import Deliver, WriteBack
 from kaas.graph import KTask
 
@@ -298,7 +298,8 @@ class Executor:
             "total": ended - started,
         }
         loaded, left = _loaded(admitted.lease, self._memory), admitted.lease.left
-        stats = RunStats(stages, done.tiers, loaded, left, done.kernels_s, done.kernels, self.cached_bytes)
+        occupied_s = occupied(admitted, done, planned - started, ended)
+        stats = RunStats(stages, done.tiers, loaded, left, done.kernels_s, done.kernels, self.cached_bytes, occupied_s)
         return Result(request.task, done.outputs, stats, self.device.take_printed() if plan.prints else "")
 
     def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:

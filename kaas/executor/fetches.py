@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from time import perf_counter
 
 from kaas.executor.gate import Gate
 from kaas.executor.inputs import Arriving
@@ -25,8 +26,9 @@ class Fetches:
         self._gate = gate
         self._under_way: dict[bytes, _Fetch] = {}
 
-    def fetch(self, wanted: Mapping[bytes, Callable[[], Arriving]], own: list[bytes]) -> dict[bytes, Arriving]:
-        """All of these objects. own: gets the keys of those that were fetched here; the caller ends with `forget`.
+    def fetch(self, wanted: Mapping[bytes, Callable[[], Arriving]], own: dict[bytes, float]) -> dict[bytes, Arriving]:
+        """All of these objects. own: gets the keys of those that were fetched here, and the seconds that took; the
+        caller ends with `forget`.
 
         Raises:
             What fetching raises. Whoever waited for the same object then fetches it himself.
@@ -38,13 +40,14 @@ class Fetches:
                 if key is None:
                     continue
                 under_way = self._under_way[key] = _Fetch()
+            began = perf_counter()
             try:
                 fetched[key] = data = wanted[key]()
             except BaseException:
                 with self._gate.lock:
                     self.forget([key])
                 raise
-            own.append(key)
+            own[key] = perf_counter() - began
             with self._gate.lock:
                 under_way.data = data
                 self._gate.notify()

@@ -21,6 +21,8 @@ class RunStats(msgspec.Struct, frozen=True, array_like=True):
         device_s: seconds that the kernels took.
         kernels: what each kernel took, in the kTask's order, if the request asked for it.
         cached_bytes: of the objects that are then on the device and in host memory.
+        occupied_s: seconds for which the request had its place on the device: its plan, its own loads, kernels and
+            copies, without what it waited for; None where device_s is all of that.
     """
 
     stages: dict[str, float]
@@ -30,6 +32,12 @@ class RunStats(msgspec.Struct, frozen=True, array_like=True):
     device_s: float
     kernels: tuple[KernelTime, ...] = ()
     cached_bytes: tuple[int, ...] = ()
+    occupied_s: float | None = None
+
+    @property
+    def charged_s(self) -> float:
+        """Device seconds that fair sharing charges for it."""
+        return self.device_s if self.occupied_s is None else self.occupied_s
 
     @property
     def graph(self) -> bool:

@@ -86,6 +86,17 @@ def work(
     return Work(outputs, copied, slot.stream.kernels.seconds(), kernels, *tiers_of(admitted))
 
 
+def occupied(admitted: Admitted, done: Work, planning_s: float, ended_s: float) -> float:
+    """Seconds for which a request kept its place on the device from others; ended_s: by `perf_counter`.
+
+    What others bring for their own requests is waited for, and theirs: then only this one's parts count.
+    """
+    seconds = ended_s - admitted.at_s
+    if admitted.lease.awaited:
+        seconds = min(seconds, done.kernels_s + done.travel_s + admitted.lease.hosting_s)
+    return planning_s + admitted.own_s + seconds
+
+
 def tiers_of(admitted: Admitted) -> tuple[dict[str, TierUse], float]:
     """What was done in each tier, and the seconds that copies to the device took, once they have ended."""
     lease = admitted.lease

@@ -453,7 +453,8 @@ class Pool:
         self._answer(self._leave(request), reply.error or reply)
         ended = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
         outcome = Outcome.ABANDONED if left else ended
-        device_s = record.device_s if record else 0.0
+        device_s = worker.start_s + (record.charged_s if record else 0.0)
+        worker.start_s = 0.0
         self.tell_residency(worker, record)
         was_last = worker.stopping and not worker.running
         self._tell(RequestDone(self._loop.time(), request.id, worker.id, request.slot, outcome, device_s))
@@ -481,19 +482,21 @@ class Pool:
 
     def _start(self, decision: StartWorker) -> None:
         device, function = self._devices[decision.device], decision.function
-        labels = (each.call.label for each in self._requests.values() if each.call.function == function)
+        labels = (each.call.label for each in self._requests.values() if each.call.flow == function)
         serves = next(labels, function) if function else ""
         self._crew.start(decision, device, serves)
 
     def ready(self, worker: Worker) -> None:
         """A worker can run requests."""
         self.events.ready(worker)
-        self._tell(worker.arrival(self._loop.time()))
+        self._tell(worker.arrival(self._loop.time(), self._config.cache_bytes))
         self._caches.repeat(worker)
 
     def _adopt(self, survivor: Survivor, now: float) -> None:
         """What it still runs holds its slots until it ends, and nobody waits for it."""
-        worker, events = adopted(survivor, self._devices[survivor.start.device], self._ids, now)
+        worker, events = adopted(
+            survivor, self._devices[survivor.start.device], self._ids, now, self._config.cache_bytes
+        )
         self._requests |= worker.running
         for request in worker.running.values():
             self._run(request, worker)

@@ -48,12 +48,15 @@ class Crew:
         self._background.run(self._live(worker, decision))
 
     async def _live(self, worker: Worker, decision: StartWorker) -> None:
+        began_s = self._loop.time()
         try:
             async with asyncio.timeout(self._start_limit_s):
                 worker.info = await self._transport.start(decision)
         except Exception as error:  # noqa: BLE001 - whatever it is, it means that this worker is not there
             self._host.gone(worker, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
             return
+        if decision.client and worker.kind is WorkerKind.EXECUTOR:  # the transport of eTasks does it itself
+            worker.start_s = self._loop.time() - began_s
         if worker.id in self.workers:
             worker.settled.set()
             self._host.ready(worker)

@@ -136,8 +136,8 @@ class RequestCancelled:
 
 
 class RequestDone(msgspec.Struct, frozen=True):
-    """A request left its slot, which is free again. device_s: seconds that it had the device: of a kTask its kernels,
-    of an eTask the whole call and, if its worker was started for it, that start."""
+    """A request left its slot, which is free again. device_s: seconds that it had the device: of a kTask its plan, its
+    own loads, kernels and copies, of an eTask the whole call; and, if its worker was started for it, that start."""
 
     time_s: float
     request: int
@@ -149,7 +149,7 @@ class RequestDone(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker that the policy started can be given requests."""
+    """A worker that the policy started can be given requests. memory_bytes: that its cache may take."""
 
     time_s: float
     worker: int

@@ -27,7 +27,7 @@ class RegisteredFunction:
     output_bytes: tuple[int, ...]
     inline: bool
     input_bytes: dict[str, int]
-    constants: dict[bytes, tuple[ObjectUse, ...]] = field(default_factory=dict)
+    constants: dict[bytes, tuple[str, tuple[ObjectUse, ...]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spec: wire.FunctionSpec, task: KTask, task_bytes: bytes) -> RegisteredFunction:
@@ -49,8 +49,12 @@ class RegisteredFunction:
             key = refs[item.ref].binary() if item.shared else None
             uses.append(ObjectUse(key, self.input_bytes[item.buffer]))
         if invocation.constants is not None:
-            uses += self._constant_uses(refs[invocation.constants])
+            uses += self._bound(refs[invocation.constants])[1]
         return tuple(uses)
+
+    def bound(self, invocation: wire.Invocation, refs: Sequence[Any]) -> str:
+        """What names the function with the constants of an invocation; "" if it has none."""
+        return "" if invocation.constants is None else self._bound(refs[invocation.constants])[0]
 
     def places(self, invocation: wire.Invocation, refs: Sequence[Any]) -> dict[bytes, tuple[Any, int | None]]:
         """Where the objects that caches know by a key come from: the reference, and for a constant its entry there."""
@@ -62,13 +66,15 @@ class RegisteredFunction:
                 places[constant_key(ref, binding.entry)] = ref, binding.entry
         return places
 
-    def _constant_uses(self, ref: Any) -> tuple[ObjectUse, ...]:
+    def _bound(self, ref: Any) -> tuple[str, tuple[ObjectUse, ...]]:
+        """The function's name with these constants, and what a policy hears of them."""
         identity = ref.binary()
         if identity not in self.constants:
             if len(self.constants) == KNOWN_CONSTANTS:
                 self.constants.clear()
-            self.constants[identity] = tuple(
+            uses = tuple(
                 ObjectUse(constant_key(ref, binding.entry), self.input_bytes[binding.buffer])
                 for binding in self.spec.bindings
             )
+            self.constants[identity] = f"{self.key}@{identity.hex()}", uses
         return self.constants[identity]

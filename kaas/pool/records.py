@@ -57,7 +57,7 @@ class Request(msgspec.Struct, eq=False):
             time_s=now_s,
             request=self.id,
             client=call.client,
-            function=call.identity,
+            function=call.flow,
             inputs=call.uses,
             ready=self.inputs_exist,
             deadline_s=None if call.deadline_s is None else self.arrived_s + call.deadline_s,
@@ -101,6 +101,7 @@ class Worker:
         info: there once it is ready. settled: set once it is ready or never will be.
         lost: requests that have ended here with the device. cached_bytes: of objects, on the device and in host memory.
         client, serves: whom it serves and with what, by the label of an eTask; "" if it serves all.
+        start_s: what its start took, of an executor for one client, until its first request is charged with it.
     """
 
     id: int
@@ -113,6 +114,7 @@ class Worker:
     running: dict[int, Request] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     cached_bytes: tuple[int, ...] = ()
+    start_s: float = 0.0
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -128,14 +130,19 @@ class Worker:
             return "starting"
         return "busy" if self.running else "idle"
 
-    def arrival(self, now_s: float) -> WorkerReady:
-        """What a policy hears of it once it is ready."""
+    def arrival(self, now_s: float, cache_bytes: int | None) -> WorkerReady:
+        """What a policy hears of it once it is ready. cache_bytes: what its cache may take, if that is limited."""
         assert self.info is not None, "it is ready"
-        return WorkerReady(now_s, self.id, self.kind, self.device.index, self.info.slots, self.info.memory_bytes)
+        memory_bytes = _cache_bytes(self.info, cache_bytes)
+        return WorkerReady(now_s, self.id, self.kind, self.device.index, self.info.slots, memory_bytes)
+
+
+def _cache_bytes(info: WorkerInfo, cache_bytes: int | None) -> int:
+    return info.memory_bytes if cache_bytes is None else min(cache_bytes, info.memory_bytes)
 
 
 def adopted(
-    survivor: Survivor, device: PhysicalDevice, ids: Iterator[int], now_s: float
+    survivor: Survivor, device: PhysicalDevice, ids: Iterator[int], now_s: float, cache_bytes: int | None
 ) -> tuple[Worker, list[WorkerAdopted | Residency]]:
     """A worker that outlived an earlier process of the pool, with a request for each of its runs, and what the policy
     is to hear of it. Nobody waits for these requests."""
@@ -149,7 +156,7 @@ def adopted(
         request = Request(next(ids), call, now_s, answer, worker=worker, slot=slot, dispatched_s=now_s)
         worker.running[request.id] = request
         running.append(Running(request.id, slot, call.client, call.function))
-    size, whom = (info.slots, info.memory_bytes), (start.client, start.function)
+    size, whom = (info.slots, _cache_bytes(info, cache_bytes)), (start.client, start.function)
     arrival = WorkerAdopted(now_s, worker.id, start.kind, device.index, *size, *whom, tuple(running))
     cached = [Residency(now_s, worker.id, survivor.cached, ())] if survivor.cached else []
     return worker, [arrival, *cached]
@@ -158,10 +165,10 @@ def adopted(
 def device_status(
     device: PhysicalDevice, workers: Iterable[Worker], pins: tuple[PinStatus, ...], reason: str
 ) -> DeviceStatus:
-    """A device as `kaas.status()` shows it. workers: those of the pool. reason: why its last worker ended."""
+    """A device as `kaas.status()` shows it. workers: those of the pool. reason: why it has lost its last worker, if it has."""
     here = sorted((each for each in workers if each.device is device), key=lambda each: (not each.running, -each.id))
     if not here:
-        return DeviceStatus(device.index, device.kind, "lost", pins=pins, reason=reason)
+        return DeviceStatus(device.index, device.kind, "lost" if reason else "unused", pins=pins, reason=reason)
     worker = here[0]
     return DeviceStatus(
         device.index,

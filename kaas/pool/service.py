@@ -189,6 +189,7 @@ class Service:
             payload,
             function.key,
             session=session,
+            bound=function.bound(invocation, payload.refs),
         )
 
     def session_ended(self, session: str) -> None:

@@ -41,7 +41,8 @@ class DeviceStatus:
     """A device and the worker on it, of several the one that runs, or else the one that came last.
 
     Fields:
-        state: "starting", "idle", "busy", "stopping", or "lost" when there is no worker.
+        state: "starting", "idle", "busy" or "stopping"; without a worker "lost" if the last one ended by itself, else
+            "unused": the policy has started none, or has stopped it.
         worker_kind: "executor" or "etask"; "" without a worker. client, serves: whom it serves, and with which eTask.
         others: further workers that live here, of eTasks. reason: why the last worker ended or could not start, of a
             device that is "lost" or on which another one is "starting".

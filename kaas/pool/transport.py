@@ -22,7 +22,8 @@ class WorkerLost(Exception):
 @dataclass(slots=True)
 class Call:
     """A request as the core sees it; only the transport looks into payload. label: its function's name for people;
-    function: what names that function exactly. session: of the program that sent it, "" if nobody knows.
+    function: what names that function exactly; bound: the same with its constants, "" if it has none. session: of the
+    program that sent it, "" if nobody knows.
 
     Nobody changes it. It is made for every request, and frozen it would take three times as long.
     """
@@ -36,11 +37,17 @@ class Call:
     function: str = ""
     kind: WorkerKind = WorkerKind.EXECUTOR
     session: str = ""
+    bound: str = ""
 
     @property
     def identity(self) -> str:
-        """What names its function to policies and in quarantine."""
+        """What names its function in quarantine."""
         return self.function or self.label
+
+    @property
+    def flow(self) -> str:
+        """What names its function to policies: with other constants it is another one, and lies on other devices."""
+        return self.bound or self.identity
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class World:
     etask_workers: int = 1
     draw: Callable[[int], int] = lambda _: 0
     speeds: tuple[float, ...] = ()
+    memory_bytes: int = 1
     time_s: float = 0.0
     next_request: int = 0
     arrivals: dict[int, RequestArrived] = field(default_factory=dict)
@@ -140,7 +141,7 @@ class World:
         started = self.starting.pop(worker)
         self.workers[worker] = started
         slots = self.slots if started.kind is EXECUTOR else 1
-        self.tell(WorkerReady(self.time_s, worker, started.kind, started.device, slots, 1))
+        self.tell(WorkerReady(self.time_s, worker, started.kind, started.device, slots, self.memory_bytes))
 
     def gone(self, worker: int, reason: str = "killed", *, again: int = 0, alone: bool = False) -> None:
         """again: how many of the requests that ran there arrive once more, alone or not."""

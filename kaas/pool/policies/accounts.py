@@ -22,7 +22,7 @@ SHORTEST_WAIT_S = 1e-6
 class Account:
     """One client. Fields: see `ClientKnown`; charged_s holds the estimates of what runs. pending: its requests that are
     queued or run. savings_s: device seconds that its max_share lets it have at once, as of saved_s. last_device: the
-    one that ran it last, -1 if none did."""
+    one that ran it last, -1 if none did. latency_s: mean of its requests from their arrival to their end."""
 
     client: str
     weight: float = 1.0
@@ -31,6 +31,7 @@ class Account:
     max_share: float | None = None
     charged_s: float = 0.0
     mean_s: float = 0.0
+    latency_s: float = 0.0
     observations: int = 0
     devices: tuple[int, ...] = ()
     last_device: int = -1
@@ -101,7 +102,8 @@ class Accounts:
         account.max_running = event.max_running
         account.charged_s = event.charged_s
         if event.mean_s is not None:
-            account.mean_s, account.observations = event.mean_s, 1
+            account.mean_s = account.latency_s = event.mean_s
+            account.observations = 1
         account.devices, account.last_device = event.devices, -1
         account.announced, account.known = event.present, True
         if account.present:
@@ -163,13 +165,15 @@ class Accounts:
         self._charge(account, account.mean_s)
         return account.mean_s
 
-    def measured(self, account: Account, estimate_s: float | None, device_s: float, *, counts: bool = True) -> None:
-        """A request ended: charge what it took instead. counts: it tells something about the next ones."""
+    def measured(self, account: Account, estimate_s: float | None, device_s: float, latency_s: float | None) -> None:
+        """A request ended: charge what it took instead. latency_s: from its arrival on; None: it tells nothing about
+        the next ones."""
         account.running -= 1
         self._charge(account, device_s - (estimate_s or 0.0))
-        if counts:
+        if latency_s is not None:
             account.observations += 1
             account.mean_s += (device_s - account.mean_s) / account.observations
+            account.latency_s += (latency_s - account.latency_s) / account.observations
 
     def refund(self, account: Account, estimate_s: float | None) -> None:
         """A request ended with its worker: nothing was measured."""

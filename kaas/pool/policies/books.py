@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -23,7 +24,10 @@ class Serves(NamedTuple):
 
 class Request(msgspec.Struct, eq=False):
     """A request from its arrival to its end. Fields: ready: it stands in a queue. worker: where it runs. estimate_s:
-    what its client was charged at the dispatch; None if an earlier life of the pool dispatched it."""
+    what its client was charged at the dispatch; None if an earlier life of the pool dispatched it.
+
+    Of `Locality` alone: reads: bytes by key of what it reads; None: nobody asked. brings: keys of objects that it
+    brings to its device. near: devices that hold most of that, as of near_version."""
 
     id: int
     account: Account
@@ -36,6 +40,11 @@ class Request(msgspec.Struct, eq=False):
     estimate_s: float | None = None
     ends_s: float = 0.0
     """When it will have ended, as far as one can tell."""
+    arrived_s: float | None = None
+    reads: dict[bytes, int] | None = None
+    brings: tuple[bytes, ...] = ()
+    near: frozenset[int] = frozenset()
+    near_version: int = 0
 
     def late(self, now_s: float) -> bool:
         return self.deadline_s is not None and self.deadline_s <= now_s
@@ -133,6 +142,7 @@ class Crew:
         born: when it was first seen. evicted: number of the change that last took a device from it; -1: none did.
         promised: devices that will be its own once their workers have ended. alone: ready requests that must run
         alone. ready: how many requests wait here. running: how many run. failures: workers in a row that did not start.
+        open: workers that have a free slot for any request.
     """
 
     serves: Serves
@@ -140,6 +150,7 @@ class Crew:
     born: tuple[int, int]
     evicted: int = -1
     workers: dict[int, Worker] = field(default_factory=dict)
+    open: dict[int, Worker] = field(default_factory=dict)
     leaving: int = 0
     promised: int = 0
     coming: int = 0
@@ -168,6 +179,10 @@ class Crew:
             return [next(islice(queue.requests.values(), provided, None))]
         return [queue.head for queue in self.queues.values()] + list(self.alone.values())
 
+    def free_on(self, devices: Container[int]) -> Iterator[Worker]:
+        """Its workers with a free slot on some devices."""
+        return (worker for worker in self.open.values() if worker.device.index in devices)
+
     @property
     def size(self) -> int:
         """Devices that it holds, or will once they are free."""
@@ -193,3 +208,7 @@ class Territory:
     shared_places: bool = False
     nobodys: str = ""
     """Why nothing can run here, if it has no devices."""
+
+
+Rank = Callable[[Worker], tuple[float, float, float]]
+"""The order in which free workers are used: by how much they run, how slow they are, and the policy's own rule."""

@@ -1,6 +1,7 @@
 """First come, first served over all devices: the oldest request whose inputs are ready gets the next free slot.
 
-Where several are free it is one of the least busy worker, among these the one freed last: its caches are the warmest.
+Where several are free it is one of the least busy workers: where the request moves fewest bytes, then on the fastest
+device. If it has nothing to load, it takes the slot freed last; else the device with most room.
 """
 
 from __future__ import annotations
@@ -16,6 +17,6 @@ class FirstComeFirstServed(Scheduler):
 
     work_conserving: ClassVar[bool] = True
 
-    def rank(self, worker: Worker) -> tuple[float, ...]:
+    def rank(self, worker: Worker) -> tuple[float, float, float]:
         freed, _ = worker.free[-1]
         return len(worker.running), -worker.device.spec.speed, -freed

@@ -21,20 +21,18 @@ from kaas.pool.events import (
     WorkerReady,
 )
 from kaas.pool.policies.accounts import NOBODY, Accounts
-from kaas.pool.policies.books import Crew, Device, Request, Serves, Territory, Worker
+from kaas.pool.policies.books import Crew, Device, Rank, Request, Serves, Territory, Worker
 
 FAILED_STARTS = 3
 """Workers in a row that may fail to start: of a device before it is given up, of a crew before its requests are."""
-
-Rank = Callable[[Worker], tuple[float, ...]]
 
 
 class Fleet:
     """The books of devices, workers and crews. What it decides is appended to `decisions`.
 
     Args:
-        territories: the devices by who competes for them. rank: the order in which free workers are used; a request
-            that is dispatched to a worker never brings it forward.
+        territories: the devices by who competes for them. rank: the order in which free workers are used; a dispatch
+            to a worker never brings it forward.
         conserving: a crew without requests gives its idle workers to whoever waits, whatever the sizes.
     """
 
@@ -114,6 +112,7 @@ class Fleet:
             raise PolicyError(f"no such worker: {event.worker}")
         device, crew = worker.device, worker.crew
         del device.workers[worker.id], crew.workers[worker.id]
+        crew.open.pop(worker.id, None)
         worker.version += 1
         device.territory.alive -= 1
         crew.leaving -= worker.stopping or worker.last
@@ -160,7 +159,9 @@ class Fleet:
         worker.version += 1
         worker.busier = False
         if not worker.usable:
+            worker.crew.open.pop(worker.id, None)
             return
+        worker.crew.open[worker.id] = worker
         offers = worker.crew.offers
         if len(offers) > 64 + 4 * len(worker.crew.workers):
             offers[:] = [offer for offer in offers if offer[3].version == offer[2]]
@@ -196,6 +197,8 @@ class Fleet:
         worker.crew.running += 1
         if request.alone:
             worker.alone = request
+        if not worker.usable:
+            worker.crew.open.pop(worker.id, None)
         return slot
 
     def free_slot(self, worker: Worker, slot: int, request: Request) -> None:
@@ -253,6 +256,7 @@ class Fleet:
         if worker.alone is not None and worker.alone.worker is None:
             worker.alone = None
         worker.version += 1
+        crew.open.pop(worker.id, None)
         self._held_by(crew)
         self.decisions.append(StopWorker(worker.id))
 

@@ -35,6 +35,7 @@ from kaas.pool.events import (
 from kaas.pool.policies.accounts import NOBODY, SHORTEST_WAIT_S, Account, Accounts
 from kaas.pool.policies.books import Crew, Device, Queue, Request, Serves, Territory, Worker
 from kaas.pool.policies.fleet import Fleet
+from kaas.pool.policies.locality import Locality
 
 SHARED = Serves(WorkerKind.EXECUTOR)
 """The crew of executors that run everybody's kTasks."""
@@ -46,11 +47,14 @@ class Scheduler:
     """The part of a policy that keeps books. Each decision is made from them alone, so equal events give equal ones."""
 
     work_conserving: ClassVar[bool] = False
+    fair: ClassVar[bool] = False
+    """Clients that always have requests waiting get device time by their weights. Whoever says so is tested for it."""
     conserving_devices: ClassVar[bool] = True
     """A crew without requests gives its idle workers to whoever waits, whatever the sizes of their crews."""
 
     def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
         self._accounts = Accounts(len(devices))
+        self._locality = Locality(devices)
         self._fleet = Fleet(self.territories(devices), self._accounts, self.rank, conserving=self.conserving_devices)
         self._requests: dict[int, Request] = {}
         self._stirred: dict[Crew, None] = {}
@@ -71,15 +75,19 @@ class Scheduler:
         serves = SHARED if kind is WorkerKind.EXECUTOR else Serves(kind, client, function)
         return serves, self._fleet.territories[0]
 
-    def rank(self, worker: Worker) -> tuple[float, ...]:
+    def rank(self, worker: Worker) -> tuple[float, float, float]:
         """Which of the free workers that suit equally is used: the least is. Here the least busy, the fastest, then the
         lowest device."""
         return len(worker.running), -worker.device.spec.speed, worker.device.index
 
+    def suited(self, crew: Crew, request: Request) -> Worker | None:
+        """Return the free worker for a request: of the least busy ones the one on the device that suits it."""
+        best = self._fleet.best(crew)
+        return None if best is None else self._locality.choose(request, crew, best, self.rank)
+
     def choose(self, crew: Crew) -> tuple[Request, Worker] | None:
         """The next request to run and the worker for it: here the oldest of the highest priority."""
-        worker = self._fleet.best(crew)
-        if worker is None:
+        if self._fleet.best(crew) is None:
             return None
         best: Request | None = None
         for queue in crew.queues.values():
@@ -89,15 +97,15 @@ class Scheduler:
             head = queue.head
             if best is None or (-account.priority, head.id) < (-best.account.priority, best.id):
                 best = head
-        return None if best is None else (best, worker)
+        if best is None:
+            return None
+        worker = self.suited(crew, best)
+        return None if worker is None else (best, worker)
 
     def urgency(self, crew: Crew, provided: int = 0) -> tuple[float, ...]:
         """Which of several crews is served first: the least. Here the one with the oldest request of the highest
         priority, provided: those left out for which workers are on their way."""
         return min((-request.account.priority, request.id) for request in crew.next(provided))
-
-    def moved(self, event: Residency) -> None:
-        """Caches changed. Not looked at here."""
 
     # --- events
 
@@ -115,12 +123,11 @@ class Scheduler:
             case InputsReady():
                 self._enqueue(self._queued(event.request))
             case Residency():
-                self._known(event.worker)
-                self.moved(event)
+                self._locality.moved(event, self._known(event.worker).device.index)
             case RequestCancelled():
                 self._cancel(event.request)
             case WorkerReady():
-                self._stir(self._fleet.ready(event).crew)
+                self._stir(self._up(event).crew)
             case WorkerGone():
                 self._lose(event)
             case WorkerAdopted():
@@ -148,7 +155,9 @@ class Scheduler:
         account = self._accounts[event.client]
         self._accounts.arrived(account, again=event.attempt > 1)
         crew = self._crew(event.kind, event.client, event.function)
-        request = Request(event.request, account, crew, event.inputs, event.deadline_s, event.alone)
+        request = Request(
+            event.request, account, crew, event.inputs, event.deadline_s, event.alone, arrived_s=event.time_s
+        )
         self._requests[request.id] = request
         if (reason := self._fleet.why_dead(crew)) is not None:
             self._reject([request], reason)
@@ -213,12 +222,15 @@ class Scheduler:
         if worker is None or worker.id != event.worker:
             raise PolicyError(f"request {event.request} does not run on worker {event.worker}")
         self._fleet.free_slot(worker, event.slot, request)
+        if request.brings:
+            self._locality.ended(request, worker.device.index)
         del self._requests[request.id]
         if account is not NOBODY:
             # what failed without having had the device says nothing of what it takes, nor what was begun elsewhere
             failed = event.outcome is Outcome.FAILED and not event.device_s
             counts = request.estimate_s is not None and not failed
-            self._accounts.measured(account, request.estimate_s, event.device_s, counts=counts)
+            latency_s = None if request.arrived_s is None else event.time_s - request.arrived_s
+            self._accounts.measured(account, request.estimate_s, event.device_s, latency_s if counts else None)
             self._accounts.ended(account)
         self._freed(worker, account)
 
@@ -237,6 +249,8 @@ class Scheduler:
         fits = (serves, where) == self.place(*serves) and (serves.client or serves == where.home)
         crew = self._fleet.crew(serves, where, born=event.device) if fits else Crew(serves, where, (0, event.device))
         worker = self._fleet.adopt(event, crew)
+        if event.kind is WorkerKind.EXECUTOR:
+            self._locality.ready(event.device, event.memory_bytes)
         for running in event.running:
             account = self._accounts[running.client] if running.client else NOBODY
             request = Request(running.request, account, worker.crew, worker=worker)
@@ -260,14 +274,18 @@ class Scheduler:
                 self._accounts.refund(request.account, request.estimate_s)
                 self._accounts.ended(request.account)
                 self._freed(worker, request.account)
-        self.emptied(worker)
+        if not worker.device.workers:
+            self._locality.emptied(worker.device.index)
         self._freed(worker, NOBODY)
         self._fleet.inherit(worker.device)
         if worker.starting:
             self._give_up(worker.crew.territory)
 
-    def emptied(self, worker: Worker) -> None:
-        """A worker ended, and its caches with it. Not looked at here."""
+    def _up(self, event: WorkerReady) -> Worker:
+        worker = self._fleet.ready(event)
+        if event.kind is WorkerKind.EXECUTOR:
+            self._locality.ready(event.device, event.memory_bytes)
+        return worker
 
     def _give_up(self, where: Territory) -> None:
         """Nobody should wait for a worker that can never start."""
@@ -370,6 +388,8 @@ class Scheduler:
         request.estimate_s = self._accounts.dispatched(account)
         request.ends_s = self._now_s + request.estimate_s
         account.last_device = worker.device.index
+        if request.inputs:
+            self._locality.dispatched(request, worker.device.index)
         self._fleet.decisions.append(Dispatch(request.id, worker.id, slot))
 
     # --- books

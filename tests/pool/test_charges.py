@@ -1,0 +1,103 @@
+"""What a policy is told that a request took of its device, and how devices look that a policy never uses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from kaas.errors import DeviceUnavailable
+from kaas.pool.core import Pool
+from kaas.pool.events import Decision, Event, RequestDone
+from kaas.pool.policies.exclusive import Exclusive
+from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.transport import Reply
+from tests.pool.test_core import RECORD, FakeWorkers, begin, call, play, settle
+
+HEARD: list[RequestDone] = []
+
+
+class Hearing:
+    """Takes down what requests took."""
+
+    def handle(self, event: Event) -> list[Decision]:
+        if isinstance(event, RequestDone):
+            HEARD.append(event)
+        return super().handle(event)  # type: ignore[misc, no-any-return]
+
+
+class Shared(Hearing, FirstComeFirstServed):
+    pass
+
+
+class Own(Hearing, Exclusive):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def nothing_heard() -> None:
+    HEARD.clear()
+
+
+@pytest.mark.parametrize(("occupied_s", "device_s"), [(2.0, 2.0), (None, RECORD.device_s)])
+def test_a_request_took_all_that_it_kept_from_others(occupied_s: float | None, device_s: float) -> None:
+    """Its kernels are a part of it; of an eTask the whole call is told as device time."""
+    record = msgspec.structs.replace(RECORD, occupied_s=occupied_s)
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        running = await begin(pool.submit(call()))
+        workers.reply(Reply("value", record=record))
+        await running
+
+    play(scenario, policy=Shared)
+    assert [event.device_s for event in HEARD] == [device_s]
+
+
+def test_the_first_request_of_an_executor_of_its_own_pays_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        ticks = iter(range(100, 10_000, 100))
+        monkeypatch.setattr(pool._crew, "_loop", SimpleNamespace(time=lambda: float(next(ticks))))
+        for _ in range(2):
+            running = await begin(pool.submit(call()))
+            await settle()
+            workers.reply()
+            await running
+
+    play(scenario, policy=Own)
+    first, second = HEARD
+    assert first.device_s >= 100 + RECORD.device_s
+    assert second.device_s == RECORD.device_s
+
+
+class OneDevice(FirstComeFirstServed):
+    """Knows of the first device only."""
+
+    def __init__(self, devices: list[object]) -> None:
+        super().__init__(devices[:1])  # type: ignore[arg-type]
+
+
+def test_a_device_that_the_policy_never_starts_is_unused_and_not_lost() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        assert [device.state for device in pool.status().devices] == ["idle", "unused"]
+        assert pool.reports.measured().devices == {"idle": 1, "unused": 1}
+        workers.refuse_to_start = DeviceUnavailable("no driver")
+        workers.die(0, "killed")
+        await settle()
+        assert [device.state for device in pool.status().devices] == ["lost", "unused"]
+
+    play(scenario, devices=2, policy=OneDevice)
+
+
+def test_a_device_whose_worker_was_stopped_is_unused() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        assert [device.state for device in pool.status().devices] == ["unused", "unused"]
+        running = await begin(pool.submit(call()))
+        await settle()
+        workers.reply()
+        await running
+        pool._crew.stop(pool._crew.workers[0])
+        await settle()
+        assert [device.state for device in pool.status().devices] == ["unused", "unused"]
+
+    play(scenario, devices=2, policy="exclusive")
