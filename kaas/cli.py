@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +16,7 @@ from kaas import (
     file_commands,
     keys_command,
     observe_commands,
+    policy_commands,
     serve_command,
 )
 from kaas.errors import KaasError
@@ -32,6 +32,8 @@ app.command("compile")(compile_command.compile_model)
 app.command()(serve_command.serve)
 app.command()(observe_commands.status)
 app.command()(observe_commands.stats)
+app.command()(policy_commands.simulate)
+app.command()(policy_commands.replay)
 app.command()(observe_commands.trace)
 app.command()(observe_commands.usage)
 app.add_typer(keys_command.app, name="keys")
@@ -64,50 +66,6 @@ def demo(
 
     if not run(Size(seconds, vertices), console, ray=ray):
         raise typer.Exit(1)
-
-
-ScenarioFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="as docs/simulator.md describes it")]
-
-
-@app.command()
-def simulate(
-    scenario_file: ScenarioFile,
-    json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
-    rows: Annotated[int, typer.Option(min=0, help="dispatches to show")] = 20,
-) -> None:
-    """Run a scheduling policy in virtual time."""
-    import msgspec
-
-    from kaas.pool.simulation.reading import parse
-    from kaas.pool.simulation.tables import tables
-    from kaas.pool.simulator import simulate as simulated
-
-    result = simulated(parse(scenario_file.read_bytes()))
-    if json:
-        print(msgspec.json.encode(result).decode())
-        return
-    for table in tables(result, rows):
-        console.print(table)
-
-
-@app.command()
-def replay(
-    record: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="what kaas.init(record=...) wrote")],
-    policy: Annotated[str | None, typer.Option(help="instead of the one that was recorded")] = None,
-) -> None:
-    """Tell a fresh policy the events of a pool, and compare its decisions with the pool's."""
-    from kaas.pool import recording
-
-    told = recording.replay(record, policy)
-    counts = f"{told.lives} lives, {told.events} events, {told.decisions} decisions"
-    if told.difference is None:
-        console.print(f"[green]identical[/]: {counts}")
-        return
-    found = told.difference
-    console.print(f"[red]different[/] at line {found.line}, after {counts}")
-    for name, said in (("event", found.event), ("expected", found.expected), ("got", found.got)):
-        console.print(f"{name}: {escape(str(said))}", soft_wrap=True)
-    raise typer.Exit(1)
 
 
 def main() -> None:

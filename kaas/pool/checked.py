@@ -82,7 +82,7 @@ class Checked:
 
     def __init__(self, policy: Policy, devices: Sequence[PhysicalDevice], *, name: str = "") -> None:
         self._policy = policy
-        self._name = name or type(policy).__name__
+        self.name = name or type(policy).__name__
         self._work_conserving = bool(getattr(policy, "work_conserving", False))
         self._holds: Callable[[int], bool] = getattr(policy, "holds", lambda _: False)
         self._etask_workers = {device.index: device.etask_workers for device in devices}
@@ -323,7 +323,7 @@ class Checked:
 
     def _error(self, broken: str) -> PolicyError:
         story = tuple(str(entry) for entry in self._story)
-        return PolicyError(f"policy {self._name!r} {broken}", policy=self._name, story=story)
+        return PolicyError(f"policy {self.name!r} {broken}", policy=self.name, story=story)
 
 
 def _flow(request: RequestArrived) -> Flow:

@@ -19,6 +19,7 @@ from kaas.errors import InvalidConfig, InvalidRecord, KaasError, PolicyError
 from kaas.pool.checked import Checked
 from kaas.pool.events import Decision, Event, PhysicalDevice, PolicyFactory
 from kaas.pool.policies import POLICIES, factory
+from kaas.pool.simulation.recorded import Recorded
 
 VERSION = 1
 TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *get_args(Decision))}
@@ -156,7 +157,7 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
     """
     lives = events = decisions = 0
     tell: Callable[[Event], list[Decision]] | None = None
-    for number, entry in _read(Path(path)):
+    for number, entry in read(Path(path)):
         if isinstance(entry, Life):
             lives += 1
             tell = _fresh(path, number, entry, policy)
@@ -172,6 +173,25 @@ def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Repla
     if not lives:
         raise InvalidRecord(f"{path}: no life of a pool in it", path=str(path), line=0)
     return Replayed(lives, events, decisions)
+
+
+def recorded(path: str | Path) -> Recorded:
+    """What a record says of its requests, to be run on other devices or by another policy.
+
+    Raises:
+        InvalidRecord: the file is no record.
+    """
+    told = Recorded()
+    for number, entry in read(Path(path)):
+        if isinstance(entry, Life):
+            told.begin(entry.policy, entry.options, entry.devices)
+        elif not told.devices:
+            raise InvalidRecord(f"{path}: an event before the first life", path=str(path), line=number)
+        else:
+            told.hear(entry[0])
+    if not told.devices:
+        raise InvalidRecord(f"{path}: no life of a pool in it", path=str(path), line=0)
+    return told
 
 
 def _ask(tell: Callable[[Event], list[Decision]], event: Event) -> tuple[Decision, ...] | None:
@@ -195,8 +215,13 @@ def _fresh(
         raise InvalidRecord(message, path=str(path), line=line) from error
 
 
-def _read(path: Path) -> Iterator[tuple[int, Life | tuple[Event, tuple[Decision, ...] | None]]]:
-    """What each line says. One that has no end, the last of a life, says nothing."""
+def read(path: Path) -> Iterator[tuple[int, Life | tuple[Event, tuple[Decision, ...] | None]]]:
+    """What each line of a record says, with its number; decisions are None where the policy raised. A line that has no
+    end, the last of a life, says nothing.
+
+    Raises:
+        InvalidRecord
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:

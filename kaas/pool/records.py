@@ -165,7 +165,7 @@ def adopted(
 def device_status(
     device: PhysicalDevice, workers: Iterable[Worker], pins: tuple[PinStatus, ...], reason: str
 ) -> DeviceStatus:
-    """A device as `kaas.status()` shows it. workers: those of the pool. reason: why it has lost its last worker, if it has."""
+    """A device as `kaas.status()` shows it. workers: those of the pool. reason: why its last one was lost, if so."""
     here = sorted((each for each in workers if each.device is device), key=lambda each: (not each.running, -each.id))
     if not here:
         return DeviceStatus(device.index, device.kind, "lost" if reason else "unused", pins=pins, reason=reason)

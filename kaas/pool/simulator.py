@@ -44,7 +44,7 @@ WAKES_IN_A_ROW = 10_000
 
 
 def simulate(scenario: Scenario, policy: PolicyFactory | None = None) -> Simulated:
-    """Run a scenario to its end, under its own policy or another.
+    """Run a scenario to its end, under its own policy or another, which starts its workers by itself, as in a new pool.
 
     Raises:
         InvalidScenario: the policy refuses its options.
@@ -56,11 +56,12 @@ def simulate(scenario: Scenario, policy: PolicyFactory | None = None) -> Simulat
 class _Simulation:
     def __init__(self, scenario: Scenario, policy: PolicyFactory | None) -> None:
         self._scenario = scenario
-        self._name = scenario.policy.name
+        self._adopts = policy is None
         self._clock = Clock()
         self._devices = start.devices(scenario)
         physical = start.physical(scenario)
-        self._policy = Checked((policy or scenario.make_policy)(physical), physical, name=self._name)
+        name = scenario.policy.name if policy is None else ""
+        self._policy = Checked((policy or scenario.make_policy)(physical), physical, name=name)
         self._workers: dict[int, Worker] = {}
         self._requests = start.requests(scenario)  # a request's id is its place here
         self._open = len(self._requests)
@@ -73,7 +74,7 @@ class _Simulation:
     def run(self) -> Simulated:
         for client in start.clients(self._scenario):
             self._tell(client)
-        for worker in start.adopted(self._scenario):
+        for worker in start.adopted(self._scenario) if self._adopts else ():
             self._adopt(worker)
         self._tell(Tick(0.0))
         for request in self._requests:
@@ -294,7 +295,7 @@ class _Simulation:
     # --- the end
 
     def _error(self, how: str) -> PolicyError:
-        return PolicyError(f"policy {self._name!r} {how}", policy=self._name)
+        return PolicyError(f"policy {self._policy.name!r} {how}", policy=self._policy.name)
 
     def _result(self) -> Simulated:
         clients = dict.fromkeys(self._scenario.clients, 0)

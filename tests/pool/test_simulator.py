@@ -29,7 +29,6 @@ from kaas.pool.events import (
     RequestDone,
     Residency,
     StartWorker,
-    Tick,
     WakeAt,
     WorkerAdopted,
     WorkerGone,
@@ -213,7 +212,7 @@ class Scripted(FirstComeFirstServed):
 
     def handle(self, event: Event) -> list[Decision]:
         decided = super().handle(event)
-        return [*decided, *self.besides] if isinstance(event, Tick) and event.time_s == 0 else decided
+        return [*decided, *self.besides] if isinstance(event, WorkerReady) else decided
 
 
 def script(*decisions: Decision) -> type[Scripted]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from kaas.errors import InvalidScenario, KaasError
 from kaas.pool.events import PhysicalDevice, Policy, WorkerKind
 from kaas.pool.policies import POLICIES
@@ -101,6 +103,12 @@ class Scenario:
             return partial(made, **options)(devices)
         except (KaasError, TypeError, ValueError, LookupError) as error:
             raise InvalidScenario(f"policy: {error}", path="policy") from error
+
+    def as_json(self) -> bytes:
+        """Return its text, as `reading.parse` takes it."""
+        told = msgspec.to_builtins(self)
+        told["policy"] = {"name": self.policy.name, **told["policy"]["options"]}
+        return msgspec.json.format(msgspec.json.encode(told))
 
     def client_of(self, request: Request) -> str:
         return request.client if request.client is not None else self.functions[request.function].client

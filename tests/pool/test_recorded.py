@@ -1,0 +1,130 @@
+"""A record becomes a scenario: the same requests on other devices, or under another policy."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kaas.cli import app
+from kaas.errors import InvalidRecord
+from kaas.pool.events import (
+    ClientKnown,
+    Event,
+    InputsReady,
+    ObjectUse,
+    Outcome,
+    PhysicalDevice,
+    RequestArrived,
+    RequestCancelled,
+    RequestDone,
+    Residency,
+    Tick,
+    WorkerKind,
+    WorkerReady,
+)
+from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.pool.recording import Recorder, recorded
+from kaas.pool.simulation.reading import parse
+from kaas.pool.simulation.scenario import Client, Device, Function, PolicyChoice, Request
+from kaas.pool.simulator import simulate
+
+MB = 1 << 20
+DEVICES = (PhysicalDevice(0, "software", 64 * MB),)
+READS = (ObjectUse(b"w", 4 * MB), ObjectUse(None, 100))
+
+
+def arrived(time_s: float, request: int, client: str = "ada", function: str = "f", **said: bool | float) -> Event:
+    return RequestArrived(time_s, request, client, function, READS, **said)  # type: ignore[arg-type]
+
+
+def done(time_s: float, request: int, slot: int, device_s: float) -> Event:
+    return RequestDone(time_s, request, 0, slot, Outcome.SUCCEEDED, device_s)
+
+
+LIFE: tuple[Event, ...] = (
+    ClientKnown(100.0, "ada", weight=2.0),
+    Tick(100.0),
+    WorkerReady(101.0, 0, WorkerKind.EXECUTOR, 0, 2, 48 * MB),
+    arrived(102.0, 0),
+    arrived(102.5, 1, "bob", ready=False, deadline_s=112.5),
+    Residency(105.0, 0, (b"w",), ()),
+    done(105.0, 0, 0, 3.0),
+    InputsReady(106.0, 1),
+    done(107.0, 1, 0, 1.0),
+    arrived(108.0, 2, function="g"),
+    arrived(108.0, 3, ready=False),
+    RequestCancelled(108.5, 3),
+    done(109.0, 2, 0, 0.5),
+)
+
+
+def record(path: Path, *told: Event) -> Path:
+    recorder = Recorder.open(str(path), "fcfs", DEVICES)
+    policy = FirstComeFirstServed(DEVICES)
+    for event in told:
+        recorder.write(event, policy.handle(event))
+    recorder.close()
+    return path
+
+
+def test_requests_keep_their_times_and_functions_learn_what_they_take(tmp_path: Path) -> None:
+    told = recorded(record(tmp_path / "r", *LIFE))
+    scenario = told.scenario(3)
+    assert scenario.policy == PolicyChoice("fcfs")
+    assert scenario.devices == (Device(memory_mb=48.0, kind="software", slots=2),) * 3
+    assert scenario.functions == {
+        "f": Function(memory_mb=4.0, load_s=2.0, run_s=1.0, client="ada"),
+        "g": Function(memory_mb=4.0, load_s=0.0, run_s=0.5, client="ada"),
+    }
+    assert scenario.clients == {"ada": Client(weight=2.0)}
+    assert scenario.requests == (
+        Request("f", 0.0, None, 1.0),
+        Request("f", 4.0, "bob", 1.0, 6.5),
+        Request("g", 6.0, None, 0.5),
+    )
+    assert told.left_out == 1
+    assert len(simulate(scenario).dispatches) == 3
+    assert parse(scenario.as_json()) == scenario
+
+
+def test_lives_follow_one_another(tmp_path: Path) -> None:
+    path = record(tmp_path / "r", *LIFE)
+    record(path, *LIFE)
+    assert [request.at_s for request in recorded(path).scenario(1).requests] == [0.0, 4.0, 6.0, 9.0, 13.0, 15.0]
+
+
+def test_what_is_no_record_is_said(tmp_path: Path) -> None:
+    (tmp_path / "r").write_text('{"event":["Tick",{"time_s":0.0}],"decisions":[]}\n\n')
+    with pytest.raises(InvalidRecord):
+        recorded(tmp_path / "r")
+    (tmp_path / "empty").write_text("")
+    with pytest.raises(InvalidRecord, match="no life"):
+        recorded(tmp_path / "empty")
+
+
+def test_the_command_simulates_a_record_on_other_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = record(tmp_path / "r", *LIFE)
+    ended = CliRunner().invoke(app, ["replay", str(path), "--devices", "8", "--json"])
+    assert ended.exit_code == 0, ended.output
+    told = json.loads(ended.stdout)
+    assert len(told["dispatches"]) == 3
+    assert len(told["summary"]["device_busy_s"]) == 8
+    ended = CliRunner().invoke(app, ["replay", str(path), "--scenario", str(tmp_path / "s.json")])
+    assert ended.exit_code == 0, ended.output
+    (tmp_path / "my_policies.py").write_text(
+        textwrap.dedent("""
+            from kaas.pool.policies.fcfs import FirstComeFirstServed
+            class Mine(FirstComeFirstServed):
+                pass
+        """)
+    )
+    monkeypatch.chdir(tmp_path)
+    for policy in ("exclusive", "my_policies:Mine"):
+        ended = CliRunner().invoke(app, ["simulate", "s.json", "--policy", policy, "--json"])
+        assert ended.exit_code == 0, ended.output
+        assert len(json.loads(ended.stdout)["dispatches"]) == 3
+    assert "identical" in CliRunner().invoke(app, ["replay", str(path), "--policy", "my_policies:Mine"]).stdout
