@@ -270,6 +270,7 @@ class Scheduler:
         for request in worker.running.values():
             worker.crew.running -= 1
             del self._requests[request.id]
+            self._locality.ended(request, worker.device.index)
             if request.account is not NOBODY:
                 self._accounts.refund(request.account, request.estimate_s)
                 self._accounts.ended(request.account)
