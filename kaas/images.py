@@ -13,6 +13,7 @@ _EM_CUDA = 190
 FATBIN = b"\x50\xed\x55\xba"
 _FATBIN_HEADER_BYTES = 16
 PROVIDED = "provided"
+_FILES = (".ptx", ".cubin", ".fatbin")
 _NAME = re.compile(r"[\x21-\x7e]{1,200}")
 PTX_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"[^"\n]*"', re.DOTALL)
 """A comment without an end goes on to that of the text: else the next one would look for it again, and so on."""
@@ -68,12 +69,21 @@ def _check_ptx(data: bytes) -> None:
     except UnicodeDecodeError as error:
         raise CorruptImage(f"this is neither PTX text nor a cubin nor a fatbin: {error}") from error
     if ".version" not in text or ".target" not in text:
-        raise CorruptImage("PTX text needs .version and .target; found none: truncated, or not PTX")
+        raise CorruptImage(f"PTX text needs .version and .target; found none: {_instead(text)}")
     unmatched = _unmatched(text)
     for found in PTX_COMMENT_OR_STRING.finditer(text):  # not `sub`, which no other thread could interrupt
         unmatched -= _unmatched(found.group())
     if unmatched:
         raise CorruptImage("PTX text whose braces do not match: truncated?")
+
+
+def _instead(text: str) -> str:
+    """What a text without them is, for people who meant another call."""
+    if "__global__" in text:
+        return "this is CUDA C++, which kaas.Library.from_cuda(source) compiles"
+    if "\n" not in text and text.endswith(_FILES):
+        return f"{text!r} is the name of a file, which kaas.Library.from_file(path) reads"
+    return "truncated, or not PTX"
 
 
 def _unmatched(text: str) -> int:

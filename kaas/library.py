@@ -72,6 +72,10 @@ class Library:
     @classmethod
     def from_ptx(cls, text: str | bytes) -> Library:
         """A library from PTX text (a trailing NUL is dropped)."""
+        if not isinstance(text, str | bytes | bytearray | memoryview):
+            raise CorruptImage(
+                f"PTX is text or bytes, not {type(text).__name__}; kaas.Library.from_file(path) reads a file"
+            )
         data = text.encode() if isinstance(text, str) else bytes(text)
         return cls((Image("ptx", data.rstrip(b"\0")),))
 

@@ -11,7 +11,11 @@ from kaas.entries import Entry
 from kaas.library import Image, Library
 from kaas.makers import nvrtc, target
 from kaas.makers.refusal import refused
+from kaas.symbols import kernels_of
 
+_FILES = (".cu", ".cuh", ".cpp", ".h", ".ptx")
+_READ = "; pathlib.Path(path).read_text() reads a file"
+_KERNEL = "a kernel is a function that is declared __global__"
 _INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
 
 
@@ -28,7 +32,9 @@ def library(
     """See `Library.from_cuda`. One compilation gives the machine code of its architecture, and its PTX."""
     wanted = target.parse(arch)
     if not isinstance(source, str):
-        raise refused("NVRTC", name, f"the source is a string, not {type(source).__name__}")
+        raise refused("NVRTC", name, f"the source is a string, not {type(source).__name__}{_READ}")
+    if "\n" not in source and source.endswith(_FILES):
+        raise refused("NVRTC", name, f"{source!r} is the name of a file, not source{_READ}")
     flags = [*options, *(f"--include-path={os.fspath(path)}" for path in include_paths)]
     if any(_INCLUDE.search(text) for text in (source, *headers.values())):
         flags += [f"--include-path={path}" for path in nvrtc.include_paths()]
@@ -47,4 +53,8 @@ def library(
         images.append(Image("ptx", made[has_ptx].ptx.encode()))
     first = made[architectures[0]]
     entries = [Entry(symbol, expression) for expression, symbol in first.names.items()]
-    return Library(tuple(images), entries=entries, log=first.log)
+    made_library = Library(tuple(images), entries=entries, log=first.log)
+    if not kernels_of(made_library):
+        why = "a template makes one when it is named, as names=['scale<float>']" if "template" in source else _KERNEL
+        raise refused("NVRTC", name, f"there is no kernel in it; {why}", first.log)
+    return made_library

@@ -7,6 +7,7 @@ from typing import Any
 
 from kaas import errors
 from kaas.errors import (
+    DeviceError,
     DeviceUnavailable,
     ETaskFailed,
     ExecutorDied,
@@ -52,6 +53,10 @@ _PATH = re.compile(
     r"""(?:[^\s'"():;,<>]|(?<=\w)'(?=\w))*"""
 )
 """Of a line of paths and other words all goes up to the last /: better too much than a name."""
+OF_DEVICES = (DeviceError, DeviceUnavailable, ExecutorDied, Quarantined, ResultLost)
+"""Errors whose message may have a driver's words on a fault."""
+_NEAREST = re.compile(r",? ?\d+ bytes [a-z ]{1,40}the nearest buffer(?: \([^()]*\))?")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 DEEPEST = 8
 """Of lists and maps in a field, one in the other."""
 LONGEST_MESSAGE = 16 << 10
@@ -72,19 +77,27 @@ def failure_of(number: int, error: BaseException) -> Failure:
 
 def message_of(error: KaasError) -> str:
     """What is wrong, in a sentence."""
-    passed_on = type(error) is KaasError or isinstance(error, PASSED_ON)
     message = error.message[:LONGEST_MESSAGE]  # before it is looked through: it may be a client's own, by a step
-    return without_paths(message) if passed_on else _text(message)
+    if type(error) is KaasError or isinstance(error, PASSED_ON):
+        message = without_paths(message)
+    return _text(without_addresses(message) if isinstance(error, OF_DEVICES) else message)
 
 
 def without_paths(text: str) -> str:
     return _text(_PATH.sub(rf"\g<option>{HIDDEN}", text) if "/" in text else text)
 
 
+def without_addresses(text: str) -> str:
+    """A device's words without what they tell of memory: whose it is beside the client's own is not said there."""
+    return _ADDRESS.sub(HIDDEN, _NEAREST.sub("", text))
+
+
 def _field(name: str, value: Any) -> Any:
     if name not in SAID:
         return plain(value)
-    return without_paths(value) if isinstance(value, str) else [without_paths(str(each)) for each in value]
+    if isinstance(value, str):
+        return without_addresses(without_paths(value))
+    return [without_addresses(without_paths(str(each))) for each in value]
 
 
 def plain(value: Any, depth: int = DEEPEST) -> Any:

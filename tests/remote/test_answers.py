@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -30,7 +32,47 @@ def test_an_error_arrives_as_it_was() -> None:
     assert (type(arrived), arrived.message, arrived.fields) == (WrongSize, error.message, error.fields)
 
 
+FAULT = """
+import kaas, numpy as np
+from kaas.remote.answers import failure_of
+from tests.api.conftest import STEPS, crash_task
+
+x, y = kaas.Buffer("x", 8, "float32"), kaas.Buffer("y", 8, "float32")
+beyond = kaas.Kernel(STEPS, "scale", 9, 256, [kaas.In(x), kaas.Out(y), kaas.f32(1), kaas.i32(1 << 30)])
+device = kaas.Device("software", memory_bytes=1 << 20, memcheck={memcheck})
+task = kaas.KTask([beyond], [y], name="beyond") if {memcheck} else crash_task()
+try:
+    kaas.run_local(task, {{"x": np.zeros(8, np.float32)}} if {memcheck} else {{}}, device=device)
+except kaas.KaasError as error:
+    print(error.message)
+    print(failure_of(1, error).message)
+"""
+
+
+@pytest.mark.parametrize("memcheck", [True, False])
+def test_a_fault_tells_no_addresses_and_nothing_of_other_memory(memcheck: bool) -> None:
+    code = FAULT.format(memcheck=memcheck)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    whole, told = done.stdout.splitlines()[:2]
+    assert "0x" in whole
+    assert "nearest" in whole
+    assert "0x" not in told
+    assert "nearest" not in told
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in told
+
+
+def test_a_story_tells_no_addresses_either() -> None:
+    near = (
+        "illegal access: 0x7f5812345678, 4 bytes behind the end of the nearest buffer (w: 4096 bytes at 0x7f5812340000)"
+    )
+    failure = failure_of(1, Quarantined(f"f is not run any more. Last: {near}", function="f", faults=1, story=(near,)))
+    said = msgspec.json.encode(failure).decode()
+    assert "illegal access: \u2026" in failure.message
+    assert not any(word in said for word in ("0x", "4096", "nearest"))
+
+
 FOLDER = "/srv/kaas/state"
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize(
