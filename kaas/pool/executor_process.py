@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 
@@ -10,13 +9,13 @@ from kaas.errors import KaasError
 from kaas.pool import status_codec
 from kaas.pool.executor_worker import ExecutorWorker
 from kaas.pool.process_orders import ExecutorOrders
-from kaas.pool.processes import ordered, say_failed, say_ready
+from kaas.pool.processes import end_group, ordered, say_failed, say_ready
 
 
 def main() -> None:
     says = int(sys.argv[1])
-    orders: ExecutorOrders = ordered(sys.stdin.buffer)
-    worker = ExecutorWorker(orders.device, orders.options, orders.name, orders.node, line_lost=lambda: os._exit(0))
+    orders: ExecutorOrders = ordered(sys.stdin.buffer, end_group)
+    worker = ExecutorWorker(orders.device, orders.options, orders.name, orders.node, line_lost=end_group)
     try:
         info = worker.start(orders.address)
     except KaasError as error:

@@ -42,7 +42,7 @@ class ProcessHosts:
         child = Child("kaas.pool.executor_process", orders, {VISIBLE: self._visible[start.device]})
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[str] = loop.create_future()
-        child.on_end(loop, ended.set_result)
+        child.on_end(loop, ended.set_result, group=True)
         self._children[start.worker] = child, ended
         return status_codec.decode(await child.ready(), WorkerInfo)
 
@@ -63,7 +63,7 @@ class ProcessHosts:
     def kill(self, worker: int) -> None:
         child, _ = self._children.pop(worker, (None, None))
         if child is not None:
-            child.process.kill()
+            child.kill_group()
 
     def kill_all(self) -> None:
         for worker in list(self._children):

@@ -68,14 +68,22 @@ class Child:
             self._word.close()
             raise
 
-    def on_end(self, loop: asyncio.AbstractEventLoop, then: Callable[[str], Any]) -> None:
+    def kill_group(self) -> None:
+        """End it with all that it has started, such as a compiler."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def on_end(self, loop: asyncio.AbstractEventLoop, then: Callable[[str], Any], *, group: bool = False) -> None:
         """Call something in this loop, which is the running one, with how it ended. Before `ready`, or not at all.
+        group: what it has started ends with it.
 
         Raises:
             KaasError: it cannot be watched, and was ended.
         """
 
         def ended() -> None:
+            if group:
+                self.kill_group()  # its number is its own until it is waited for
             if self._word.fileno() >= 0:  # `ready` waits, and what it has started may hold the other end
                 self._word.shutdown(socket.SHUT_RD)
             then(how_it_ended(self.process.wait()))
@@ -128,6 +136,11 @@ def ordered(stdin: IO[bytes], end: Callable[[], Any] = lambda: os._exit(0)) -> A
     """In a child: its orders. From now on it ends with its parent."""
     end_with(pickle.load(stdin), end)
     return pickle.load(stdin)
+
+
+def end_group() -> None:
+    """In a child: end with all that it has started."""
+    os.killpg(0, signal.SIGKILL)
 
 
 def say_ready(file: int, word: bytes) -> None:

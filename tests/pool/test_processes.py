@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from kaas.pool.messages import VERSION, Hello
 from kaas.pool.process_pool import Machine
 from kaas.pool.processes import Child, how_it_ended, on_end, pidfd
 from tests.loops import run
+from tests.patience import PATIENCE_S
 
 CHILD = """
 import os, subprocess, sys, threading
@@ -41,6 +43,15 @@ else:
         helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, close_fds=False)
     say_ready(says, f"{orders} {os.getpid()} {os.getsid(0)} {os.environ['EXTRA']}".encode())
     threading.Event().wait()
+"""
+COMPILING = """
+import subprocess, sys, threading
+from kaas.pool.processes import end_group, ordered, say_ready
+
+says, orders = int(sys.argv[1]), ordered(sys.stdin.buffer, end_group)
+compiler = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+say_ready(says, str(compiler.pid).encode())
+threading.Event().wait()
 """
 PARENT = """
 import os, sys
@@ -87,6 +98,25 @@ def test_a_child_is_ready_also_if_what_it_has_started_holds_its_files() -> None:
         assert said(child).startswith(b"help ")
         child.process.kill()
         child.process.wait()
+
+
+def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
+    """A compiler, say, whoever ends first and however."""
+    (tmp_path / "a_compiling_child.py").write_text(COMPILING)
+
+    async def ended(end: Callable[[Child], object]) -> None:
+        child = Child("a_compiling_child", "")
+        gone = asyncio.Event()
+        child.on_end(asyncio.get_running_loop(), lambda _: gone.set(), group=True)
+        compiler = pidfd(int(await child.ready()))
+        assert compiler is not None
+        end(child)
+        await gone.wait()
+        assert await asyncio.to_thread(select.select, [compiler], [], [], PATIENCE_S) == ([compiler], [], [])
+        os.close(compiler)
+
+    for end in (Child.kill_group, lambda child: child.process.kill(), lambda child: child.process.terminate()):
+        run(ended(end))
 
 
 def test_so_is_the_end_of_one_that_was_never_ready_known() -> None:
