@@ -144,6 +144,30 @@ def usage(
     _print_whole(_table(found, by))
 
 
+def pardon(
+    function: Annotated[str, typer.Argument(help="its key, as kaas status shows it, or that of its kTask")],
+    address: Annotated[str, typer.Option(help="of the Ray cluster")] = "auto",
+    name: Annotated[str, typer.Option(help="of the pool")] = "kaas",
+    ray: EitherPool = None,
+    server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,
+    keys: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="of an administrator")] = None,
+) -> None:
+    """Let a function run again that is in quarantine: of a pool here, or of a server that is asked."""
+    if server is not None:
+        from kaas import Client
+
+        with Client(server, keys=keys) as client:
+            pardoned = client.pardon(function)
+    else:
+        from kaas.attached import current_session
+
+        attach_either(name, address, ray)
+        pardoned = current_session().pardon(function)
+    if not pardoned:
+        raise InvalidRequest(f"no function {function!r} is in quarantine: kaas status shows those that are")
+    console.print(f"{escape(function)} is run again", highlight=False, soft_wrap=True)
+
+
 def _state(config: Path) -> Path:
     """
     Raises:

@@ -42,8 +42,8 @@ class Accounts:
         self._store.put(ACCOUNTS, {client: struct.pack("<d", self._charged_s[client]) for client in clients})
 
 
-def client_known(now_s: float, client: str, settings: ClientSettings | None, charged_s: float) -> ClientKnown:
-    """What a pool that starts says of a client."""
+def client_known(now_s: float, client: str, settings: ClientSettings | None, charged_s: float | None) -> ClientKnown:
+    """What a pool says of a client, when it starts or when its configuration changes. charged_s: see `ClientKnown`."""
     granted = settings or ClientSettings()
     return ClientKnown(
         now_s, client, granted.weight, granted.priority, granted.max_running, granted.max_share, charged_s

@@ -14,8 +14,12 @@ class Backlog:
     def __init__(self, limit: int, clients: Mapping[str, ClientSettings]) -> None:
         self._limit = limit
         self._limits = {name: granted.max_queued for name, granted in clients.items() if granted.max_queued is not None}
-        self._queued: dict[str, int] = {}  # of those that have a limit
+        self._queued: dict[str, int] = {}
         self._total = 0
+
+    def regrant(self, clients: Mapping[str, ClientSettings]) -> None:
+        """What is granted from now on; what is queued stays."""
+        self._limits = {name: granted.max_queued for name, granted in clients.items() if granted.max_queued is not None}
 
     def enter(self, client: str, *, again: bool = False) -> None:
         """One more of a client is queued; again: one whose worker ended, which finds room in any case.
@@ -26,18 +30,15 @@ class Backlog:
         if self._total >= self._limit and not again:
             message = f"the pool queues {self._limit} requests at most, and {self._total} wait already"
             raise QueueFull(message, limit=self._limit, queued=self._total)
-        limit = self._limits.get(client)
-        if limit is not None:
-            queued = self._queued.get(client, 0)
-            if queued >= limit and not again:
-                message = f"client {client!r} may have {limit} requests queued, and {queued} wait already"
-                raise QueueFull(message, client=client, limit=limit, queued=queued)
-            self._queued[client] = queued + 1
+        limit, queued = self._limits.get(client), self._queued.get(client, 0)
+        if limit is not None and queued >= limit and not again:
+            message = f"client {client!r} may have {limit} requests queued, and {queued} wait already"
+            raise QueueFull(message, client=client, limit=limit, queued=queued)
+        self._queued[client] = queued + 1
         self._total += 1
 
     def leave(self, client: str) -> None:
         self._total -= 1
-        if client in self._limits:
-            self._queued[client] -= 1
-            if not self._queued[client]:
-                del self._queued[client]
+        self._queued[client] -= 1
+        if not self._queued[client]:
+            del self._queued[client]

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from kaas.config import Config
+from kaas.config import ClientSettings, Config
 from kaas.errors import (
     DeadlineExceeded,
     DeviceLost,
@@ -119,6 +119,15 @@ class Pool:
         for client in dict.fromkeys((*self._config.clients, *charged_s)):
             self._tell(client_known(now, client, self._config.clients.get(client), charged_s.get(client, 0.0)))
         self._tell(Tick(now))
+
+    def regrant(self, clients: Mapping[str, ClientSettings]) -> None:
+        """What is granted to clients from now on, instead of what the configuration says; what they have had stays."""
+        before = self._config.clients
+        self._config = replace(self._config, clients=dict(clients))
+        self._backlog.regrant(clients)
+        for client in {**before, **clients}:
+            if before.get(client) != clients.get(client):
+                self._tell(client_known(self._loop.time(), client, clients.get(client), None))
 
     def _grant(self, client: str) -> None:
         """Tell the policy what the configuration grants to a client, if it says so."""
@@ -246,7 +255,7 @@ class Pool:
             self._grant(client)
 
     def pardon(self, function: str) -> bool:
-        """Forget the faults of a function. Whether it was in quarantine."""
+        """Forget the faults of a function, or of all functions of a kTask. Whether one was in quarantine."""
         return self._quarantine.pardon(function)
 
     def discard(self, worker: int, keys: Sequence[bytes]) -> None:
@@ -542,7 +551,7 @@ class Pool:
         """A request ended its device, alone on it: with one fault too many its function is run no more."""
         call = request.call
         story = f"{datetime.now(UTC).isoformat(' ', 'seconds')}, {worker.name}: {what}"
-        quarantined = self._quarantine.fault(call.identity, call.label, story)
+        quarantined = self._quarantine.fault(call.identity, call.label, story, call.client, call.task)
         self.events.fault(request, worker, what, self._quarantine.faults(call.identity), quarantined)
         if quarantined:
             for other in [r for r in self._requests.values() if r.worker is None and r.call.identity == call.identity]:

@@ -77,7 +77,8 @@ class ClientKnown:
     Fields:
         weight: its part of the device time that clients compete for. priority: who has more goes first.
         max_running: how many of its requests may run at a time. max_share: of all devices' time, 0 to 1.
-        charged_s: device seconds that it has had. mean_s: of one request, as if one such had been measured.
+        charged_s: device seconds that it has had; None: as before. mean_s: of one
+            request, as if one such had been measured.
         devices: those that its data is on. present: it competes from now on, as if a request of it had been there.
     """
 
@@ -87,7 +88,7 @@ class ClientKnown:
     priority: int = 0
     max_running: int | None = None
     max_share: float | None = None
-    charged_s: float = 0.0
+    charged_s: float | None = 0.0
     mean_s: float | None = None
     devices: tuple[int, ...] = ()
     present: bool = False

@@ -15,18 +15,24 @@ STORY_LENGTH = 10
 
 @dataclass(frozen=True, slots=True)
 class QuarantineStatus:
-    """A function in quarantine. function: its label, and `key` what names it exactly. reason: of its last fault."""
+    """A function in quarantine. function: its label, and `key` what names it exactly. reason: of its last fault.
+    client: whose request that was."""
 
     function: str
     key: str
     faults: int
     reason: str
+    client: str = ""
 
 
 class _Record(msgspec.Struct):
+    """client: of the last fault. task: the kTask's key, "" of an eTask."""
+
     label: str
     faults: int = 0
     story: list[str] = []
+    client: str = ""
+    task: str = ""
 
 
 class Quarantine:
@@ -39,10 +45,11 @@ class Quarantine:
         kept = {} if store is None else store.read(FAULTS)
         self._records = {key: msgspec.msgpack.decode(record, type=_Record) for key, record in kept.items()}
 
-    def fault(self, function: str, label: str, story: str) -> bool:
+    def fault(self, function: str, label: str, story: str, client: str = "", task: str = "") -> bool:
         """A function ended a device, alone on it. Whether it is in quarantine now."""
         record = self._records.setdefault(function, _Record(label))
         record.faults += 1
+        record.client, record.task = client, task
         record.story = [*record.story, story][-STORY_LENGTH:]
         if self._store is not None:
             self._store.put(FAULTS, {function: msgspec.msgpack.encode(record)})
@@ -65,16 +72,18 @@ class Quarantine:
         return Quarantined(message, function=record.label, faults=record.faults, story=tuple(record.story))
 
     def pardon(self, function: str) -> bool:
-        """Forget its faults. Whether it was in quarantine."""
-        held = function in self
-        self._records.pop(function, None)
-        if self._store is not None:
-            self._store.remove(FAULTS, [function])
+        """Forget the faults of a function, or of all functions of a kTask, by key. Whether one was in quarantine."""
+        keys = [key for key, record in self._records.items() if function in (key, record.task)]
+        held = any(key in self for key in keys)
+        for key in keys:
+            del self._records[key]
+        if self._store is not None and keys:
+            self._store.remove(FAULTS, keys)
         return held
 
     def status(self) -> tuple[QuarantineStatus, ...]:
         return tuple(
-            QuarantineStatus(record.label, key, record.faults, record.story[-1])
+            QuarantineStatus(record.label, key, record.faults, record.story[-1], record.client)
             for key, record in self._records.items()
             if key in self
         )

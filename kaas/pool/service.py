@@ -77,6 +77,8 @@ class Service:
         self._waits: set[asyncio.Future[Any]] = set()  # for what `upkeep` is about
         self._stopping: asyncio.Task[None] | None = None
         self.stopped = asyncio.Event()
+        self.served = False
+        """Whether it is a server's: then it ends with that, and not since a program that uses it says so."""
         self.residents = Residents(self._loop)
         self._exchange = Exchange(self._loop, ground.node, ground.host)
         self._executors, transport = ground.workers(self._exchange, self.residents)
@@ -190,6 +192,7 @@ class Service:
             function.key,
             session=session,
             bound=function.bound(invocation, payload.refs),
+            task=function.spec.task_key,
         )
 
     def session_ended(self, session: str) -> None:

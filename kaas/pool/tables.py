@@ -91,7 +91,9 @@ def _troubles(status: Status) -> Iterator[str]:
             if pin.state == "lost":
                 yield f"lost on device {device.index}: {pin.target}: {_first_line(pin.reason)}"
     for held in status.quarantined:
-        yield f"in quarantine after {held.faults} faults: {held.function}: {_first_line(held.reason)}"
+        whose = f" of {held.client}" if held.client else ""
+        yield f"in quarantine after {held.faults} faults: {held.function}{whose}: {_first_line(held.reason)}"
+        yield f"  it runs again after: kaas pardon {held.key}"
     if status.broken:
         yield f"broken: {status.broken}"
 

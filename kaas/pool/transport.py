@@ -23,7 +23,7 @@ class WorkerLost(Exception):
 class Call:
     """A request as the core sees it; only the transport looks into payload. label: its function's name for people;
     function: what names that function exactly; bound: the same with its constants, "" if it has none. session: of the
-    program that sent it, "" if nobody knows.
+    program that sent it, "" if nobody knows. task: the kTask's key, "" of an eTask.
 
     Nobody changes it. It is made for every request, and frozen it would take three times as long.
     """
@@ -38,6 +38,7 @@ class Call:
     kind: WorkerKind = WorkerKind.EXECUTOR
     session: str = ""
     bound: str = ""
+    task: str = ""
 
     @property
     def identity(self) -> str:

@@ -134,6 +134,9 @@ class AsyncClient:
     async def drain(self) -> Any:
         return await self._aside(self._client.drain)
 
+    async def pardon(self, function: KTask | str) -> bool:
+        return await self._aside(self._client.pardon, function)
+
     def limits(self) -> wire.Limits | None:
         return self._client.limits()
 

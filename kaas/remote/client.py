@@ -273,6 +273,20 @@ class Client:
         """Have the server take nothing more; for its administrators."""
         return self._told("drain")
 
+    def pardon(self, function: KTask | str) -> bool:
+        """Have the server run a function again that it has put in quarantine; for its administrators. Whether it was
+        there.
+
+        Args:
+            function: its `key` among `status()["quarantined"]`, whoever's it is, or a kTask: all functions of that.
+
+        Raises:
+            Unreachable, InvalidRequest: this client is no administrator.
+        """
+        key = function.key if isinstance(function, KTask) else function
+        pardoned: bool = self._told("pardon", (key.encode(),))["pardoned"]
+        return pardoned
+
     def limits(self) -> wire.Limits | None:
         """What this client may; None as long as it has not connected."""
         return self._calls.limits()

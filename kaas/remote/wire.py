@@ -154,8 +154,8 @@ class Received(_Message, frozen=True):
 
 
 class Ask(_Message, frozen=True):
-    """what: "status", "stats", "usage", "health" (frame b"canary" runs one kTask) or "drain" (of an administrator).
-    The answer is Told."""
+    """what: "status", "stats", "usage", "health" (frame b"canary" runs one kTask), or, of an administrator, "drain" and
+    "pardon" (frame: a function's key, as status has it among those in quarantine, or a kTask's). The answer is Told."""
 
     number: int
     what: str

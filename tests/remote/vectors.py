@@ -70,6 +70,7 @@ FROM_CLIENT: list[Message] = [
     ("received", wire.Received((14, 15, 2**32)), []),
     ("ask for the status", wire.Ask(16, "status"), []),
     ("ask for a run of the canary", wire.Ask(17, "health"), [b"canary"]),
+    ("ask for a function to be pardoned", wire.Ask(18, "pardon"), [b"8e2c"]),
 ]
 LIMITS = wire.Limits(64, 64 << 20, 16 << 20)
 QUOTAS = wire.Limits(8, 1 << 20, 1 << 20, 100.5, 1 << 40, 1 << 30, 6.25)

@@ -100,7 +100,8 @@ class Accounts:
             account.max_share, account.saved_s = event.max_share, event.time_s
             account.savings_s = self._most_saved_s(account)
         account.max_running = event.max_running
-        account.charged_s = event.charged_s
+        if event.charged_s is not None:
+            account.charged_s = event.charged_s
         if event.mean_s is not None:
             account.mean_s = account.latency_s = event.mean_s
             account.observations = 1
