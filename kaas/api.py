@@ -82,6 +82,7 @@ def init(
 
 def shutdown() -> None:
     """Stop the pool, for everyone attached to it, and Ray if `init` started it. Waiting requests end with PoolStopped.
+    A pool that `kaas serve` has goes on: this process leaves it.
 
     Nothing happens without a pool. A process that only wants to leave just ends; `init` says whether it started the
     pool.

@@ -169,11 +169,12 @@ class ProcessSession(Session):
         return bytes(self.ask("pardon", [function.encode()])[0]) == b"1"
 
     def shut_down(self) -> None:
-        stopped = PoolStopped(f"pool {self.name!r} was shut down", pool=self.name)
+        why = "was shut down"
         with suppress(PoolStopped):  # somebody else stopped it first
-            self.ask("stop")
+            if self.ask("stop") == [b"0"]:
+                why = "was left: it is a server's, which goes on"
         self.gone = True
-        self.end_calls(stopped)
+        self.end_calls(PoolStopped(f"pool {self.name!r} {why}", pool=self.name))
         self.store.close()
         if self.child is not None:
             self.child.process.wait()

@@ -13,6 +13,9 @@ from kaas.library import Library
 GROUP = "kaas.libraries"
 """The group of entry points. Each is a function: (name, version) -> the `kaas.Library` with the code."""
 
+BUILD = "KAAS_BUILD_PROVIDED"
+"""The environment of a process in which providers start no compiler, and give only what is there, says "0"."""
+
 KEPT = 64
 """Answers kept in a process; beyond it the oldest one is given up, and asked for again if it is needed."""
 

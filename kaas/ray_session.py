@@ -217,13 +217,16 @@ class RaySession(Session):
             raise plain(error) from None
 
     def shut_down(self) -> None:
+        why = "was shut down"
         try:
-            for _ in range(2):  # answers leave the actor in order: when the second is here, those of all who waited are
-                ray.get(self.pool.stop.remote())
-            ray.kill(self.pool)
+            # answers leave the actor in order: when the second is here, those of all who waited are
+            if all(ray.get(self.pool.stop.remote()) for _ in range(2)):
+                ray.kill(self.pool)
+            else:
+                why = "was left: it is a server's, which goes on"
         except ray.exceptions.RayActorError:
             pass  # somebody else stopped it first
-        self.end_calls(PoolStopped(f"pool {self.name!r} was shut down", pool=self.name))
+        self.end_calls(PoolStopped(f"pool {self.name!r} {why}", pool=self.name))
         _forget_program(self.name)
         if self.started_ray:
             ray.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ def serve(
 ) -> None:
     """Serve remote clients until SIGTERM or Ctrl-C; what is open is answered first."""
     from kaas.pool.loop import PoolLoop
+    from kaas.provided import BUILD
     from kaas.remote.serve_check import check_all, check_names, check_sizes
     from kaas.remote.serve_config import read
     from kaas.remote.server_log import configure
@@ -36,6 +38,8 @@ def serve(
         return
     check_names(settings)
     configure(settings.log)
+    if not settings.code.build:
+        os.environ[BUILD] = "0"  # of all processes that this one starts
     if settings.ray:
         from kaas.remote.ray_server import serve as run
     else:
@@ -44,6 +48,7 @@ def serve(
         warning = "[bold red]INSECURE[/]: without keys every program on this machine may use it, with any code"
         Console(stderr=True, soft_wrap=True, emoji=False).print(warning)
     with asyncio.Runner(loop_factory=PoolLoop) as runner:
-        runner.run(run(settings, lambda endpoint: print(READY, endpoint, flush=True)))
+        told = partial(print, READY, flush=True)
+        runner.run(run(settings, told, lambda: read(config, insecure=insecure)))
     sys.stdout.flush()
     os._exit(0)  # whatever threads there are

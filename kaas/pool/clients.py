@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,8 @@ from kaas.pool.records import Request
 
 if TYPE_CHECKING:
     from kaas.pool.service import Service
+
+_log = logging.getLogger(__name__)
 
 LONGEST_S = 1e9
 """Deadlines lie below this, about thirty years."""
@@ -289,6 +292,9 @@ class Clients:
                 _check(session.peer, message.beside, frames)
                 await self._objects.keep(session.name, message.beside, frames)
             case "stop":
+                if service.served:
+                    _log.info("a program leaves the pool, which its server keeps", extra={"program": session.name})
+                    return [NO]
                 await service.stop()
             case _:
                 raise InvalidRequest(f"a pool cannot be asked for {message.what!r}")

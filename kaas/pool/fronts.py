@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from kaas.errors import PoolStopped
 
@@ -22,6 +22,10 @@ class Front(Protocol):
 
     def drain(self, reason: str) -> None:
         """Take no more, and end."""
+        ...
+
+    def reload(self, settings: Any) -> None:
+        """Take what has changed of its configuration."""
         ...
 
     async def left(self) -> None:
@@ -47,6 +51,11 @@ class Fronts:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
+
+    @property
+    def any(self) -> bool:
+        """Whether somebody asks for one."""
+        return any(entry.served for entry in self._entries.values())
 
     def serve(self, session: str, opener: Callable[[], Awaitable[Front]]) -> asyncio.Task[None]:
         """From a front's opening to its end; `end` counts from now on. The task raises what opening it does."""

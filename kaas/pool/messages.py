@@ -115,7 +115,8 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """Anything else of the pool. what: "status", "stats", "pardon", "upkeep", "stop" or "hold". Frames: depend on it
+    """Anything else of the pool. what: "status", "stats", "pardon", "upkeep", "stop" (the frame b"0" answers that it
+    goes on, as its server keeps it) or "hold". Frames: depend on it
     (`kaas.pool.clients`). The answer is Result or Failure."""
 
     number: int

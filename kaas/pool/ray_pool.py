@@ -230,6 +230,10 @@ class PoolActor:
         """Where a front is, once it is open."""
         return (await self._front(session)).endpoint
 
+    async def reload(self, session: str, settings: Any) -> None:
+        """Have a front take what has changed of its configuration."""
+        self._thread.post((await self._front(session)).reload, settings)
+
     async def drain(self, session: str, reason: str) -> None:
         self._thread.post((await self._front(session)).drain, reason)
 
@@ -261,15 +265,20 @@ class PoolActor:
     async def stats(self, reset: bool) -> Stats:
         return await self._thread.run(_done((await self._opened()).service.stats, reset))
 
-    async def stop(self) -> None:
-        """Answer all who wait, end the executors and forget. The caller then ends this actor."""
-        service = (await self._opened()).service
+    async def stop(self) -> bool:
+        """Answer all who wait, end the executors and forget. The caller then ends this actor. False: nothing of this,
+        since a server keeps the pool."""
+        life = await self._opened()
+        service = life.service
+        if life.fronts.any and not self._stopping.is_set():
+            return False
         self._stopping.set()
         for ended in self._sessions.values():
             ended.set()
         await self._thread.run(service.stop())
         await self._thread.run(service.clients.answered())
         await self._silence()
+        return True
 
     def _answered(self) -> None:
         self._open_calls -= 1

@@ -27,16 +27,20 @@ from kaas.ray_session import RaySession, open_session, plain
 from kaas.remote.front import Front
 from kaas.remote.named_etask import NamedETask, find_all
 from kaas.remote.serve_config import Settings
-from kaas.remote.server import state_folder
+from kaas.remote.server import reload, state_folder
 from kaas.remote.server_log import configure
 from kaas.remote.usage_file import TAKEN
 from kaas.session import HERE
 
+AUTH_MODE, TOKEN = "RAY_AUTH_MODE", "token"
+"""Ray's variable, which is set by itself where Ray asks for a token by default, and what it is then."""
 FREED_S = 30.0
 """So long a server waits for its folder: one that was killed has it until the pool hears of that."""
 
 
-async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
+async def serve(
+    settings: Settings, ready: Callable[[str], object], reread: Callable[[], Settings] | None = None
+) -> None:
     """As `kaas.remote.server.serve`. A pool, or a Ray, that runs already goes on afterwards.
 
     Raises:
@@ -50,6 +54,8 @@ async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
             if not await _unless(leave, _find_etasks(settings, session, path)):
                 return
             leave.add_done_callback(lambda told: _drain(session, told.result()))
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, reload, partial(_reload, session), reread or (lambda: settings))
             opener = partial(open_front, _settled(settings), folder.absolute(), path)
             served = asyncio.wrap_future(session.pool.serve.remote(session.id, opener).future())
             opened = asyncio.wrap_future(session.pool.endpoint.remote(session.id).future())
@@ -98,6 +104,8 @@ def _opened(settings: Settings) -> tuple[RaySession, bool]:
         KaasError
     """
     address = "local" if settings.ray is True else str(settings.ray)
+    if settings.ray is True and not settings.ray_without_token:
+        _refuse_open_ports(os.environ.get(AUTH_MODE, TOKEN))  # before there are any
     with HERE.lock:
         try:
             HERE.session, first = session, _ = open_session(
@@ -105,11 +113,32 @@ def _opened(settings: Settings) -> tuple[RaySession, bool]:
             )
         except ConnectionError as error:
             raise InvalidConfig(f"no Ray is to be found at {address!r}: {error}", field="ray") from error
+    if settings.ray is True and not settings.ray_without_token and first:
+        try:
+            _refuse_open_ports(os.environ.get(AUTH_MODE, ""))
+        except InvalidConfig:
+            session.shut_down()
+            raise
     there, here = session.address()
     if there.node != here:
         message = f"pool {settings.name!r} runs on another machine: it can be served there, where its process is"
         raise InvalidConfig(message, field="name")
     return session, first
+
+
+def _refuse_open_ports(mode: str) -> None:
+    """Ray's own ports are open to whoever reaches this machine, whatever the server listens on.
+
+    Raises:
+        InvalidConfig: they ask for no token.
+    """
+    if mode != TOKEN:
+        message = (
+            f"a Ray that this server starts has open ports on all of this machine's addresses, and they ask for no "
+            f"token, since {AUTH_MODE} is {mode or 'not set'!r}: set it to {TOKEN!r}, or say ray_without_token: true "
+            f"where nobody else reaches them"
+        )
+        raise InvalidConfig(message, field="ray")
 
 
 async def _find_etasks(settings: Settings, session: RaySession, path: Sequence[str]) -> None:
@@ -135,6 +164,10 @@ async def _find_etasks(settings: Settings, session: RaySession, path: Sequence[s
 def _drain(session: RaySession, reason: str) -> None:
     """Now, and if the pool starts again meanwhile."""
     session.register("drain", lambda: session.pool.drain.remote(session.id, reason))
+
+
+def _reload(session: RaySession, settings: Settings) -> None:
+    session.pool.reload.remote(session.id, _settled(settings))
 
 
 def _settled(settings: Settings) -> Settings:

@@ -75,10 +75,16 @@ class PoolSettings(_Settings, frozen=True):
         options["policy"] = choose_policy("pool.policy", self.policy)
         if self.devices is not None:
             options["devices"] = tuple(Device(**msgspec.structs.asdict(device)) for device in self.devices)
-        options["clients"] = {
-            name: ClientSettings(**msgspec.structs.asdict(share)) for name, share in self.clients.items()
-        }
+        options["clients"] = self.granted()
         return Config(store=store, **options)
+
+    def granted(self) -> dict[str, ClientSettings]:
+        """What each client is granted.
+
+        Raises:
+            InvalidConfig
+        """
+        return {name: ClientSettings(**msgspec.structs.asdict(share)) for name, share in self.clients.items()}
 
 
 class ETaskSettings(_Settings, frozen=True):
@@ -139,13 +145,15 @@ class Limits(_Settings, frozen=True):
 
 
 class Code(_Settings, frozen=True):
-    """Which code clients may bring, as `kaas.remote.allow.Allowed`; signers are in hex."""
+    """Which code clients may bring, as `kaas.remote.allow.Allowed`; signers are in hex. build: whether a provider may
+    build what a client names and is not there: that starts a compiler, for minutes."""
 
     any: bool = False
     hashes: tuple[str, ...] = ()
     signers: tuple[str, ...] = ()
     providers: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    build: bool = False
 
     def allowed(self) -> Allowed:
         """
@@ -167,7 +175,8 @@ class Settings(_Settings, frozen=True):
             only its user's; None: nothing does. keys: folder with its own keys and its clients' (`kaas keys`).
         administrators: names of keys that may ask for everything, and have it drain; keys can say so themselves.
         ray: whether its pool is on Ray: the address of a cluster, "auto" for one that runs here, true for one that
-            the server starts.
+            the server starts. ray_without_token: whether that one's ports, which are open on all addresses, may ask for
+            no token.
         steps: cTasks around kTasks, "module:function" by name (`kaas.remote.steps`). step_processes: that run them.
         etasks: by the names that clients use; only of a pool on Ray.
         drain_s: how long a server that ends waits for what is open.
@@ -177,6 +186,7 @@ class Settings(_Settings, frozen=True):
 
     name: str = "kaas"
     ray: bool | str = False
+    ray_without_token: bool = False
     listen: Listen = Listen()
     state: str | None = None
     keys: str | None = None
@@ -190,6 +200,18 @@ class Settings(_Settings, frozen=True):
     drain_s: float = 30.0
     metrics_port: int | None = None
     log: LogSettings = LogSettings()
+
+    def reloaded(self, now: Settings) -> Settings:
+        """With what a server can take of another configuration while it runs."""
+        limits, pool = now.limits, msgspec.structs.replace(self.pool, clients=now.pool.clients)
+        own = msgspec.structs.replace(
+            self.limits, quotas=limits.quotas, requests=limits.requests, credit_bytes=limits.credit_bytes
+        )
+        return msgspec.structs.replace(self, limits=own, pool=pool, administrators=now.administrators)
+
+    def differences(self, other: Settings) -> list[str]:
+        """Fields that differ."""
+        return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
 
 
 def read(path: Path | None, *, insecure: bool = False) -> Settings:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kaas.errors import InvalidConfig
+from kaas.errors import InvalidConfig, KaasError
 from kaas.pool.names import Notice, Place
 from kaas.pool.process_pool import NODE, Machine, count_gpus, opened_store
 from kaas.pool.processes import open_all_files
@@ -17,10 +18,14 @@ from kaas.pool.service import Service
 from kaas.remote.front import Front
 from kaas.remote.serve_config import Settings
 
+_log = logging.getLogger(__name__)
 
-async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
+
+async def serve(
+    settings: Settings, ready: Callable[[str], object], reread: Callable[[], Settings] | None = None
+) -> None:
     """From the server's start to its end, by SIGTERM or SIGINT, or when it is told to drain. ready: is told the
-    endpoint where it listens; devices may still be starting.
+    endpoint where it listens; devices may still be starting. reread: what the configuration says by now, for SIGHUP.
 
     Raises:
         KaasError: it cannot be.
@@ -35,9 +40,10 @@ async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
                 raise InvalidConfig(f"a pool {settings.name!r} runs on this machine already", field="name")
             machine = Machine(config)
             service = machine.service = await Service.open(settings.name, config, machine, opened_store(config.store))
+            service.served = True
             notice = place.announce(Notice(service.address, NODE, config.described()))
         try:
-            await _serve(settings, service, machine, folder, ready)
+            await _serve(settings, service, machine, folder, ready, reread or (lambda: settings))
         finally:
             await service.stop()
             place.withdraw(notice)
@@ -47,19 +53,36 @@ async def serve(settings: Settings, ready: Callable[[str], object]) -> None:
 
 
 async def _serve(
-    settings: Settings, service: Service, machine: Machine, folder: Path, ready: Callable[[str], object]
+    settings: Settings,
+    service: Service,
+    machine: Machine,
+    folder: Path,
+    ready: Callable[[str], object],
+    reread: Callable[[], Settings],
 ) -> None:
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # there is nothing to read again yet
     front = Front(settings, service, machine.objects, folder)
     try:
         await front.open()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, front.drain, f"it got {name.name}")
+        loop.add_signal_handler(signal.SIGHUP, reload, front.reload, reread)
         ready(front.endpoint)
         await front.left()
     finally:
         await service.stop()  # whoever still waits has an answer now
         await front.close()
+
+
+def reload(give: Callable[[Settings], object], reread: Callable[[], Settings]) -> None:
+    """Read a server's configuration again. One that is wrong changes nothing, and is logged."""
+    try:
+        settings = reread()
+    except KaasError as error:
+        _log.error("the configuration is not read again: %s", error.message)
+    else:
+        give(settings)
 
 
 @contextmanager

@@ -23,6 +23,9 @@ class Door:
     def drain(self, reason: str) -> None:  # noqa: ARG002
         self.leave.set()
 
+    def reload(self, settings: object) -> None:
+        """It has none."""
+
     async def left(self) -> None:
         await self.leave.wait()
 

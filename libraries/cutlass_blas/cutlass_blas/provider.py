@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 
 import kaas
@@ -10,6 +11,8 @@ from kaas import errors
 
 NAME = "cutlass_blas"
 """Of the entry point."""
+BUILD = "KAAS_BUILD_PROVIDED"
+"""A server's executors have it as "0": there a client's name of an instance starts no compiler."""
 
 
 @lru_cache(maxsize=1024)
@@ -30,6 +33,7 @@ def images(name: str, version: str) -> kaas.Library:
 
     Raises:
         NotProvided: nothing of this name, or not in this version.
+        NotProvided: it is not there, and this process builds nothing.
         MissingPackage, CompileFailed: it is not there and cannot be built.
     """
     try:
@@ -38,4 +42,7 @@ def images(name: str, version: str) -> kaas.Library:
         raise errors.NotProvided(error.message, has=()) from error
     if version != mine:
         raise errors.NotProvided(f"the BLAS library here has {name} in another version", has=(mine,))
+    if os.environ.get(BUILD) == "0" and store.find(store.kernels_file(name)) is None:
+        message = f"{name} of the BLAS library is not built here, and this process builds nothing"
+        raise errors.NotProvided(message, has=(mine,))
     return kaas.Library.from_fatbin(store.kernels(name))
