@@ -18,6 +18,7 @@ from kaas import (
     observe_commands,
     policy_commands,
     serve_command,
+    state_command,
 )
 from kaas.errors import KaasError
 
@@ -36,8 +37,10 @@ app.command()(policy_commands.simulate)
 app.command()(policy_commands.replay)
 app.command()(observe_commands.trace)
 app.command()(observe_commands.usage)
+app.command()(observe_commands.pardon)
 app.add_typer(keys_command.app, name="keys")
 app.add_typer(code_command.app, name="code")
+app.add_typer(state_command.app, name="state")
 
 
 def _show_version(wanted: bool) -> None:

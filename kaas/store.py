@@ -10,6 +10,13 @@ from typing import Protocol, runtime_checkable
 FUNCTIONS, TASKS, ACCOUNTS, FAULTS = "functions", "tasks", "accounts", "faults"
 """Kinds of entries: specs of functions by key, kTasks by key, device seconds by client, faults by function."""
 
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS entries
+    (id INTEGER PRIMARY KEY, kind TEXT, key TEXT, value BLOB, UNIQUE (kind, key));
+"""
+TABLES = ("entries",)
+"""Of a SqliteStore."""
+
 
 @runtime_checkable
 class Store(Protocol):
@@ -51,11 +58,9 @@ class SqliteStore:
         # one thread at a time uses it, if not always the same
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = OFF")  # it has to outlive this process, not the machine's power
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS entries"
-            " (id INTEGER PRIMARY KEY, kind TEXT, key TEXT, value BLOB, UNIQUE (kind, key))"
-        )
+        # with NORMAL a loss of power may cost the newest changes, and damages nothing
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.executescript(SCHEMA)
         self._connection = connection
 
     def put(self, kind: str, entries: Mapping[str, bytes]) -> None:

@@ -35,7 +35,7 @@ LAYERS = [
     {"kaas.caching", "kaas.etasks", "kaas.model"},
     {"kaas.remote"},
     {"kaas.demo", "kaas.cli", "kaas.code_command", "kaas.compile_command", "kaas.file_commands", "kaas.keys_command",
-     "kaas.observe_commands", "kaas.policy_commands", "kaas.serve_command"},
+     "kaas.observe_commands", "kaas.policy_commands", "kaas.serve_command", "kaas.state_command"},
 ]  # fmt: skip
 """Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of
 public names, stands above all."""

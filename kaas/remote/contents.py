@@ -8,7 +8,8 @@ without having them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kaas.errors import KaasError, QuotaExceeded
-from kaas.remote.state import State
+from kaas.remote.state import CONTENTS, State
 
 LIBRARY, VALUE = "library", "value"
 KINDS = {LIBRARY: "library_bytes", VALUE: "stored_bytes"}
@@ -28,7 +29,9 @@ MOST_CONTENTS = 4096
 PART = ".part"
 HELD_AS = {LIBRARY: "libraries", VALUE: "objects"}
 """Kinds, as those know them who are told how many bytes a client has."""
-_CONTENTS = "contents"
+KIND = "contents"
+_OWN = re.compile(r"[0-9a-f]{64}(\.part)?")
+"""Files that uploads make."""
 
 
 class ByteLimits(Protocol):
@@ -45,7 +48,7 @@ Changed = Callable[[str, str, int], None]
 LimitsOf = Callable[[str], ByteLimits]
 
 
-class _Kept(msgspec.Struct, frozen=True, array_like=True):
+class Kept(msgspec.Struct, frozen=True, array_like=True):
     client: str
     hash: str
     nbytes: int
@@ -109,22 +112,47 @@ class Contents:
         self._clients: dict[str, _Client] = {}
 
     def open(self) -> None:
-        """Find what an earlier life has left; files that nobody knows are removed."""
+        """Find what an earlier life has left. What is damaged is set aside; files that nobody knows are removed."""
+        aside = self._state.aside
         known: set[Path] = set()
-        for data in self._state.read(_CONTENTS):
-            kept = _decode(data)
+        for kept in self._state.read(KIND, _decode):
             content = self._content(kept.client, kept.hash, kept.nbytes, kept.kind, kept.signature)
-            content.complete = _size(content.path) == kept.nbytes
+            size = _size(content.path)
+            content.complete = size == kept.nbytes
+            if size >= 0 and not content.complete:
+                aside.file(content.path, f"an upload of {kept.client!r} had {kept.nbytes} bytes, and has {size}")
             # the last byte of one that was not found to be right comes once more, so that somebody looks
             content.have = kept.nbytes if content.complete else min(_size(content.part), kept.nbytes - 1)
             if content.complete or content.have > 0:
                 known.add(content.path if content.complete else content.part)
                 self._add(content)
             else:
-                self._state.remove(_CONTENTS, kept.client, kept.hash)
-        for folder in (self._state.folder / "contents").glob("*"):
-            for path in set(folder.iterdir()) - known:
+                self._state.remove(KIND, kept.client, kept.hash)
+        for folder in (self._state.folder / CONTENTS).glob("*"):
+            self._tidy(folder, known)
+
+    def _tidy(self, folder: Path, known: Set[Path]) -> None:
+        """Have nothing there but what is known. What a client has deleted goes; what may be somebody's is set aside."""
+        aside = self._state.aside
+        if folder.is_symlink() or not folder.is_dir():
+            aside.file(folder, "it is no folder of a client's")
+            return
+        for path in set(folder.iterdir()) - known:
+            if not _OWN.fullmatch(path.name) or path.is_symlink() or not path.is_file():
+                aside.file(path, "it is no client's upload")
+            elif self._state.damaged:
+                aside.file(path, "nothing that is left of the state refers to it")
+            else:
                 path.unlink()
+
+    def damaged(self, content: Content, why: str) -> None:
+        """A complete one is not what it was when it came: its file is set aside, and it can be uploaded again.
+
+        Raises:
+            OSError
+        """
+        self._state.aside.file(content.path, f"an upload of {content.client!r}: {why}")
+        content.complete, content.have, content.digest = False, 0, None
 
     def _content(self, client: str, sha256: str, nbytes: int, kind: str, signature: bytes) -> Content:
         return Content(client, sha256, nbytes, kind, signature, self._state.folder_of(client) / sha256)
@@ -133,6 +161,10 @@ class Contents:
         """Whatever there is of it."""
         known = self._clients.get(client)
         return known.contents.get(sha256) if known is not None else None
+
+    def full(self) -> bool:
+        """Whether the disk is."""
+        return self._state.reserve.full()
 
     def complete(self, client: str, sha256: str, kind: str) -> Content | None:
         found = self.find(client, sha256)
@@ -155,14 +187,16 @@ class Contents:
         self.make_room(client, kind, content.counted_bytes, 1)
         with no_paths():
             content.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._state.reserve.full():
+            raise KaasError("the server's disk is full")
         self.keep(content)
         self._add(content)
         return content
 
     def keep(self, content: Content) -> None:
         """For later lives."""
-        kept = _Kept(content.client, content.hash, content.nbytes, content.kind, content.signature)
-        self._state.put(_CONTENTS, content.client, content.hash, msgspec.msgpack.encode(kept))
+        kept = Kept(content.client, content.hash, content.nbytes, content.kind, content.signature)
+        self._state.put(KIND, content.client, content.hash, msgspec.msgpack.encode(kept))
 
     def _add(self, content: Content) -> None:
         self._clients.setdefault(content.client, _Client()).contents[content.hash] = content
@@ -174,12 +208,28 @@ class Contents:
         contents[content.hash] = contents.pop(content.hash)
 
     def remove(self, content: Content) -> None:
-        self._state.remove(_CONTENTS, content.client, content.hash)
+        """Its file first: on a full disk that makes room for the rest. Its entry without a file means nothing."""
         content.gone = True
         del self._clients[content.client].contents[content.hash]
-        for path in (content.path, content.part):
-            path.unlink(missing_ok=True)
         self._count(content.client, content.kind, -content.counted_bytes)
+        with no_paths():
+            for path in (content.path, content.part):
+                path.unlink(missing_ok=True)
+        self._state.remove(KIND, content.client, content.hash)
+
+    def has(self, client: str) -> bool:
+        known = self._clients.get(client)
+        return known is not None and bool(known.contents)
+
+    def purge(self, client: str) -> None:
+        """Remove all that a client has uploaded.
+
+        Raises:
+            KaasError
+        """
+        known = self._clients.get(client)
+        for content in list(known.contents.values()) if known is not None else ():
+            self.remove(content)
 
     def release(self, content: Content) -> bool:
         """It has one use less. True: that was the last one of a value, which is gone."""
@@ -278,4 +328,4 @@ def _size(path: Path) -> int:
         return -1
 
 
-_decode = msgspec.msgpack.Decoder(_Kept).decode
+_decode = msgspec.msgpack.Decoder(Kept).decode

@@ -18,6 +18,7 @@ from kaas.remote.answers import plain, without_paths
 from kaas.remote.canary import sing
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import Session
+from kaas.remote.set_aside import SetAside
 from kaas.remote.usage import told as usage_told
 
 CANARY = b"canary"
@@ -40,11 +41,13 @@ class Desk:
         administrator: Callable[[str], bool],
         drain: Callable[[str], None],
         meter: Meter,
+        aside: Sequence[SetAside] = (),
     ) -> None:
-        """administrator: whether a client is one. drain: begins, with a reason."""
+        """administrator: whether a client is one. drain: begins, with a reason. aside: what was damaged of the
+        state."""
         self.draining = self.opened = False
         self._service, self._is_administrator = service, administrator
-        self._drain, self._meter = drain, meter
+        self._drain, self._meter, self._aside = drain, meter, aside
         self._turns: dict[str | None, asyncio.Lock] = {}
 
     def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
@@ -62,7 +65,7 @@ class Desk:
                     "sessions": len(client.sessions),
                     "administrator": administrator,
                 }
-                return {**self._status(administrator), **own}
+                return {**self._status(None if administrator else client.name), **own}
             case "stats":
                 return self._stats(None if administrator else client.name)
             case "usage":
@@ -78,8 +81,27 @@ class Desk:
                 return {"draining": True}
             case "drain":
                 raise InvalidRequest(f"only an administrator may have this server drain, and {client.name!r} is none")
+            case "pardon" if administrator:
+                return self._pardon(client.name, frames)
+            case "pardon":
+                raise InvalidRequest(f"only an administrator may pardon a function, and {client.name!r} is none")
             case _:
                 raise InvalidRequest(f"this server cannot be asked for {what!r}")
+
+    def _pardon(self, administrator: str, frames: Sequence[Any]) -> dict[str, Any]:
+        """
+        Raises:
+            InvalidRequest
+        """
+        try:
+            function = bytes(frames[0]).decode()
+        except (IndexError, UnicodeDecodeError) as error:
+            message = "pardon has a frame: the key of a function, as status has it, or of a kTask"
+            raise InvalidRequest(message) from error
+        pardoned = self._service.pool.pardon(function)
+        if pardoned:
+            _log.warning("a function is pardoned", extra={"client": administrator, "function": function})
+        return {"pardoned": pardoned}
 
     def health(self, causes: bool) -> dict[str, Any]:
         """causes: whether it says why devices are lost, which is no business of any client's."""
@@ -93,19 +115,31 @@ class Desk:
                 trouble.append(f"device {device.index} is {device.state}{why}")
         if status.broken is not None:
             trouble.append(f"its pool is broken: {without_paths(status.broken)}" if causes else "its pool is broken")
-        if causes and self._meter.trouble:
-            trouble.append(f"usage is not written down: {without_paths(self._meter.trouble)}")
-        ready = up and self.opened and not self.draining and status.broken is None
-        return {"live": True, "ready": ready, "trouble": trouble}
+        full = self._meter.reserve.full()
+        trouble += ["its disk is full"] if full else []
+        able = self._meter.able()
+        if not able:
+            trouble.append("usage cannot be written down, so that no request is answered")
+        if causes and (why := self._meter.unable or self._meter.trouble):
+            trouble.append(f"usage is not written down: {without_paths(why)}")
+        ready = up and able and self.opened and not self.draining and status.broken is None
+        return {"live": True, "ready": ready, "disk_full": full, "trouble": trouble}
 
     async def _health_by_canary(self, causes: bool) -> dict[str, Any]:
         seconds = await sing(self._service)
         return {**self.health(causes), "canary_s": seconds}
 
-    def _status(self, administrator: bool) -> dict[str, Any]:
+    def _status(self, client: str | None) -> dict[str, Any]:
+        """client: None for an administrator, who sees everybody's."""
         status = self._service.status()
+        administrator = client is None
         devices = [_device(each, administrator) for each in status.devices]
         told: dict[str, Any] = {**self.health(administrator), "draining": self.draining, "devices": devices}
+        told["quarantined"] = [
+            _entry(each) | {"reason": without_paths(each.reason)}
+            for each in status.quarantined
+            if client in (None, each.client)
+        ]
         if administrator:
             told |= {
                 "queued": status.queued,
@@ -113,8 +147,8 @@ class Desk:
                 "functions": list(status.functions),
                 "broken": status.broken and without_paths(status.broken),
                 "pid": status.pid,
-                "usage_trouble": without_paths(self._meter.trouble),
-                "quarantined": [_entry(each) | {"reason": without_paths(each.reason)} for each in status.quarantined],
+                "usage_trouble": without_paths(self._meter.unable or self._meter.trouble),
+                "set_aside": [without_paths(story) for each in self._aside for story in each.stories],
             }
         return told
 

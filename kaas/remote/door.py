@@ -78,6 +78,7 @@ class RemoteDoor:
         receive: Receive,
         *,
         gone: Callable[[RemoteChannel], None] = lambda _channel: None,
+        changed: Callable[[], None] = lambda: None,
         frame_bytes: int = FRAME_BYTES,
         message_bytes: int | None = None,
         queued: int = QUEUED,
@@ -86,13 +87,14 @@ class RemoteDoor:
     ) -> None:
         """port: 0 for any. keys: None lets everybody in whom this machine's loopback lets come, by the name nobody.
         receive: takes each message; frames from LARGE_BYTES on are read-only views, others bytes. gone: hears of
-        channels that have ended. message_bytes: of all frames of one; None for four of the largest. connections: of one
-        key.
+        channels that have ended. changed: is called when keys have. message_bytes: of all frames of one; None for four
+        of the largest. connections: of one key.
 
         Raises:
             InvalidConfig: it cannot be there, or not without keys.
         """
         self._loop, self._receive, self._gone = loop, receive, gone
+        self._changed = changed
         self._keys, self._nobody, self._limit = keys, nobody, connections
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # the rest is for those inside
         self._closed = False
@@ -193,6 +195,7 @@ class RemoteDoor:
 
     def _see(self, keys: Keys) -> None:
         if keys.refresh():
+            self._changed()
             for (_, public_key), channel in list(self._channels.items()):
                 client = keys.who(public_key)
                 if client is None or client.name != channel.user:

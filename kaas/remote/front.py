@@ -62,6 +62,8 @@ class Front:
         self._leave = asyncio.Event()
         self._door: RemoteDoor | None = None
         self._opened = False
+        self._settle_turn = asyncio.Lock()
+        self._settling: set[asyncio.Task[None]] = set()
         self._closing = AsyncExitStack()
         self._meter = Meter(folder)
         self._steps = steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
@@ -75,11 +77,14 @@ class Front:
             settings.steps,
             self._meter.holds,
             Served(settings.etasks, etasks),
+            self._meter.reserve,
         )
         limits = settings.limits
         keeping = Keeping(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
         self._gateway = Gateway(service, self._holdings, self._meter, steps, self._limits, keeping)
-        self._desk = self._gateway.desk = Desk(service, self._administrator, self.drain, self._meter)
+        self._desk = self._gateway.desk = Desk(
+            service, self._administrator, self.drain, self._meter, (self._meter.aside, self._holdings.aside)
+        )
 
     def _limits(self, client: str) -> wire.Limits:
         """Quotas of its key, or else the server's for all."""
@@ -92,6 +97,38 @@ class Front:
     def _administrator(self, client: str) -> bool:
         key = None if self._keys is None else self._keys.named(client)
         return client in self._settings.administrators or (key is not None and key.administrator)
+
+    def _keys_changed(self) -> None:
+        """A client that gets the name of a revoked one is not let in before that one's things are gone."""
+        self._gateway.kept_out = self._strangers()
+        task = asyncio.get_running_loop().create_task(self._settle_tenants())
+        self._settling.add(task)
+        task.add_done_callback(self._settled)
+
+    def _strangers(self) -> set[str]:
+        """Names under which something was left that is not for the client that has the name now."""
+        assert self._keys is not None, "it has keys that change"
+        return self._holdings.tenants.changed(self._keys.tenants(), self._keys.purged())
+
+    async def _settle_tenants(self) -> None:
+        """
+        Raises:
+            KaasError
+        """
+        if self._keys is None:
+            return
+        async with self._settle_turn:
+            names, now = self._strangers(), self._keys.tenants()
+            if left := sorted(filter(self._holdings.has, names)):
+                _log.warning("what revoked clients have left is removed: %s", ", ".join(left))
+            await self._gateway.retire(names)
+            self._holdings.tenants.settle(now, names)
+            self._gateway.kept_out = self._strangers()
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._settling.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("what revoked clients have left cannot be removed; their names stay shut: %s", error)
 
     async def open(self) -> None:
         """
@@ -113,10 +150,13 @@ class Front:
             # a scrape in progress needs this loop
             closing.push_async_callback(loop.run_in_executor, None, metrics.close)
         self._meter.open()  # another server may have it; then this one has started nothing
+        closing.callback(self._meter.reserve.close)
         closing.push_async_callback(self._meter.close)
+        self._meter.reserve.open()
         await self._steps.open()
         closing.callback(self._holdings.close)
         await self._holdings.open()
+        await self._settle_tenants()
         self._gateway.open()
         await self._service.started()
         door = RemoteDoor(
@@ -130,6 +170,7 @@ class Front:
             queued=2 * settings.limits.requests,  # all that a client may have open, and as much again of small answers
             connections=settings.limits.sessions,
             gone=self._gateway.gone,
+            changed=self._keys_changed,
         )
         self._door = door
         closing.callback(door.close, LAST_WORDS_S)
@@ -138,6 +179,19 @@ class Front:
         _log.info("the server is open", extra={"endpoint": self.endpoint, "insecure": keys is None})
         sys.setswitchinterval(SWITCH_S)
         gc.freeze()  # what is there now stays: who collects garbage need not look at it
+
+    def reload(self, settings: Settings) -> None:
+        """Take the changes of a configuration that a server can take while it runs, and see which keys there are."""
+        before = self._settings
+        after = before.reloaded(settings)
+        if self._keys is not None and self._keys.refresh():
+            self._keys_changed()
+        self._settings = after
+        self._gateway.limits_changed()
+        if after.pool.clients != before.pool.clients:
+            self._service.pool.regrant(after.pool.granted())
+        later = after.differences(settings)
+        _log.info("keys, quotas and weights were read again", extra={"need_a_restart": ", ".join(later) or "nothing"})
 
     def drain(self, reason: str) -> None:
         """It takes no more, and ends once what is open has been answered and received."""

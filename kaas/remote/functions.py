@@ -28,7 +28,7 @@ MOST_FUNCTIONS = 1024
 """Of one client."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _KEY = re.compile(r"[0-9a-f]{64}")
-_FUNCTIONS = "remote functions"
+KIND = "remote functions"
 
 
 class Functions:
@@ -59,8 +59,7 @@ class Functions:
         """Register again what was registered in an earlier life. What cannot be now, since its code is no longer
         allowed say, is kept and says so."""
         libraries: dict[tuple[str, str], Library] = {}  # many functions of one model have the same
-        for data in self._state.read(_FUNCTIONS):
-            kept = _decode(data)
+        for kept in self._state.read(KIND, _decode):
             try:
                 entry = await self._maker.made(kept, libraries)
             except KaasError as error:
@@ -131,7 +130,7 @@ class Functions:
             try:
                 if before is None and len(mine) >= MOST_FUNCTIONS:
                     raise too_many(client, "functions", MOST_FUNCTIONS, len(mine))
-                self._state.put(_FUNCTIONS, client, entry.handle, msgspec.msgpack.encode(entry.kept))
+                self._state.put(KIND, client, entry.handle, msgspec.msgpack.encode(entry.kept))
             except KaasError:
                 self._maker.let_go(entry)
                 raise
@@ -173,10 +172,24 @@ class Functions:
             if not going:
                 self.named(client, function)
             for entry in going:
-                self._state.remove(_FUNCTIONS, client, entry.handle)
+                self._state.remove(KIND, client, entry.handle)
                 del mine[entry.handle]
                 self._look_up(client)
                 self._maker.let_go(entry)
+
+    def has(self, client: str) -> bool:
+        return bool(self._clients.get(client))
+
+    def purge(self, client: str) -> None:
+        """Forget all that a client has registered. Belongs to who has its turn.
+
+        Raises:
+            KaasError
+        """
+        for handle, entry in self._clients.pop(client, {}).items():
+            self._state.remove(KIND, client, handle)
+            self._maker.let_go(entry)
+        self._named.pop(client, None)
 
 
 _decode = msgspec.msgpack.Decoder(Kept).decode

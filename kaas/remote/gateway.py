@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
@@ -61,7 +61,7 @@ class Gateway:
 
     Fields:
         life: of this server, told to all. dropped: messages that made no sense and had no number to answer.
-        clients: by name.
+        clients: by name. kept_out: names of clients whose programs are to come again later.
     """
 
     def __init__(
@@ -83,8 +83,24 @@ class Gateway:
         self._delivery = Delivery(meter, holdings.answers, self._closed)
         self._runs = Runs(service, holdings, meter, steps, self._delivery)
         self._by_channel: dict[Channel, Session] = {}
+        self._meter = meter
+        self.kept_out: Collection[str] = ()
         self._silence: asyncio.Event | None = None  # somebody waits for it
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
+
+    async def retire(self, names: Collection[str]) -> None:
+        """Forget these clients, with all that they have here.
+
+        Raises:
+            KaasError
+        """
+        for name in names:
+            client = self.clients.pop(name, None)
+            for session in list(client.sessions.values()) if client is not None else ():
+                self._forget(session)
+                session.channel.drop()
+            self._meter.forget_keys(name)
+            await self._holdings.purge(name)
 
     def open(self) -> None:
         """Answers of an earlier life are there again."""
@@ -170,6 +186,9 @@ class Gateway:
             return
         if not 0 < len(hello.session.encode()) <= LONGEST_NAME:
             raise InvalidRequest(f"a session is named by 1 to {LONGEST_NAME} bytes of UTF-8")
+        if channel.user in self.kept_out:
+            channel.drop()  # it comes again
+            return
         client = self._client(channel.user)
         session = client.sessions.get(hello.session)
         if session is None:
@@ -241,12 +260,16 @@ class Gateway:
         """Programs that do not come again are forgotten; keys may grant something else by now."""
         self._sweep = self._loop.call_later(SWEEP_S, self._look_after)
         now_s = monotonic()
+        self.limits_changed()
         for client in list(self.clients.values()):
-            client.limits = self._limits(client.name)
             client.finished.expire(now_s)
             for session in list(client.sessions.values()):
                 if session.lost_s is not None and now_s - session.lost_s >= self._keeping.lost_s:
                     self._forget(session)
+
+    def limits_changed(self) -> None:
+        for client in self.clients.values():
+            client.limits = self._limits(client.name)
 
     # --- questions that take a while
 

@@ -13,8 +13,10 @@ from kaas.remote import wire
 from kaas.remote.allow import Allowed
 from kaas.remote.functions import Functions
 from kaas.remote.lasting import LastingAnswers
+from kaas.remote.reserve import Reserve
 from kaas.remote.served import NONE_SERVED, Served
 from kaas.remote.state import State
+from kaas.remote.tenants import Tenants
 from kaas.remote.uploads import Uploads
 from kaas.remote.values import Values
 
@@ -38,7 +40,8 @@ class Holdings:
     """Belongs to the pool's event loop. client: the name of a key.
 
     Fields:
-        functions, values: look up by client and name. answers: that outlive the server.
+        functions, values: look up by client and name. answers: that outlive the server. aside: what was damaged.
+        tenants: who has left it.
     """
 
     def __init__(
@@ -51,13 +54,16 @@ class Holdings:
         steps: Collection[str],
         changed: Callable[[str, Any, int], None],
         served: Served = NONE_SERVED,
+        reserve: Reserve | None = None,
     ) -> None:
         """folder: of what outlives the server. changed: is told what a client holds from now on: its name, "libraries"
-        or "objects", bytes."""
-        self._state = State(folder)
+        or "objects", bytes. reserve: of the disk."""
+        self._state = State(folder, reserve)
+        self.aside = self._state.aside
         self._uploads = Uploads(self._state, limits, allowed, changed)
         self.values = Values(self._state, self._uploads, objects)
         self.answers = LastingAnswers(self._state)
+        self.tenants = Tenants(self._state)
         self.functions = Functions(self._state, self._uploads, self.values, objects, registry, steps, served)
 
     async def open(self) -> None:
@@ -67,12 +73,29 @@ class Holdings:
             InvalidConfig
         """
         self._state.open()
+        self.tenants.open()
         await self._uploads.open()
         await self.values.open()
         await self.functions.open()
 
     def close(self) -> None:
         self._state.close()
+
+    def has(self, client: str) -> bool:
+        """Whether a client has left anything here."""
+        return self._uploads.contents.has(client) or self.functions.has(client)
+
+    async def purge(self, client: str) -> None:
+        """Forget all that a client has here; what it has begun to change is done first.
+
+        Raises:
+            KaasError
+        """
+        async with self.values.turn(client):
+            self.functions.purge(client)
+            self.values.purge(client)
+            self._uploads.contents.purge(client)
+            self.answers.purge(client)
 
     def answer(self, client: str, message: Kept, frames: Sequence[Any]) -> Said | Coroutine[Any, Any, Said]:
         """What a message leads to. frames: those behind the header.

@@ -10,8 +10,10 @@ import logging
 import os
 import re
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import TypeVar
 
 import msgspec
@@ -21,10 +23,12 @@ from zmq.utils import z85
 from kaas.errors import InvalidConfig
 from kaas.remote.quotas import Quotas
 
-SERVER_FILE, CLIENTS_FOLDER = "server.toml", "clients"
+SERVER_FILE, CLIENTS_FOLDER, REVOKED_FOLDER = "server.toml", "clients", "revoked"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 """Of a client."""
 LARGEST_FILE_BYTES = 64 << 10
+OWNER = "keys.owner"
+"""The field of errors that say that others may read or write a file of keys."""
 
 _OTHERS = 0o077
 _log = logging.getLogger(__name__)
@@ -49,12 +53,24 @@ class OwnKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a server knows of a client. administrator: may see all clients' usage, and drain the server."""
+    """What a server knows of a client. administrator: may see all clients' usage, and drain the server. tenant: who has
+    the name; a client that gets the name of a revoked one is another tenant, and has nothing of what that one had."""
 
     name: str
     public_key: str
     administrator: bool = False
     quotas: Quotas = Quotas()
+    tenant: str = ""
+
+
+class RevokedKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is left of a client that was revoked. purge: what it has at the server goes."""
+
+    name: str
+    public_key: str
+    tenant: str = ""
+    revoked: str = ""
+    purge: bool = False
 
 
 class Keys:
@@ -65,17 +81,21 @@ class Keys:
     """
 
     def __init__(self, folder: Path) -> None:
-        """
+        """A client's file that makes no sense lets nobody in, and is logged.
+
         Raises:
-            InvalidConfig: a file or folder is not there, may be read by others, or makes no sense.
+            InvalidConfig: the server's file, or a folder, is not there or makes no sense; or others may read some file.
         """
         self._folder = folder / CLIENTS_FOLDER
         _check_folder(folder)
+        _check_folder(self._folder)
         self.server = server_keys(folder)
         self._written_then, self._seen = self._written(), self._state()
         self._clients, wrong = self._read()
-        if wrong:
-            raise wrong[0]
+        for error in wrong:
+            if error.fields.get("field") == OWNER:
+                raise error
+        _tell(wrong)
 
     def who(self, public_key: str) -> ClientKey | None:
         """The client that has this key."""
@@ -88,6 +108,17 @@ class Keys:
         """Of all clients."""
         return frozenset(client.name for client in self._clients.values())
 
+    def tenants(self) -> dict[str, str]:
+        """Who has which name."""
+        return {client.name: client.tenant for client in self._clients.values()}
+
+    def purged(self) -> set[tuple[str, str]]:
+        """Names and tenants whose things the server is to forget."""
+        wrong: list[InvalidConfig] = []
+        found = revoked_keys(self._folder.parent, wrong)
+        _tell(wrong)
+        return {(revoked.name, revoked.tenant) for revoked in found if revoked.purge}
+
     def refresh(self) -> bool:
         """See what has changed in the folder; whether anything has. A file that others may read, or without sense,
         lets nobody in, and is logged."""
@@ -96,8 +127,7 @@ class Keys:
             return False
         self._seen = seen
         self._clients, wrong = self._read()
-        for error in wrong:
-            _log.error("a client's key is not taken: %s", error.message)
+        _tell(wrong)
         return True
 
     def added(self) -> bool:
@@ -129,7 +159,7 @@ class Keys:
             return {}, [error]
         for path in paths:
             try:
-                client = _client(path)
+                client = client_key(path)
                 if client.name in names or client.public_key in clients:
                     raise InvalidConfig(f"{path}: another file has the same name or the same key")
             except InvalidConfig as error:
@@ -152,10 +182,10 @@ def new_client(folder: Path, name: str, secret_file: Path) -> OwnKeys:
     server = prepare(folder)
     public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
     known = folder / CLIENTS_FOLDER / f"{name}.toml"
-    _write(known, {"name": name, "public_key": public_key})
+    write_new(known, {"name": name, "public_key": public_key, "tenant": token_hex(8)})
     own = OwnKeys(name, public_key, secret_key, server.public_key)
     try:
-        _write(secret_file, msgspec.structs.asdict(own))
+        write_new(secret_file, msgspec.structs.asdict(own))
     except InvalidConfig:
         known.unlink()
         raise
@@ -169,12 +199,33 @@ def prepare(folder: Path) -> ServerKeys:
         InvalidConfig: others may read it.
     """
     for made in (folder, folder / CLIENTS_FOLDER):
-        made.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_folder(made)
+        make_folder(made)
     if not (folder / SERVER_FILE).exists():
         public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
-        _write(folder / SERVER_FILE, {"public_key": public_key, "secret_key": secret_key})
+        write_new(folder / SERVER_FILE, {"public_key": public_key, "secret_key": secret_key})
     return server_keys(folder)
+
+
+def make_folder(folder: Path) -> Path:
+    """One that nobody else may use.
+
+    Raises:
+        InvalidConfig
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_folder(folder)
+    return folder
+
+
+def revoked_keys(folder: Path, wrong: list[InvalidConfig]) -> list[RevokedKey]:
+    """Of a server's folder. wrong: what is wrong with some of their files is added to it."""
+    found = []
+    for path in sorted((folder / REVOKED_FOLDER).glob("[!.]*.toml")):
+        try:
+            found.append(_load(path, RevokedKey))
+        except InvalidConfig as error:
+            wrong.append(error)
+    return found
 
 
 def server_keys(folder: Path) -> ServerKeys:
@@ -194,7 +245,12 @@ def own_keys(path: Path) -> OwnKeys:
     return _pair(path, OwnKeys)
 
 
-def _client(path: Path) -> ClientKey:
+def client_key(path: Path) -> ClientKey:
+    """A client's file of a server's folder.
+
+    Raises:
+        InvalidConfig: it may be read by others, or makes no sense.
+    """
     client = _load(path, ClientKey)
     if not NAME.fullmatch(client.name):
         raise InvalidConfig(f"{path}: a client's name is 1 to 64 letters, digits, '_', '-' and '.'", field="name")
@@ -252,6 +308,11 @@ def _read_private(path: Path) -> bytes:
         os.close(file)
 
 
+def _tell(wrong: Sequence[InvalidConfig]) -> None:
+    for error in wrong:
+        _log.error("a client's key is not taken: %s", error.message)
+
+
 def _check_folder(folder: Path) -> None:
     try:
         found = os.lstat(folder)
@@ -264,19 +325,20 @@ def _check_folder(folder: Path) -> None:
 
 def _check_owner(path: Path, found: os.stat_result, mode: str) -> None:
     if found.st_uid != os.geteuid():
-        raise InvalidConfig(f"{path} belongs to another user")
+        raise InvalidConfig(f"{path} belongs to another user", field=OWNER)
     if found.st_mode & _OTHERS:
-        raise InvalidConfig(f"others may use {path}, which holds keys: chmod {mode} it")
+        raise InvalidConfig(f"others may use {path}, which holds keys: chmod {mode} it", field=OWNER)
 
 
-def _write(path: Path, fields: dict[str, str]) -> None:
+def write_new(path: Path, fields: dict[str, str | bool]) -> None:
     """A new file, which is there with all it says or not at all.
 
     Raises:
         InvalidConfig: there is one, or there can be none.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    lines = "".join(f"{name} = '{value}'\n" for name, value in fields.items())  # no such value has a quote
+    said = {name: str(value).lower() if isinstance(value, bool) else f"'{value}'" for name, value in fields.items()}
+    lines = "".join(f"{name} = {value}\n" for name, value in said.items())  # no such value has a quote
     try:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

@@ -36,13 +36,20 @@ class LastingAnswers:
 
     def read(self) -> Iterable[Lasting]:
         """Of earlier lives, in the order in which they came."""
-        return map(_decode, self._state.read(ANSWERS))
+        return self._state.read(ANSWERS, _decode)
 
     def remove(self, client: str, key: str) -> None:
         try:
             self._state.remove(ANSWERS, client, key)
         except KaasError as error:  # the next life finds it, and forgets it when it is old
             _log.warning("an answer of %s stays: %s", client, error.message)
+
+    def purge(self, client: str) -> None:
+        """
+        Raises:
+            KaasError
+        """
+        self._state.remove_all(ANSWERS, client)
 
 
 def entry(client: str, key: str, asked: str, label: str, outputs: tuple[str, ...], frames: Sequence[Any]) -> bytes:

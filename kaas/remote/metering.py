@@ -24,6 +24,7 @@ from typing import Literal
 from kaas.errors import QuotaExceeded, UsageUnavailable
 from kaas.pool.wire import RunRecord
 from kaas.remote.quotas import Allowance, Quotas, Refusal, room
+from kaas.remote.reserve import Reserve, is_full
 from kaas.remote.usage import ASK_AGAIN, Charge, Holding, Totals, Usage
 from kaas.remote.usage_file import Changes, Journal, UsageFile
 
@@ -65,6 +66,12 @@ class Meter:
         self._wall = wall
         self._wall_offset_s = 0.0
         self._file = UsageFile(folder)
+        self.aside = self._file.aside
+        """What of earlier lives was damaged."""
+        self.reserve = Reserve(folder)
+        """Of the disk; who has opened it has it."""
+        self.unable = ""
+        """Why requests cannot be charged, if they cannot."""
         self._journal: Journal | None = None
         self._number = 0
         self._totals = Totals()
@@ -83,7 +90,7 @@ class Meter:
     def open(self) -> None:
         """
         Raises:
-            UsageUnavailable: another server has the folder, or what it holds is no usage.
+            UsageUnavailable: another server has the folder, or it cannot be used.
         """
         kept = self._file.open()
         self._wall_offset_s = self._wall() - self._clock()
@@ -215,11 +222,34 @@ class Meter:
             UsageUnavailable
         """
         try:
-            (self._journal or self._begin()).write(charge)
+            try:
+                self._write_charge(charge)
+            except OSError:
+                if not self.reserve.release():
+                    raise
+                self._write_charge(charge)
         except OSError as error:
+            self.unable = str(error)
+            raise self._unavailable(error) from error
+        self.unable = ""
+
+    def _write_charge(self, charge: Charge) -> None:
+        """
+        Raises:
+            OSError
+        """
+        try:
+            (self._journal or self._begin()).write(charge)
+        except OSError:
             if self._journal is not None and self._journal.torn:
                 self._end()
-            raise self._unavailable(error) from error
+            raise
+
+    def able(self) -> bool:
+        """Whether requests can be charged, as far as is known: they could last time, or there is room again since."""
+        if self.unable and self.reserve.held:
+            self.unable = ""
+        return not self.unable
 
     def received(self, client: str, key: str) -> None:
         """The answer to what was charged under this key has come: if it is run again, once that answer is forgotten, it
@@ -230,6 +260,15 @@ class Meter:
             del self._new_keys[name]
         else:
             self._old_keys.add(name)
+
+    def forget_keys(self, client: str) -> None:
+        """Keys of idempotency of a client whose name another one gets: of another request, from now on."""
+        for key in self._totals.forget_all(client):
+            name = (client, key)
+            if name in self._new_keys:
+                del self._new_keys[name]
+            else:
+                self._old_keys.add(name)
 
     def refused(self, client: str, function: str, outcome: str, admitted: bool = False) -> None:
         """A request was answered without having been begun. admitted: but `admit` had been asked."""
@@ -343,6 +382,8 @@ class Meter:
             _log.info("usage reaches its SQLite file again", extra={"path": str(self._folder)})
         self.trouble = trouble
         if error is not None:
+            if is_full(error):
+                self.reserve.release()
             self._changed.update((flow.client, flow.function) for flow in changes.flows)
             self._new_keys = dict.fromkeys(changes.keys) | self._new_keys
             self._old_keys |= changes.old_keys

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import re
 from collections import Counter
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
-from kaas.errors import InvalidRequest, MissingContent, QueueFull, WrongContent
+from kaas.errors import InvalidRequest, KaasError, MissingContent, QueueFull, WrongContent
 from kaas.library import Library
 from kaas.remote import wire
 from kaas.remote.allow import SIGNATURE_BYTES, Allowed
 from kaas.remote.contents import KINDS, LIBRARY, Changed, Content, Contents, LimitsOf, no_paths
+from kaas.remote.reserve import is_full
 from kaas.remote.state import State
 from kaas.remote.tasks import decode_images
 
@@ -27,6 +28,8 @@ MOST_BYTES = 1 << 40
 """Of one upload, whatever the quota."""
 _READ_BYTES = 1 << 20
 _HASH = re.compile(r"[0-9a-f]{64}")
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -130,11 +133,20 @@ class Uploads:
 
     async def _append(self, content: Content, data: memoryview) -> None:
         at_once = len(data) <= AT_ONCE_BYTES and content.nbytes <= AT_ONCE_BYTES
-        with no_paths():
+        if self.contents.full():
+            self.contents.remove(content)
+            raise KaasError("the server's disk is full")
+        try:
             if at_once:
                 _write(content, data)
             else:
                 await asyncio.to_thread(_write, content, data)
+        except OSError as error:
+            if is_full(error):  # what has come keeps others from writing, and this one too when it comes again
+                _log.error("the disk is full: an upload is given up", extra={"client": content.client})
+                self.contents.remove(content)
+            with no_paths():
+                raise
         content.have += len(data)
         if content.have < content.nbytes:
             return
@@ -160,7 +172,7 @@ class Uploads:
             )
         with no_paths():
             if content.kind == LIBRARY:
-                self._library(content, content.part)
+                self._library(content, content.part.read_bytes())
             os.replace(content.part, content.path)
 
     # --- whole
@@ -191,18 +203,36 @@ class Uploads:
         if content is None:
             raise missing(sha256)
         async with content.turn:  # it does not give way meanwhile
-            return await asyncio.to_thread(self._library, content, content.path)
+            if not content.complete:
+                raise missing(sha256)
+            try:
+                return await asyncio.to_thread(self._intact_library, content)
+            except WrongContent as error:
+                with no_paths():
+                    self.contents.damaged(content, error.message)
+                raise
 
-    def _library(self, content: Content, path: Path) -> Library:
+    def _intact_library(self, content: Content) -> Library:
         with no_paths():
-            images = decode_images(path.read_bytes())
-        self.allowed.check_library(content.hash, images)  # before anything else looks into it
-        library = Library(images)
-        if library.hash != content.hash:
+            data = content.path.read_bytes()
+        found = hashlib.sha256(data).hexdigest()
+        if found != content.hash:
             raise WrongContent(
-                f"library {content.hash} was damaged on the server's disk", hash=content.hash, found=library.hash
+                f"library {content.hash} was damaged on the server's disk: send it again",
+                hash=content.hash,
+                found=found,
             )
-        return library
+        return self._library(content, data)
+
+    def _library(self, content: Content, data: bytes) -> Library:
+        """data: what the hash is of.
+
+        Raises:
+            NotAllowed, CorruptImage
+        """
+        images = decode_images(data)
+        self.allowed.check_library(content.hash, images)  # before anything else looks into it
+        return Library(images)
 
 
 def missing(*hashes: str) -> MissingContent:
@@ -217,6 +247,9 @@ def _write(content: Content, data: memoryview) -> None:
         written = 0
         while written < len(data):
             written += os.pwrite(file, data[written:], content.have + written)
+    except OSError:
+        os.ftruncate(file, content.have)
+        raise
     finally:
         os.close(file)
     content.digest.update(data)

@@ -185,6 +185,10 @@ class Totals:
         if len(known) > KEYS_PER_CLIENT:
             known.popitem(last=False)
 
+    def forget_all(self, client: str) -> list[str]:
+        """The keys that it had."""
+        return list(self.keys.pop(client, ()))
+
     def forget(self, client: str, key: str) -> None:
         keys = self.keys.get(client)
         if keys is not None:

@@ -13,14 +13,17 @@ import os
 import sqlite3
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from kaas.errors import UsageUnavailable
+from kaas.remote.mending import mend
+from kaas.remote.set_aside import SetAside
 from kaas.remote.usage import KEYS_PER_CLIENT, Charge, FlowUsage, Holding, Totals, Usage
 
 NAME = "usage.sqlite"
@@ -30,6 +33,9 @@ READS = 5
 MODE = 0o600
 _HEAD = struct.Struct("<II")
 """Before each charge in the journal: its length and its checksum."""
+LONGEST_CHARGE_BYTES = 64 << 10
+"""A charge has names and a key, each of bounded length, and seven numbers."""
+TABLES = ("folded", "flows", "holdings", "keys", "recent")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS folded (one INTEGER PRIMARY KEY CHECK (one = 1), segment INTEGER NOT NULL);
@@ -45,11 +51,20 @@ CREATE TABLE IF NOT EXISTS keys (id INTEGER PRIMARY KEY, client TEXT, key TEXT, 
 CREATE TABLE IF NOT EXISTS recent (client TEXT PRIMARY KEY, seconds TEXT);
 """
 
+T = TypeVar("T")
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Charge).decode
 _seconds = msgspec.json.Decoder(list[tuple[int, int]]).decode
 _outcomes = msgspec.json.Decoder(dict[str, int]).decode
 _json = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Gap(NamedTuple):
+    """A damaged part of a segment."""
+
+    begin: int
+    end: int
 
 
 class Journal:
@@ -88,16 +103,38 @@ class Journal:
         os.close(self._fd)
 
 
-def charges(segment: bytes) -> Iterator[Charge]:
-    """Those that a segment holds. What is cut off at its end was never answered for."""
+def charges(segment: bytes) -> Iterator[Charge | Gap]:
+    """Those that a segment holds, and where something else stands between them. What is cut off at its end was never
+    answered for."""
     at = 0
     while at + _HEAD.size <= len(segment):
-        size, checksum = _HEAD.unpack_from(segment, at)
-        payload = segment[at + _HEAD.size : at + _HEAD.size + size]
-        if len(payload) != size or zlib.crc32(payload) != checksum:
-            return
-        yield _decode(payload)
-        at += _HEAD.size + size
+        charge, end = _charge_at(segment, at)
+        if charge is None:
+            found = next((place for place in range(at + 1, len(segment)) if _charge_at(segment, place)[0]), None)
+            if found is None:
+                return
+            yield Gap(at, found)
+            at = found
+        else:
+            yield charge
+            at = end
+
+
+def _charge_at(segment: bytes, at: int) -> tuple[Charge | None, int]:
+    """The charge that begins there, and where the next one does."""
+    if at + _HEAD.size > len(segment):
+        return None, at
+    size, checksum = _HEAD.unpack_from(segment, at)
+    end = at + _HEAD.size + size
+    if not 0 < size <= LONGEST_CHARGE_BYTES or end > len(segment):
+        return None, at
+    payload = segment[at + _HEAD.size : end]
+    if zlib.crc32(payload) != checksum:
+        return None, at
+    try:
+        return _decode(payload), end
+    except msgspec.MsgspecError:
+        return None, at
 
 
 TAKEN = "another server has it"
@@ -127,7 +164,8 @@ class Kept:
 
     Fields:
         totals, holdings, recent: as the SQLite file has them. journal: what came after that, in order. newest: the
-            number of the last segment.
+            number of the last segment. damaged: stories of rows and parts of segments that make no sense, and are left
+            out.
     """
 
     totals: Totals
@@ -135,32 +173,42 @@ class Kept:
     recent: Mapping[str, Sequence[tuple[int, int]]]
     journal: Sequence[Charge]
     newest: int
+    damaged: Sequence[str] = ()
 
 
 class UsageFile:
-    """The SQLite file of the one server that has this folder. Methods but `open` may be called in one other thread."""
+    """The SQLite file of the one server that has this folder. Methods but `open` may be called in one other thread.
+
+    Fields:
+        aside: what was damaged.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._connection: sqlite3.Connection | None = None
         self._lock = -1
+        self.aside = SetAside(folder)
 
     def open(self) -> Kept:
         """
         Raises:
-            UsageUnavailable: another server has the folder, or there is no such file to be had.
+            UsageUnavailable: another server has the folder, or there can be no such file.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(self._folder / "usage.lock", os.O_RDWR | os.O_CREAT, MODE)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mend(self._folder / NAME, _SCHEMA, TABLES, self.aside)
             os.close(os.open(self._folder / NAME, os.O_RDWR | os.O_CREAT, MODE))  # sqlite3 would let others read it
             connection = sqlite3.connect(self._folder / NAME, isolation_level=None, check_same_thread=False)
             self._connection = connection
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")  # then the segment is deleted
             connection.executescript(_SCHEMA)
-            return _kept(connection, self._folder)
+            kept = _kept(connection, self._folder)
+            for story in kept.damaged:
+                self.aside.story(story)
+            return kept
         except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
             self.close()
             reason = TAKEN if isinstance(error, BlockingIOError) else str(error)
@@ -225,38 +273,78 @@ def _write(connection: sqlite3.Connection, changes: Changes) -> None:
 def _kept(connection: sqlite3.Connection, folder: Path) -> Kept:
     """
     Raises:
-        sqlite3.Error, OSError, msgspec.MsgspecError
+        sqlite3.Error, OSError
     """
     segments = _segments(folder)  # first: one that is deleted from now on is missed, or its number is read
+    rows = _Rows(connection)
     connection.execute("BEGIN")  # what follows is of one moment
     try:
-        (segment,) = connection.execute("SELECT segment FROM folded").fetchone()
+        (segment,) = connection.execute("SELECT max(segment) FROM folded").fetchone()
+        segment = segment or 0
         totals = Totals()
-        for client, function, requests, outcomes, repeats, device_ns, *nbytes in connection.execute(
-            "SELECT * FROM flows"
-        ):
-            flow = totals.flow(client, function)[1]
-            flow.requests, flow.outcomes, flow.repeats, flow.device_ns = (
-                requests,
-                _outcomes(outcomes),
-                repeats,
-                device_ns,
-            )
-            flow.bytes_in, flow.bytes_out, flow.bytes_copied = nbytes
-        for client, key in connection.execute("SELECT client, key FROM keys ORDER BY id"):
+        for flow in rows.read("flows", _flow):
+            totals.flow(flow.client, flow.function)[1].merge(flow)
+        for client, key in rows.read("keys", _key, "ORDER BY id"):
             totals.remember(client, key)
-        holdings = [Holding(*row) for row in connection.execute("SELECT client, what, nbytes, byte_s FROM holdings")]
-        recent = {client: _seconds(text) for client, text in connection.execute("SELECT client, seconds FROM recent")}
+        holdings = rows.read("holdings", lambda row: msgspec.convert(row, _HoldingRow))
+        recent = dict(rows.read("recent", lambda row: (_text(row[0]), _seconds(row[1]))))
     finally:
         connection.execute("COMMIT")
     later = [(number, path) for number, path in segments if number > segment]
-    journal = [charge for _, path in later for charge in charges(path.read_bytes())]
-    newest = max([segment, *(number for number, _ in later)])
-    return Kept(totals, holdings, recent, journal, newest)
+    journal: list[Charge] = []
+    for _, path in later:
+        for found in charges(path.read_bytes()):
+            if isinstance(found, Gap):
+                rows.damaged.append(f"{path.name} is damaged from byte {found.begin} to {found.end}")
+            else:
+                journal.append(found)
+    newest = max([segment, *(number for number, _ in segments)])
+    held = [Holding(*each) for each in holdings]
+    return Kept(totals, held, recent, journal, newest, rows.damaged)
+
+
+_HoldingRow = tuple[str, str, int, float]
+_FlowRow = tuple[str, str, int, str, int, int, int, int, int]
+
+
+class _Rows:
+    """Rows of tables; those that make no sense are left out. damaged: their stories."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.damaged: list[str] = []
+
+    def read(self, table: str, made: Callable[[Sequence[Any]], T], order: str = "") -> list[T]:
+        """
+        Raises:
+            sqlite3.Error
+        """
+        found = []
+        for row in self._connection.execute(f"SELECT * FROM {table} {order}"):
+            try:
+                found.append(made(row))
+            except (msgspec.MsgspecError, TypeError) as error:
+                self.damaged.append(f"a row of usage in {table} makes no sense: {error}: {row!r:.200}")
+        return found
+
+
+def _flow(row: Sequence[Any]) -> FlowUsage:
+    client, function, requests, outcomes, *counts = msgspec.convert(row, _FlowRow)
+    return FlowUsage(client, function, requests, _outcomes(outcomes), *counts)
+
+
+def _key(row: Sequence[Any]) -> tuple[str, str]:
+    _, client, key = msgspec.convert(row, tuple[int, str, str])
+    return client, key
+
+
+def _text(value: Any) -> str:
+    return msgspec.convert(value, str)
 
 
 def _segments(folder: Path) -> list[tuple[int, Path]]:
-    return sorted((int(path.name.removeprefix(SEGMENT)), path) for path in folder.glob(SEGMENT + "*"))
+    found = [(path.name.removeprefix(SEGMENT), path) for path in folder.glob(SEGMENT + "*") if path.is_file()]
+    return sorted((int(number), path) for number, path in found if number.isascii() and number.isdigit())
 
 
 def read_usage(folder: Path) -> Usage:

@@ -31,10 +31,10 @@ from kaas.remote.uploads import AT_ONCE_BYTES, Uploads, missing
 NAME_BYTES = 200
 MOST_NAMES = 4096
 """Of one client."""
-_OBJECTS = "objects"
+KIND = "objects"
 
 
-class _Kept(msgspec.Struct, frozen=True, array_like=True):
+class Kept(msgspec.Struct, frozen=True, array_like=True):
     client: str
     name: str
     hash: str
@@ -99,13 +99,19 @@ class Values:
         self._turns: dict[str, asyncio.Lock] = {}
 
     async def open(self) -> None:
-        """What was put in an earlier life is there again; what its disk has lost or damaged is not."""
-        for data in self._state.read(_OBJECTS):
-            kept = _decode(data)
+        """What was put in an earlier life is there again; what its disk has lost or damaged is set aside."""
+        for kept in self._state.read(KIND, _decode):
             content = self._uploads.contents.complete(kept.client, kept.hash, VALUE)
-            held = await self.held(content) if content is not None else None
+            why = "its value is not there"
+            held = None
+            if content is not None:
+                try:
+                    held = await self.held(content)
+                    why = "its value is not what was put"
+                except KaasError as error:
+                    why = error.message
             if held is None or content is None:
-                self._state.remove(_OBJECTS, kept.client, kept.name)
+                self._state.drop(KIND, kept.client, kept.name, msgspec.msgpack.encode(kept), why)
             else:
                 self._name(kept, held, content)
 
@@ -121,10 +127,11 @@ class Values:
             if data is None and not self._objects.holds(key):
                 data = await asyncio.to_thread(_intact, content.path, content.hash)
                 if data is None:
+                    self._uploads.contents.damaged(content, "its bytes have changed on the disk")
                     return None
             return await self._objects.hold(key, data or b"")
 
-    def _name(self, kept: _Kept, held: Held, content: Content) -> None:
+    def _name(self, kept: Kept, held: Held, content: Content) -> None:
         content.uses += 1
         stored = Stored(held, kept.dtype, kept.shape, content.nbytes, content)
         self._names.setdefault(kept.client, {})[kept.name] = stored
@@ -219,9 +226,9 @@ class Values:
                 found = []
                 for given in values:
                     content, held = await self._found(client, given, used)
-                    found.append((_Kept(client, given.name, content.hash, given.dtype, given.shape), held, content))
+                    found.append((Kept(client, given.name, content.hash, given.dtype, given.shape), held, content))
                 entries = {kept.name: msgspec.msgpack.encode(kept) for kept, _, _ in found}
-                self._state.put_all(client, {_OBJECTS: entries, **lasting})
+                self._state.put_all(client, {KIND: entries, **lasting})
                 for kept, held, content in found:
                     before = self._names.get(client, {}).get(kept.name)
                     if before is not None:
@@ -262,8 +269,18 @@ class Values:
     async def _delete(self, client: str, name: str) -> None:
         async with self.turn(client):
             stored = self.named(client, name)
-            self._state.remove(_OBJECTS, client, name)
+            self._state.remove(KIND, client, name)
             del self._names[client][name]
+            self._uploads.contents.release(stored.content)
+
+    def purge(self, client: str) -> None:
+        """Forget all that a client has put. Belongs to who has its turn.
+
+        Raises:
+            KaasError
+        """
+        for name, stored in self._names.pop(client, {}).items():
+            self._state.remove(KIND, client, name)
             self._uploads.contents.release(stored.content)
 
 
@@ -315,4 +332,4 @@ def _intact(path: Path, sha256: str) -> memoryview | None:
     return data if hashlib.sha256(data).hexdigest() == sha256 else None
 
 
-_decode = msgspec.msgpack.Decoder(_Kept).decode
+_decode = msgspec.msgpack.Decoder(Kept).decode

@@ -47,16 +47,24 @@ class Server:
         endpoint: where it is. folder: with its configuration, state and keys.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any] | None = None, *, insecure: bool = False) -> None:
-        """settings: beside those that every test wants. A server that is started in the folder of one that has ended
-        goes on with what that has left."""
+    def __init__(
+        self,
+        folder: Path,
+        settings: dict[str, Any] | None = None,
+        *,
+        insecure: bool = False,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """settings: beside those that every test wants. prefix: of its command, one that becomes it. A server that is
+        started in the folder of one that has ended goes on with what that has left."""
         self.folder = folder
         self._insecure = insecure
         self.keys = folder / "keys"
         self.name = str((settings or {}).get("name", f"test {token_hex(4)}"))
         self.errors = folder / "stderr"
         with self.errors.open("ab") as errors:
-            self.process = started(folder, {"name": self.name, **(settings or {})}, errors, insecure=insecure)
+            wanted = {"name": self.name, **(settings or {})}
+            self.process = started(folder, wanted, errors, insecure=insecure, prefix=prefix)
         self.endpoint = self._ready()
 
     def _ready(self) -> str:
@@ -106,7 +114,12 @@ def refused(folder: Path, settings: dict[str, Any]) -> str:
 
 
 def started(
-    folder: Path, settings: dict[str, Any], errors: IO[bytes] | int, *, insecure: bool = False
+    folder: Path,
+    settings: dict[str, Any],
+    errors: IO[bytes] | int,
+    *,
+    insecure: bool = False,
+    prefix: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """A server's process, whatever becomes of it."""
     keys = folder / "keys"
@@ -125,7 +138,7 @@ def started(
                 new_client(keys, name, folder / f"{name}.keys")
     path = folder / "kaas.yaml"
     path.write_bytes(msgspec.yaml.encode(config))
-    command = [sys.executable, "-m", "kaas.cli", "serve", "--config", str(path)]
+    command = [*prefix, sys.executable, "-m", "kaas.cli", "serve", "--config", str(path)]
     return subprocess.Popen(
         [*command, "--insecure"] if insecure else command,
         stdout=subprocess.PIPE,

@@ -330,7 +330,7 @@ def test_what_is_sent_beside_a_task_is_not_kept(tmp_path: Path) -> None:
             sent["buffers"] += [{"name": f"unused {number}", "shape": [1], "dtype": "int8"} for number in range(10_000)]
             more = wire.Register(3, "g")
             assert (await had.functions.register("ada", more, msgspec.msgpack.encode(sent))).function == plain.function
-            f, g = (functions_module._decode(entry) for entry in had.state.read("remote functions"))
+            f, g = had.state.read("remote functions", functions_module._decode)
             assert f.task == g.task
 
     asyncio.run(life())

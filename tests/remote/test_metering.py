@@ -27,7 +27,7 @@ from kaas.remote import usage, usage_file
 from kaas.remote.metering import Meter
 from kaas.remote.quotas import Quotas
 from kaas.remote.usage import KEYS_PER_CLIENT, FlowUsage, Holding, Usage
-from kaas.remote.usage_file import SEGMENT, Journal, charges, read_usage
+from kaas.remote.usage_file import SEGMENT, Gap, Journal, charges, read_usage
 from tests.patience import PATIENCE_S
 
 
@@ -428,7 +428,7 @@ class Broken(Journal):
         self.path, self.number, self.size_bytes, self.torn = journal.path, journal.number, journal.size_bytes, False
 
 
-def test_a_journal_that_is_cut_or_damaged_is_read_up_to_there(tmp_path: Path) -> None:
+def test_of_a_journal_that_is_cut_or_damaged_all_else_is_read(tmp_path: Path) -> None:
     journal = Journal(tmp_path, 1)
     written = [usage.Charge("a", "f", f"k{number}", "succeeded", number, 1, 1, 1, 1) for number in range(5)]
     ends = []
@@ -441,7 +441,11 @@ def test_a_journal_that_is_cut_or_damaged_is_read_up_to_there(tmp_path: Path) ->
         assert list(charges(content[:size])) == written[: sum(end <= size for end in ends)]
     for at in range(len(content)):
         damaged = content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :]
-        assert list(charges(damaged)) == written[: sum(end <= at for end in ends)]
+        hit = sum(end <= at for end in ends)
+        found = list(charges(damaged))
+        assert [each for each in found if isinstance(each, usage.Charge)] == written[:hit] + written[hit + 1 :]
+        gap = Gap(ends[hit - 1] if hit else 0, ends[hit])
+        assert [each for each in found if isinstance(each, Gap)] == ([gap] if hit + 1 < len(written) else [])
 
 
 @in_loop
@@ -468,8 +472,16 @@ def test_a_folder_without_usage(tmp_path: Path) -> None:
     (tmp_path / usage_file.NAME).write_bytes(b"something else" * 1000)
     with pytest.raises(UsageUnavailable):
         read_usage(tmp_path)
-    with pytest.raises(UsageUnavailable):
-        Meter(tmp_path).open()
+
+
+@in_loop
+async def test_a_file_that_is_no_usage_is_set_aside(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / usage_file.NAME).write_bytes(b"something else" * 1000)
+    meter = opened(folder)
+    assert usage_file.NAME in meter.aside.stories[0]
+    assert meter.usage().flows == ()
+    await meter.close()
 
 
 def test_what_a_client_can_grow_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -318,23 +318,28 @@ def test_a_client_has_only_so_many(tmp_path: Path) -> None:
     asyncio.run(life())
 
 
-def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names no file of the server's, and the upload can go on."""
+@pytest.mark.parametrize(("number", "goes_on"), [(5, True), (28, False)])
+def test_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, goes_on: bool) -> None:
+    """The error names no file of the server's. The upload can go on; on a full disk it has given its room back."""
 
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device", str(tmp_path))
+    def failed(*_: object) -> int:
+        raise OSError(number, os.strerror(number), str(tmp_path))
 
     async def life() -> None:
         async with Had(tmp_path) as had:
             await offered(had, "ada", LARGE)
             await chunk(had, "ada", LARGE, 0, 1000)
             with monkeypatch.context() as patch:
-                patch.setattr(os, "pwrite", full)
+                patch.setattr(os, "pwrite", failed)
                 with pytest.raises(KaasError) as caught:
                     await chunk(had, "ada", LARGE, 1000, 2000)
-            assert "No space left" in caught.value.message
+            assert os.strerror(number) in caught.value.message
             assert str(tmp_path) not in caught.value.message
-            assert await chunk(had, "ada", LARGE, 1000, len(LARGE)) == len(LARGE)
+            if goes_on:
+                assert await chunk(had, "ada", LARGE, 1000, len(LARGE)) == len(LARGE)
+            else:
+                assert files(tmp_path) == []
+                assert await had.upload("ada", LARGE)
 
     asyncio.run(life())
 

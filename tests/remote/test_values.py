@@ -99,7 +99,7 @@ def test_outputs_are_stored_under_names(tmp_path: Path) -> None:
             both = [Given("y", "float32", (10,), SMALL.data), Given("z", "uint8", (40,), SMALL.data)]
             await had.values.store("ada", both, {"more": {"k": b"entry"}})
             assert [await had.get("ada", name) for name in "yz"] == [SMALL.tobytes()] * 2
-            assert had.state.read("more") == [b"entry"]
+            assert had.state.read("more", bytes) == [b"entry"]
             with pytest.raises(WrongSize):
                 await had.values.store("ada", [replace(both[0], value=LARGE.data), replace(both[1], shape=(1,))], {})
             assert [await had.get("ada", name) for name in "yz"] == [SMALL.tobytes()] * 2

@@ -1,0 +1,85 @@
+"""Room on a server's disk that is kept for what must go on when all else finds it full: charges, and deleting."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sqlite3
+from pathlib import Path
+
+NAME = "reserve"
+RESERVE_BYTES = 16 << 20
+"""A charge takes some 100 bytes: for a hundred thousand requests, until somebody makes room."""
+LEAST_BYTES = 64 << 10
+"""Of a disk on which there is no room for all of it."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_log = logging.getLogger(__name__)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an operation failed since there is no room on the disk."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+class Reserve:
+    """A file that holds the room until it is needed. Any thread may call its methods.
+
+    Fields:
+        held: whether it does. used: it was needed, and is not there again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._fd = -1
+        self._nbytes = 0
+        self.held = self.used = False
+
+    def open(self) -> None:
+        """Take the room; less of it on a disk that has not so much.
+
+        Raises:
+            OSError: the file cannot be made.
+        """
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._nbytes = RESERVE_BYTES
+        while not self._take() and self._nbytes > LEAST_BYTES:
+            self._nbytes //= 4
+        if not self.held:
+            self.used = True
+            _log.error("the disk is full: there is no reserve for charges", extra={"path": str(self._path)})
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def release(self) -> bool:
+        """Give the room away for what is written next. Whether there was any."""
+        if not self.held:
+            return False
+        os.ftruncate(self._fd, 0)
+        self.held, self.used = False, True
+        _log.error("the disk is full: charges and deletions go on in the reserve, uploads do not",
+                   extra={"path": str(self._path), "reserve_bytes": self._nbytes})  # fmt: skip
+        return True
+
+    def full(self) -> bool:
+        """Whether the disk is: the reserve was needed, and there is no room for it yet."""
+        if self.used and self._fd >= 0 and self._take():
+            self.used = False
+            _log.info("the disk has room again, and the reserve is held", extra={"path": str(self._path)})
+        return self.used
+
+    def _take(self) -> bool:
+        try:
+            os.posix_fallocate(self._fd, 0, self._nbytes)
+        except OSError as error:
+            os.ftruncate(self._fd, 0)
+            if not is_full(error):
+                raise
+            return False
+        self.held = True
+        return True

@@ -1,0 +1,252 @@
+"""Whatever happens to the files of a server's state, the server starts, serves what is whole, and says what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.errors import KaasError
+from kaas.remote import wire
+from kaas.remote.mending import MENDED, damage
+from kaas.remote.metering import Meter
+from kaas.remote.state import CLIENTS
+from kaas.remote.usage_file import NAME, SEGMENT
+from tests.api.conftest import add_task
+from tests.patience import PATIENCE_S
+from tests.remote.conftest import Serve
+from tests.remote.servers import WIDTH, Server, scaled
+from tests.remote.states import Had, hash_of
+
+PAGE = 4096
+VALUES = {f"value {number}": np.full(20_000, number, np.float32) for number in range(12)}
+
+
+async def left(folder: Path) -> None:
+    """What two clients leave at a server."""
+    async with Had(folder) as had:
+        for client in ("ada", "bob"):
+            for name, value in VALUES.items():
+                await had.put(client, name, value)
+            for number in range(12):
+                await had.register(client, add_task(), f"f{number}")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "state"
+    asyncio.run(left(folder))
+    assert (folder / CLIENTS).stat().st_size > 3 * PAGE
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "state")
+    return tmp_path / "state"
+
+
+async def served(folder: Path) -> tuple[int, int, int, list[str]]:
+    """Values and functions that a server still has, each right; how many stories it tells, and which pieces it has set
+    aside."""
+    async with Had(folder) as had:
+        values = functions = 0
+        for client in ("ada", "bob"):
+            for name, value in VALUES.items():
+                try:
+                    assert await had.get(client, name) == value.tobytes()
+                except KaasError:
+                    continue
+                values += 1
+            for number in range(12):
+                try:
+                    assert had.functions.named(client, f"f{number}").key == add_task().key
+                except KaasError:
+                    continue
+                functions += 1
+        aside = sorted(path.name for path in (folder / "set-aside").glob("*")) if had.state.damaged else []
+        await had.put("eve", "new", VALUES["value 1"])  # it can be written to
+        return values, functions, had.state.aside.count, aside
+
+
+def serve_twice(folder: Path) -> tuple[int, int, int, list[str]]:
+    """As it starts, and as it starts again: then nothing is wrong any more."""
+    found = asyncio.run(served(folder))
+    again = asyncio.run(served(folder))
+    assert again[:3] == (*found[:2], 0)
+    return found
+
+
+def places(path: Path) -> Iterator[int]:
+    """A byte in each page of a file, and some of its header."""
+    yield from (0, 17, 27, 100, 105)
+    yield from range(PAGE + 3, path.stat().st_size, PAGE)
+    yield from range(2 * PAGE - 20, path.stat().st_size, PAGE)
+
+
+def test_a_byte_that_flips_costs_what_it_has_hit(made: Path, tmp_path: Path) -> None:
+    lost = []
+    for number, at in enumerate(places(made / CLIENTS)):
+        folder = tmp_path / str(number)
+        shutil.copytree(made, folder)
+        data = bytearray((folder / CLIENTS).read_bytes())
+        data[at] ^= 0x5A
+        (folder / CLIENTS).write_bytes(data)
+        values, functions, stories, aside = serve_twice(folder)
+        assert (values, functions) == (24, 24) or (stories and aside), at
+        lost.append(48 - values - functions)
+        shutil.rmtree(folder)
+    assert sum(each > 24 for each in lost) <= 1, lost  # the root of a table's tree: no row is found without it
+    assert sum(lost) / len(lost) < 8, lost
+
+
+@pytest.mark.parametrize("size", [0, 10, PAGE, PAGE + 100, 3 * PAGE])
+def test_a_file_that_was_cut(folder: Path, size: int) -> None:
+    uploads = {path.name for path in (folder / "contents").glob("*/*")}
+    with (folder / CLIENTS).open("r+b") as file:
+        file.truncate(size)
+    _, _, stories, aside = serve_twice(folder)
+    assert stories
+    kept = {path.name for path in (folder / "contents").glob("*/*")}
+    assert all(name in kept or any(name in each for each in aside) for name in uploads)  # nothing is thrown away
+
+
+def test_a_file_that_is_missing(folder: Path) -> None:
+    (folder / CLIENTS).unlink()
+    values, functions, stories, aside = serve_twice(folder)
+    assert (values, functions) == (0, 0)
+    assert stories
+    assert aside
+
+
+def test_a_mending_that_was_interrupted_is_done_in_the_next_life(folder: Path) -> None:
+    shutil.copy(folder / CLIENTS, folder / (CLIENTS + MENDED))
+    (folder / CLIENTS).write_bytes(b"?" * 10_000)
+    assert serve_twice(folder)[:2] == (24, 24)
+
+
+def test_a_row_that_makes_no_sense_is_set_aside_alone(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / CLIENTS)) as connection:
+        for kind in ("objects", "remote functions", "contents"):
+            connection.execute("UPDATE entries SET value = x'00ff' WHERE id = (SELECT min(id) FROM entries"
+                               " WHERE kind = ?)", (kind,))  # fmt: skip
+        connection.execute("INSERT INTO entries (kind, key, value) VALUES ('answers', 'somebody/x', 'text')")
+        connection.commit()
+    values, functions, stories, aside = serve_twice(folder)
+    assert values >= 22
+    assert functions >= 12  # one, or those of the library that nothing refers to any more
+    assert stories >= 4
+    assert len(aside) >= 8
+
+
+def test_stray_files_are_set_aside(folder: Path) -> None:
+    contents = folder / "contents"
+    (contents / "notes.txt").write_text("an operator's")
+    home = next(contents.iterdir()) if next(contents.iterdir()).is_dir() else sorted(contents.glob("*/"))[0]
+    (home / "backup").mkdir()
+    (home / "backup" / "old").write_text("old")
+    (home / "link").symlink_to("/etc/passwd")
+    values, functions, stories, aside = serve_twice(folder)
+    assert (values, functions, stories) == (24, 24, 3)
+    assert {name.rpartition("-")[2] for name in aside} >= {"notes.txt", "backup", "link"}
+
+
+def test_an_upload_that_was_damaged_can_be_sent_again(folder: Path) -> None:
+    async def lives() -> None:
+        async with Had(folder) as had:
+            content = had.values.named("ada", "value 1").content
+            library = next(path for path in content.path.parent.iterdir() if path.stat().st_size < 10_000)
+        for path in (content.path, library):
+            path.write_bytes(path.read_bytes()[:-1] + b"!")
+        async with Had(folder) as had:
+            assert len(had.state.aside.stories) >= 3  # both files, and the object
+            value = VALUES["value 1"]
+            assert await had.upload("ada", value.tobytes()) == hash_of(value.tobytes())
+            await had.values.put("ada", wire.Put(1, "value 1", "float32", value.shape, hash_of(value.tobytes())), None)
+            assert await had.get("ada", "value 1") == value.tobytes()
+            assert (await had.register("ada", add_task(), "f0")).function == add_task().key
+            assert had.functions.named("bob", "f0")
+
+    asyncio.run(lives())
+
+
+# --- usage
+
+
+async def used(folder: Path) -> None:
+    meter = Meter(folder)
+    meter.open()
+    for number in range(600):
+        meter.admit("ada")
+        meter.ended("ada", f"function {number}", f"k{number}", "succeeded", 1, 1, 2, None)
+    await meter.close()
+
+
+async def usage(folder: Path) -> tuple[int, int]:
+    """Requests that are known, and stories."""
+    meter = Meter(folder)
+    meter.open()
+    found = meter.usage("ada")
+    meter.admit("ada")
+    assert meter.ended("ada", "f", "new", "succeeded", 1, 1, 2, None)
+    meter.received("ada", "new")
+    await meter.close()
+    return sum(flow.requests for flow in found.flows), len(meter.aside.stories)
+
+
+def test_a_usage_file_that_was_damaged(tmp_path: Path) -> None:
+    asyncio.run(used(tmp_path / "made"))
+    size = (tmp_path / "made" / NAME).stat().st_size
+    for at in (0, 20, 105, *range(PAGE + 5, size, 2 * PAGE)):
+        folder = tmp_path / str(at)
+        shutil.copytree(tmp_path / "made", folder)
+        data = bytearray((folder / NAME).read_bytes())
+        data[at] ^= 0xFF
+        (folder / NAME).write_bytes(data)
+        requests, stories = asyncio.run(usage(folder))
+        assert requests > 300, at
+        assert requests == 600 or stories, at
+        assert damage(folder / NAME) == ""
+        shutil.rmtree(folder)
+
+
+def test_stray_files_beside_the_journal(tmp_path: Path) -> None:
+    asyncio.run(used(tmp_path / "made"))
+    (tmp_path / "made" / f"{SEGMENT}bak").write_text("an operator's copy")
+    (tmp_path / "made" / f"{SEGMENT}7").mkdir()
+    assert asyncio.run(usage(tmp_path / "made"))[0] == 600
+
+
+# --- a server
+
+
+def test_a_server_with_all_of_it_damaged_serves(serve: Serve) -> None:
+    first = serve()
+    with client(first, "alice") as alice:
+        alice.register(scaled(), name="f")
+    first.terminate()  # one that is killed leaves all of it a second time, in SQLite's journals
+    assert first.wait() == 0
+    state = first.folder / "state"
+    for name in (CLIENTS, NAME):
+        (state / name).write_bytes(b"?" * 5000)
+    (state / "contents" / "stray").write_text("?")
+    (first.keys / "clients" / "bob.toml").write_text("name = 'bob'\npubl")
+    second = serve({"administrators": ["boss"]})
+    with client(second, "alice") as alice, client(second, "boss") as boss:
+        alice.register(scaled(), name="f")
+        assert alice.call("f", {"x": np.ones(WIDTH, np.float32)}).result()[0] == 2
+        stories = boss.status()["set_aside"]
+    assert [name for name in (CLIENTS, NAME, "stray") if not any(name in story for story in stories)] == []
+    said = second.errors.read_text()
+    assert [name for name in ("bob.toml", CLIENTS, NAME) if name not in said] == []
+
+
+def client(server: Server, name: str) -> kaas.Client:
+    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)

@@ -1,0 +1,182 @@
+"""On a full disk one client's upload fails and leaves nothing, all others go on, and health and the log say it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.errors import KaasError
+from kaas.remote import reserve
+from kaas.remote.metering import Meter
+from kaas.remote.reserve import LEAST_BYTES, RESERVE_BYTES, Reserve
+from kaas.remote.usage_file import Journal
+from tests.patience import PATIENCE_S
+from tests.remote.servers import WIDTH, Server, scaled
+from tests.remote.states import Had
+
+ONES = np.ones(WIDTH, np.float32)
+DISK_BYTES = RESERVE_BYTES + (10 << 20)
+FULL = r"No space left|disk is full"
+MOUNT = 'mount -t tmpfs -o size={size},mode=700 none "$1" && shift && exec "$@"'
+
+
+def can_mount(tmp_path: Path) -> bool:
+    """Whether this user may have a small disk of its own, in a namespace."""
+    command = ["unshare", "-Urm", "sh", "-c", MOUNT.format(size=DISK_BYTES), "sh", str(tmp_path), "true"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def within(server: Server, path: Path) -> Path:
+    """A file as the server sees it."""
+    return Path(f"/proc/{server.process.pid}/root{path}")
+
+
+def fill(path: Path) -> None:
+    """As another program that writes until there is no room."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1 << 9):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+
+def client(server: Server, name: str) -> kaas.Client:
+    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)
+
+
+def test_a_server_whose_disk_is_full(tmp_path: Path) -> None:
+    if not can_mount(tmp_path):
+        pytest.skip("this user may not mount a disk in a namespace")
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    prefix = ["unshare", "-Urm", "sh", "-c", MOUNT.format(size=DISK_BYTES), "sh", str(state)]
+    server = Server(tmp_path, prefix=prefix)
+    seen = within(server, state)
+    try:
+        with client(server, "alice") as alice, client(server, "bob") as bob:
+            bob.register(scaled(), name="f")
+            with pytest.raises(KaasError, match=FULL):
+                alice.put("large", np.zeros(DISK_BYTES, np.uint8))
+            left = [path for path in seen.glob("contents/*/*") if path.stat().st_size > 1 << 20]
+            assert left == []
+            bob.put("x", np.zeros(2 << 20, np.uint8))  # others write on
+            bob.put("y", ONES)
+            assert not bob.health()["disk_full"]
+
+            fill(seen / "another programs")
+            for _ in range(50):
+                assert bob.call("f", {"x": ONES}).result()[0] == 2
+            while not bob.health()["disk_full"]:  # until the journal, or its file, has needed the reserve
+                assert bob.call("f", {"x": ONES}).result()[0] == 2
+                fill(seen / "another programs")
+            assert bob.health()["ready"]
+            assert "the disk is full" in server.errors.read_text()
+            with pytest.raises(KaasError, match=FULL):
+                alice.put("small", ONES)
+            charged = sum(flow["requests"] for flow in bob.usage()["flows"])
+            bob.delete("x")
+            assert [entry["name"] for entry in bob.objects()] == ["y"]
+
+            (seen / "another programs").unlink()
+            assert not bob.health()["disk_full"]
+            alice.put("small", ONES)
+            assert bob.call("f", {"x": ONES}).result()[0] == 2
+            assert sum(flow["requests"] for flow in bob.usage()["flows"]) == charged + 1
+        server.terminate()
+        assert server.wait() == 0
+    finally:
+        server.close()
+
+
+def no_room(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Reserve(tmp_path)
+    assert not kept.release()
+    kept.open()
+    assert (tmp_path / reserve.NAME).stat().st_size == RESERVE_BYTES
+    assert not kept.full()
+    assert kept.release()
+    assert (tmp_path / reserve.NAME).stat().st_size == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", no_room)
+        assert kept.full()
+        assert not kept.release()
+    assert not kept.full()
+    assert kept.held
+    kept.close()
+
+
+def test_a_disk_without_room_for_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = os.posix_fallocate
+    monkeypatch.setattr(os, "posix_fallocate", lambda fd, at, size: no_room() if size > 1 << 20 else take(fd, at, size))
+    kept = Reserve(tmp_path)
+    kept.open()
+    assert kept.held
+    assert LEAST_BYTES <= (tmp_path / reserve.NAME).stat().st_size <= 1 << 20
+    kept.close()
+
+
+def test_charges_go_on_in_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(charge_on_a_full_disk(tmp_path, monkeypatch))
+
+
+async def charge_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter(tmp_path)
+    meter.open()
+    meter.reserve.open()
+    write = Journal.write
+
+    def limited(journal: Journal, charge: Any) -> None:
+        if meter.reserve.held:
+            no_room()
+        write(journal, charge)
+
+    monkeypatch.setattr(Journal, "write", limited)
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    meter.admit("a")
+    assert meter.ended("a", "f", "k", "succeeded", 1, 1, 2, None)
+    assert meter.reserve.full()
+    assert meter.able()
+    monkeypatch.setattr(Journal, "write", no_room)
+    meter.admit("a")
+    with pytest.raises(KaasError):
+        meter.ended("a", "f", "l", "succeeded", 1, 1, 2, None)
+    assert not meter.able()
+    monkeypatch.undo()
+    assert not meter.reserve.full()
+    assert meter.able()  # though no request has been charged since
+    await meter.close()
+    meter.reserve.close()
+
+
+def test_an_upload_that_finds_the_disk_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(put_on_a_full_disk(tmp_path, monkeypatch))
+
+
+async def put_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Had(tmp_path) as had:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", no_room)
+            for value in (ONES, np.zeros(1 << 20, np.uint8)):
+                with pytest.raises(KaasError, match="No space left"):
+                    await had.put("ada", "x", value)
+        assert not list(tmp_path.glob("contents/*/*"))
+        assert had.held["ada", "objects"] == 0
+        await had.put("ada", "x", ONES)

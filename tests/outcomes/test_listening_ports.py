@@ -1,0 +1,66 @@
+"""A server listens where its configuration says, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from ipaddress import ip_address
+from pathlib import Path
+
+import numpy as np
+
+import kaas
+from tests.patience import PATIENCE_S
+from tests.remote.conftest import Serve
+from tests.remote.servers import WIDTH, refused, scaled
+
+LISTENS = "0A"
+
+
+def processes(pid: int) -> list[int]:
+    """It and all that it has started."""
+    children = [
+        int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()
+    ]
+    return [pid, *(each for child in children for each in processes(child))]
+
+
+def sockets(pid: int) -> set[str]:
+    found = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            link = os.readlink(file)
+        except FileNotFoundError:
+            continue  # it is closed by now
+        if link.startswith("socket:["):
+            found.add(link.removeprefix("socket:[").removesuffix("]"))
+    return found
+
+
+def address(text: str) -> tuple[str, int]:
+    """As /proc/net has it: words of four bytes, each in this machine's order."""
+    host, port = text.split(":")
+    words = [bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8)]
+    return str(ip_address(b"".join(words))), int(port, 16)
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    mine = set().union(*map(sockets, processes(pid)))
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {address(line[1]) for line in lines if line[3] == LISTENS and line[9] in mine}
+
+
+def test_a_server_without_ray(serve: Serve) -> None:
+    server = serve()
+    with kaas.Client(server.endpoint, keys=server.folder / "alice.keys", patience_s=PATIENCE_S) as alice:
+        assert alice.call(scaled(), {"x": np.ones(WIDTH, np.float32)}).result()[0] == 2
+        port = int(server.endpoint.rpartition(":")[2])
+        assert listening(server.process.pid) == {("127.0.0.1", port)}
+
+
+def test_a_ray_that_asks_for_no_token_is_refused(tmp_path: Path) -> None:
+    """Its ports are open on every address of the machine, whatever the server listens on."""
+    said = refused(tmp_path, {"ray": True})
+    assert "RAY_AUTH_MODE" in said
+    assert "ray_without_token" in said

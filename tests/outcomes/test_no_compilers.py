@@ -1,0 +1,88 @@
+"""A client starts no compiler at a server, unless its operator says so; and what does run ends with the server."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.errors import KaasError
+from tests.patience import PATIENCE_S, until
+from tests.providers import write_metadata
+from tests.remote.conftest import Serve
+from tests.remote.servers import ROOT, WIDTH, Server
+
+PROVIDER = """
+import os, subprocess
+from pathlib import Path
+import kaas
+from kaas import errors
+
+def images(name, version):
+    if name == "built":
+        return kaas.Library.from_file({ptx!r})
+    if os.environ.get("KAAS_BUILD_PROVIDED") == "0":
+        raise errors.NotProvided(f"{{name}} is not built here", has=())
+    compiler = subprocess.Popen(["sleep", "1000"])
+    Path({told!r}).write_text(str(compiler.pid))
+    compiler.wait()
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a compiler that was started says its number."""
+    told = tmp_path / "compiler"
+    packages = tmp_path / "packages"
+    write_metadata(packages, "slow", "a_slow_provider:images")
+    ptx = str(ROOT / "tests" / "api" / "kernels" / "steps.ptx")
+    (packages / "a_slow_provider.py").write_text(PROVIDER.format(ptx=ptx, told=str(told)))
+    monkeypatch.syspath_prepend(packages)
+    return told
+
+
+def task(name: str) -> kaas.KTask:
+    x, y = kaas.Buffer("x", WIDTH, "float32"), kaas.Buffer("y", WIDTH, "float32")
+    library = kaas.Library.provided("slow", name, "1")
+    return kaas.KTask([kaas.Kernel(library, "scale", 4, 256, [kaas.In(x), kaas.Out(y), kaas.f32(2.0),
+                                                               kaas.u32(WIDTH)])], [y])  # fmt: skip
+
+
+def client(server: Server) -> kaas.Client:
+    return kaas.Client(server.endpoint, keys=server.folder / "alice.keys", patience_s=PATIENCE_S)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = re.search(r"^State:\s+(\w)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except FileNotFoundError:
+        return False
+    return state is not None and state[1] != "Z"
+
+
+def test_what_is_not_built_is_refused(serve: Serve, told: Path) -> None:
+    server = serve({"code": {"providers": ["slow"]}})
+    ones = np.ones(WIDTH, np.float32)
+    with client(server) as alice:
+        assert alice.call(task("built"), {"x": ones}).result()[0] == 2
+        with pytest.raises(KaasError, match="not built"):
+            alice.call(task("another"), {"x": ones}).result()
+    assert not told.exists()
+
+
+@pytest.mark.parametrize("end", ["terminate", "kill"])
+def test_a_compiler_that_the_operator_allows_ends_with_the_server(serve: Serve, told: Path, end: str) -> None:
+    server = serve({"code": {"providers": ["slow"], "build": True}, "drain_s": 0.1})
+    with client(server) as alice:
+        waits = alice.call(task("another"), {"x": np.ones(WIDTH, np.float32)})
+        until(lambda: told.exists() and bool(told.read_text()))
+        compiler = int(told.read_text())
+        assert alive(compiler)
+        getattr(server.process, end)()
+        until(lambda: not alive(compiler))
+        waits.cancel()
+    assert os.path.exists(told)

@@ -1,0 +1,69 @@
+"""A function that ended devices is run again once an administrator says so; until then its client can see why not."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+import kaas
+from kaas.cli import app
+from kaas.errors import InvalidRequest, KaasError, Quarantined
+from tests.api.conftest import crash_task
+from tests.patience import PATIENCE_S
+from tests.remote.conftest import Serve
+from tests.remote.servers import Server
+
+
+def client(server: Server, name: str) -> kaas.Client:
+    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)
+
+
+def end_devices(of: kaas.Client) -> Quarantined:
+    """Until it is in quarantine."""
+    of.register(crash_task(), name="crash")
+    while True:
+        with pytest.raises(KaasError) as raised:
+            of.call("crash", {}).result()
+        if isinstance(raised.value, Quarantined):
+            return raised.value
+
+
+def test_a_client_sees_why_and_an_administrator_pardons(serve: Serve) -> None:
+    server = serve({"administrators": ["boss"], "pool": {"devices": [{"kind": "software"}], "faults_allowed": 0}})
+    with client(server, "alice") as alice, client(server, "bob") as bob, client(server, "boss") as boss:
+        end_devices(alice)
+        (mine,) = alice.status()["quarantined"]
+        assert (mine["client"], mine["faults"]) == ("alice", 1)
+        assert mine["reason"]
+        assert bob.status()["quarantined"] == []
+        assert boss.status()["quarantined"] == [mine]
+        with pytest.raises(InvalidRequest, match="administrator"):
+            alice.pardon(mine["key"])
+        assert not boss.pardon("another")
+        assert boss.pardon(mine["key"])
+        assert alice.status()["quarantined"] == []
+        assert not boss.pardon(mine["key"])
+        end_devices(alice)
+        assert boss.pardon(crash_task())
+        end_devices(alice)
+        (key,) = (each["key"] for each in boss.status()["quarantined"])
+    told = ["--server", server.endpoint, "--keys", str(server.folder / "boss.keys")]
+    done = CliRunner().invoke(app, ["pardon", key, *told])
+    assert done.exit_code == 0, done.output
+    assert isinstance(CliRunner().invoke(app, ["pardon", key, *told]).exception, InvalidRequest)
+    assert "a function is pardoned" in server.errors.read_text()
+
+
+def test_so_does_a_program_on_the_servers_machine(serve: Serve) -> None:
+    server = serve({"pool": {"devices": [{"kind": "software"}], "faults_allowed": 0}})
+    with client(server, "alice") as alice:
+        end_devices(alice)
+        kaas.init(ray=False, name=server.name)
+        try:
+            (held,) = kaas.status().quarantined
+            assert held.client == "alice"
+            assert kaas.pardon(crash_task())
+            assert kaas.status().quarantined == ()
+        finally:
+            kaas.shutdown()
+        assert alice.status()["quarantined"] == []

@@ -1,0 +1,86 @@
+"""An operator can see whether a server's state is whole, and has a copy of it that a server goes on with."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import kaas
+from kaas.cli import app
+from kaas.errors import KaasError
+from kaas.remote.state import CLIENTS
+from kaas.remote.usage_file import NAME, SEGMENT
+from tests.api.conftest import add_task
+from tests.patience import PATIENCE_S
+from tests.remote.conftest import Serve
+from tests.remote.servers import WIDTH, scaled
+from tests.remote.states import Had
+
+ONES = np.ones(WIDTH, np.float32)
+
+
+def said(command: str, *arguments: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["state", command, *map(str, arguments)])
+    if isinstance(done.exception, KaasError):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def test_a_copy_of_a_server_that_runs_is_one_that_a_server_goes_on_with(serve: Serve) -> None:
+    server = serve()
+    keys = server.folder / "alice.keys"
+    copy = server.folder / "copy"
+    with kaas.Client(server.endpoint, keys=keys, patience_s=PATIENCE_S) as alice:
+        alice.register(scaled(), name="f")
+        alice.put("x", ONES)
+        assert alice.call("f", {"x": alice.object("x")}).result()[0] == 2
+        code, output = said("backup", server.folder / "state", copy)
+        assert (code, "2 uploads" in output) == (0, True)
+        code, output = said("check", server.folder / "state")
+        assert code == 0, output
+        alice.delete("x")
+        alice.unregister("f")
+    with pytest.raises(KaasError, match="cannot be made"):
+        said("backup", server.folder / "state", copy)
+    server.close()
+    code, output = said("check", copy)
+    assert (code, "1 charges" in output) == (0, True), output
+    again = serve({"state": str(copy)})
+    with kaas.Client(again.endpoint, keys=keys, patience_s=PATIENCE_S) as alice:
+        assert alice.call("f", {"x": alice.object("x")}).result()[0] == 2
+        assert sum(flow["requests"] for flow in alice.usage()["flows"]) == 2
+
+
+async def left(folder: Path) -> None:
+    async with Had(folder) as had:
+        await had.put("ada", "x", ONES)
+        await had.put("ada", "y", 2 * ONES)
+        await had.register("ada", add_task(), "f")
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    asyncio.run(left(folder))
+    (folder / NAME).touch()
+    code, output = said("check", folder)
+    assert "no such table" not in output
+    x, y = sorted((path for path in folder.glob("contents/*/*")), key=lambda path: path.stat().st_size)[-2:]
+    x.write_bytes(x.read_bytes()[:-1] + b"!")
+    y.unlink()
+    (folder / "contents" / "notes").write_text("?")
+    (folder / f"{SEGMENT}x").write_text("?")
+    code, output = said("check", folder)
+    assert code == 1
+    for words in ("not those that were uploaded", "contents/notes", "no part of the journal"):
+        assert words in output
+    data = bytearray((folder / CLIENTS).read_bytes())
+    data[4096 + 3] ^= 0xFF
+    (folder / CLIENTS).write_bytes(data)
+    code, output = said("check", folder)
+    assert (code, CLIENTS in output) == (1, True)
+    with pytest.raises(KaasError, match="no state folder"):
+        said("check", tmp_path)
