@@ -13,6 +13,8 @@ from tvm_backend.outputs import called
 
 WITH_NAN = ("float16", "float32", "float64")
 """The types whose NaN TVM's CUDA code generator can write."""
+IN_BOUNDS = "clip"
+"""TVM's mode that reads the nearest element there is. Where its mode looks at no bounds, TVM warns on stderr."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="IndicesInBounds")  # type: ignore[untyped-decorator]
@@ -46,12 +48,12 @@ class _Bounded(PyExprMutator):  # type: ignore[misc]
         data, indices = call.args
         axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
         size = int(data.ty.shape.values[axis])
-        if not isinstance(indices.ty, relax.TensorType):
-            return call  # a number of the model's own
+        if not isinstance(indices.ty, relax.TensorType):  # a number of the model's own
+            return relax.op.take(data, indices, axis, IN_BOUNDS)
         known = _constant(indices, size)
         if known is not None:
-            return relax.op.take(data, known, axis)
-        mode = "nan" if str(data.ty.dtype) in WITH_NAN else "clip"
+            return relax.op.take(data, known, axis, IN_BOUNDS)
+        mode = "nan" if str(data.ty.dtype) in WITH_NAN else IN_BOUNDS
         return relax.op.take(data, self.from_start(indices, size), axis, mode)
 
     def clamped(self, indices: Any, size: int) -> Any:
