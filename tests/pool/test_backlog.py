@@ -1,0 +1,38 @@
+"""What is granted to clients can change while a pool runs; what they have queued, and have had, stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from kaas.config import ClientSettings
+from kaas.errors import QueueFull
+from kaas.pool.backlog import Backlog
+from kaas.pool.events import ClientKnown
+from kaas.pool.policies.accounts import Accounts
+
+
+def test_another_limit_counts_what_is_queued_already() -> None:
+    backlog = Backlog(10, {"a": ClientSettings(max_queued=1)})
+    backlog.enter("a")
+    with pytest.raises(QueueFull):
+        backlog.enter("a")
+    backlog.enter("b")
+    backlog.enter("b")
+    backlog.regrant({"b": ClientSettings(max_queued=2)})
+    backlog.enter("a")
+    with pytest.raises(QueueFull):
+        backlog.enter("b")
+    backlog.leave("b")
+    backlog.enter("b")
+    for client in ("a", "a", "b", "b"):
+        backlog.leave(client)
+    backlog.regrant({"a": ClientSettings(max_queued=1)})
+    backlog.enter("a")
+
+
+def test_another_weight_leaves_what_a_client_has_had() -> None:
+    accounts = Accounts(1)
+    account = accounts.know(ClientKnown(0.0, "a", charged_s=6.0))
+    assert account.time_s == 6.0
+    assert accounts.know(ClientKnown(1.0, "a", weight=3.0, charged_s=None)) is account
+    assert (account.charged_s, account.time_s) == (6.0, 2.0)
