@@ -37,7 +37,7 @@ demo: $(VENV)/.run ## three clients share four devices by weight, and an executo
 test: libs ## the test suite, in two processes; ARGS='-k graph -x' is passed to pytest, in one
 	@$(BIN)/python -m pytest $(or $(ARGS),$(TWO))
 
-dist: setup ## wheels in dist/: KaaS with the software GPU's driver library inside, for machines without a C compiler; kaas-tvm; kaas-cutlass-blas with its kernels
+dist: setup ## wheels in dist/: KaaS with the software GPU's driver library inside, for machines without a C compiler; kaas-gpu-tvm; kaas-gpu-blas with its kernels
 	@$(BIN)/hatchling build -t wheel -d dist
 	@cd $(TVM) && $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)
 	@$(BIN)/python -m cutlass_blas build

@@ -77,7 +77,9 @@ def _chosen(name: str | None) -> EntryPoint:
     installed = {found.name: found for found in entry_points(group=GROUP)}
     if not installed:
         raise MissingPackage(
-            "no compiler is installed: pip install kaas-tvm", package="tvm_backend", install="kaas-tvm"
+            "no compiler is installed: pip install ./compilers/tvm_backend in a clone of KaaS",
+            package="tvm_backend",
+            install="./compilers/tvm_backend",
         )
     if name in installed:
         return installed[name]

@@ -102,7 +102,7 @@ def test_the_compiler_s_wheel_installs_and_is_found(tmp_path: Path) -> None:
     """By its entry point, through which `kaas compile` looks for compilers."""
     source, folder = ROOT / "compilers" / "tvm_backend", tmp_path / "installed"
     run(source, sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
-    (made,) = tmp_path.glob("kaas_tvm-*-py3-none-any.whl")
+    (made,) = tmp_path.glob("kaas_gpu_tvm-*-py3-none-any.whl")
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile")
     run(tmp_path, *pip, "--target", folder, made)
     modules = {path.relative_to(source) for path in (source / "tvm_backend").rglob("*.py")}

@@ -98,7 +98,7 @@ def name_of(path: Path, root: Path = ROOT) -> str:
 MODULES = {name_of(path): path for path in sorted((ROOT / "kaas").rglob("*.py"))}
 
 OTHERS = [ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas"]
-"""Where the distributions kaas-tvm and kaas-cutlass-blas stand: they use kaas as anybody does, by its public names."""
+"""Where the distributions kaas-gpu-tvm and kaas-gpu-blas stand: they use kaas as anybody does, by its public names."""
 
 OTHER_MODULES = {
     name_of(path, folder): path for folder in OTHERS for path in sorted((folder / folder.name).rglob("*.py"))

@@ -17,8 +17,8 @@ LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 FOLDERS = ("kaas", "compilers", "libraries", "benchmarks", "examples", "tests")
 SOURCES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-OTHERS = {"compilers/tvm_backend": "tvm", "libraries/cutlass_blas": "blas"}
-"""Folders of the other distributions, and the extras of kaas that bring them."""
+OTHERS = ("compilers/tvm_backend", "libraries/cutlass_blas")
+"""Folders of the other distributions."""
 
 
 def locked(path: Path) -> dict[str, str]:
@@ -57,7 +57,15 @@ def test_the_other_distributions_go_with_this_version_of_kaas(folder: str) -> No
     kaas = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert other(folder)["version"] == kaas["version"]
     assert other(folder)["requires-python"] == kaas["requires-python"]
-    assert other(folder)["name"] in kaas["optional-dependencies"][OTHERS[folder]]
+    assert kaas["name"] in other(folder)["dependencies"]
+
+
+def test_no_page_or_message_tells_to_install_by_a_name_that_is_not_ours() -> None:
+    """The index has a stranger's `kaas`, and nothing of ours: pages install from a clone or from wheels."""
+    ours = r"kaas(?:-gpu)?(?:-[a-z]+)*"
+    told = re.compile(rf"(?:pip|uv|uvx|pipx)[^\n`]*\binstall\b[^\n`]*(?<![\w./-]){ours}(?![\w./-])|`{ours}\[[a-z]+\]`")
+    pages = [*DOCUMENTS, *(ROOT / folder / "README.md" for folder in OTHERS), *(ROOT / path for path in SOURCES)]
+    assert not [f"{page}: {found[0]}" for page in pages for found in told.finditer(page.read_text())]
 
 
 def test_locks_agree() -> None:

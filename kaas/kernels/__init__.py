@@ -29,7 +29,7 @@ def provided(name: str, version_wanted: str) -> Library:
     known = sorted(path.stem for path in _FOLDER.glob("*.ptx"))
     if name not in known:
         raise NotProvided(f"KaaS ships no kernels {name!r}; it ships {', '.join(known)}")
-    here = version("kaas")
+    here = version("kaas-gpu")
     if version_wanted != here:
         raise NotProvided(f"kernels {name!r} of KaaS {version_wanted} are named, and this is {here}", has=(here,))
     return library(name)

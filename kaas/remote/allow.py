@@ -135,5 +135,5 @@ def ed25519() -> Any:
         return import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
     except ImportError as error:
         raise MissingPackage(
-            "signatures of code need the package cryptography", package="cryptography", install="kaas[signed]"
+            "signatures of code need the package cryptography", package="cryptography", install="cryptography"
         ) from error

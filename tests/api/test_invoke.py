@@ -129,7 +129,7 @@ def test_many_at_once_each_with_its_own_result() -> None:
 
 def test_code_that_is_only_named() -> None:
     """Nothing of it travels: kaas, which is where the executor is, provides its own kernels."""
-    named = kaas.Library.provided("kaas", "nearest_neighbours", version("kaas"))
+    named = kaas.Library.provided("kaas", "nearest_neighbours", version("kaas-gpu"))
     x, y = kaas.Buffer("x", N, "float32"), kaas.Buffer("y", N, "float32")
     kernel = named.kernel("vadd", grid=4, block=256, args=[kaas.InOut(y), kaas.In(x), kaas.u32(N)])
     task = kaas.KTask([kernel], [y])

@@ -92,7 +92,7 @@ def test_without_a_compiler(installed: list[EntryPoint]) -> None:
     installed.clear()
     error = run("x.onnx").exception
     assert isinstance(error, MissingPackage)
-    assert error.message == "no compiler is installed: pip install kaas-tvm"
+    assert error.message == "no compiler is installed: pip install ./compilers/tvm_backend in a clone of KaaS"
 
 
 def test_compilers_by_name(installed: list[EntryPoint]) -> None:

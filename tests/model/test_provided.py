@@ -149,7 +149,7 @@ def test_a_provider_that_cannot_be_imported(answers: Any, tmp_path: Path) -> Non
 
 
 def test_kaas_provides_its_own_kernels() -> None:
-    own, here = kernels.provided, version("kaas")
+    own, here = kernels.provided, version("kaas-gpu")
     assert own("nearest_neighbours", here) == kernels.library("nearest_neighbours")
     with pytest.raises(errors.NotProvided, match=r"'\.\./x'; it ships nearest_neighbours"):
         own("../x", here)

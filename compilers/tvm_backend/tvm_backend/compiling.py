@@ -189,5 +189,5 @@ def _schedule(target: Target, options: Options, report: Report) -> Schedule:
 
 
 def _about(target: Target, options: Options) -> dict[str, str]:
-    about = {"compiler": "kaas-tvm", "tvm": version("apache-tvm"), "target": target.name}
+    about = {"compiler": "kaas-gpu-tvm", "tvm": version("apache-tvm"), "target": target.name}
     return about | ({"tune": str(options.tune)} if options.tune else {})

@@ -21,7 +21,7 @@ ENTRY = ".kaas"
 SWITCH = "KAAS_MODEL_CACHE"
 """The environment variable that turns the store off, with "0"."""
 
-MAKERS = ("apache-tvm", "kaas", "kaas-tvm", "nvidia-cuda-nvrtc", "onnx", "torch")
+MAKERS = ("apache-tvm", "kaas-gpu", "kaas-gpu-tvm", "nvidia-cuda-nvrtc", "onnx", "torch")
 """Distributions whose versions a compiled model depends on."""
 
 _log = logging.getLogger(__name__)

@@ -69,5 +69,5 @@ def _opened(path: Path, name: str) -> BinaryIO:
 
 def _installed(package: str, path: Path, name: str) -> None:
     if find_spec(package) is None:
-        message = f"{path} needs {package}, which is not installed: pip install kaas-tvm[{package}]"
+        message = f"{path} needs {package}, which is not installed: pip install {package}"
         raise InvalidModel(message, model=name, path=str(path))
