@@ -10,7 +10,18 @@ from typing import Any
 
 from benchmarks.report import Bar, parser, print_table
 
-_NOT_BENCHMARKS = {"__init__", "__main__", "attack", "remote_load", "report", "served", "station", "taps", "tenants"}
+_NOT_BENCHMARKS = {
+    "__init__",
+    "__main__",
+    "attack",
+    "queueing",
+    "remote_load",
+    "report",
+    "served",
+    "station",
+    "taps",
+    "tenants",
+}
 
 
 def names(prefix: str = "") -> list[str]:

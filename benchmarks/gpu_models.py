@@ -207,7 +207,9 @@ def main() -> int:
     made.add_argument("--device", choices=("gpu", "software"), default="gpu")
     options = made.parse_args()
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        print(f"needs {', '.join(missing)}, which is not installed; TVM comes with compilers/tvm_backend", file=sys.stderr)
+        print(
+            f"needs {', '.join(missing)}, which is not installed; TVM comes with compilers/tvm_backend", file=sys.stderr
+        )
         return 2
     device = Device(options.device)
     bars: dict[str, Bar] = {}

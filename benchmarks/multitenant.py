@@ -6,7 +6,8 @@ Four software devices, whose kernel is modelled as 5 ms of device time. Every re
 own and on 4 KB of its client's, and its output is checked. kTasks run under `cfs_affinity`, with two slots a device,
 eTasks under `exclusive`. The relay is an asyncio actor in front of four empty ones, with as many slots, that hold a
 lock for 5 ms: a device runs one such kernel at a time. It passes on what a kTask's request carries, an array and a
-reference, and takes turns with them, so that both see the same machine.
+reference, and takes turns with them, so that both see the same machine. Where an open loop asks for more than it is
+answered, the bar of latencies says "unstable": their ratio would tell how long the loop lasted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import arguments, report
+from benchmarks.queueing import UNSTABLE, is_stable
+from benchmarks.report import Bar, arguments, report
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is imported
 
@@ -276,9 +278,14 @@ def main() -> None:
         shared = asyncio.run(measure_shared(exclusive["many"]))
     ray.shutdown()
     p50 = {"etask": median(exclusive["latency"]), "ktask": median(shared["latency"])}
-    bars = {
+    stable = {
+        "etask": is_stable(exclusive["latency"], OPEN_EXCLUSIVE_S),
+        "ktask": is_stable(shared["latency"], OPEN_SHARED_S),
+    }
+    latency = p50["etask"] / p50["ktask"] if all(stable.values()) else UNSTABLE
+    bars: dict[str, Bar] = {
         f"throughput_{MANY}": (shared["many"] / exclusive["many"], ">=", 50.0),
-        f"latency_{MANY}": (p50["etask"] / p50["ktask"], ">=", 16.0),
+        f"latency_{MANY}": (latency, ">=", 16.0),
         f"throughput_{FEW}": (shared["few"] / exclusive["few"], ">=", 0.9),
         f"efficiency_{MANY}": (shared["efficiency"], ">=", 0.8),
         "etask_cold_over_actor": (median(etask_s) / median(actor_s), "<=", 1.3),
@@ -295,6 +302,7 @@ def main() -> None:
         "open_loop_per_s": OPEN_LOAD * exclusive["many"],
         "ktask_p50_ms": p50["ktask"] * 1e3,
         "etask_p50_ms": p50["etask"] * 1e3,
+        **{f"{name}_open_loop": "stable" if is_so else UNSTABLE for name, is_so in stable.items()},
         "etask_cold_ms": median(etask_s) * 1e3,
         "actor_cold_ms": median(actor_s) * 1e3,
     }

@@ -8,8 +8,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-Bar = tuple[float, str, float]
-"""What was measured, how it is compared with the limit, and the limit."""
+Bar = tuple[float | str, str, float]
+"""What was measured, or a word for why nothing was, how it is compared with the limit, and the limit."""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
@@ -35,13 +35,14 @@ def positive(text: str) -> int:
 
 
 def met(bar: Bar) -> bool:
-    """Whether what was measured keeps its limit.
+    """Whether what was measured keeps its limit; a word keeps none.
 
     Raises:
         KeyError: a comparison other than "<=" and ">=".
     """
     measured, comparison, limit = bar
-    return _COMPARE[comparison](measured, limit)
+    compare = _COMPARE[comparison]
+    return not isinstance(measured, str) and compare(measured, limit)
 
 
 def report(name: str, bars: Mapping[str, Bar], detail: Mapping[str, Any], json: bool) -> None:
@@ -49,7 +50,7 @@ def report(name: str, bars: Mapping[str, Bar], detail: Mapping[str, Any], json: 
 
     Args:
         name: the benchmark's module name.
-        bars: name -> (measured, "<=" or ">=", limit).
+        bars: name -> (measured or a word, "<=" or ">=", limit).
         detail: the figures behind the bars, of JSON's types, units in their names.
         json: one line, printed last, rather than a table.
     """
@@ -75,7 +76,8 @@ def print_table(title: str, rows: Iterable[tuple[str, str, Bar]]) -> None:
     table.add_column()
     for benchmark, name, bar in rows:
         verdict = "[green]ok[/]" if met(bar) else "[red]missed[/]"
-        table.add_row(benchmark, name, f"{bar[0]:.3g}", f"{bar[1]} {bar[2]:g}", verdict)
+        measured = bar[0] if isinstance(bar[0], str) else f"{bar[0]:.3g}"
+        table.add_row(benchmark, name, measured, f"{bar[1]} {bar[2]:g}", verdict)
     Console().print(table)
 
 
