@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -11,23 +12,22 @@ from kaas.errors import DeviceUnavailable
 
 def cache_root() -> Path:
     """`kaas` below $XDG_CACHE_HOME or ~/.cache; where neither can be written, a folder of this user's among the
-    temporary files. It exists and can be written by this user, to whom it belongs.
+    temporary files. It exists, belongs to this user, and no other user can write there.
 
     Raises:
-        DeviceUnavailable: nowhere can be written.
+        DeviceUnavailable: there is no such folder and none can be made.
     """
     tried = []
     for candidate in (*_homes(), Path(tempfile.gettempdir()) / f"kaas-{os.getuid()}"):
         try:
             candidate.mkdir(mode=0o700, parents=True, exist_ok=True)
-            owner = candidate.stat().st_uid
+            is_own = _is_own_folder(candidate)
         except OSError as error:
             tried.append(str(error))
             continue
-        # code is loaded from here: nobody else may have put it there
-        if owner == os.getuid() and os.access(candidate, os.W_OK):
+        if is_own and os.access(candidate, os.W_OK):
             return candidate
-        tried.append(f"{candidate} is not this user's to write")
+        tried.append(f"{candidate} is not this user's alone to write")
     raise DeviceUnavailable(f"there is no folder for what is compiled: {'; '.join(tried)}")
 
 
@@ -39,3 +39,22 @@ def _homes() -> list[Path]:
         return [Path.home() / ".cache" / "kaas"]
     except RuntimeError:  # this user has no home folder
         return []
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Whether only this user could have changed a file or folder: machine code that is loaded must be of such."""
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether this is a regular file, and no link to one, that only this user could have changed."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and is_own(status)
+
+
+def _is_own_folder(path: Path) -> bool:
+    """A link is good if this user made it: in a folder for all, such as that of temporary files, others may."""
+    return path.lstat().st_uid == os.getuid() and path.is_dir() and is_own(path.stat())

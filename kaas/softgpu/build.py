@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kaas.caches import cache_root
+from kaas.caches import cache_root, is_own_file
 from kaas.errors import DeviceUnavailable
 
 HERE = Path(__file__).resolve().parent
@@ -57,12 +57,12 @@ def build(sources: Sequence[Path] | None = None, directory: Path | None = None) 
     files = list(sources) if sources is not None else driver_sources()
     command = (*_compiler(), *FLAGS, *INCLUDES, f"-Wl,--version-script={EXPORTS}")
     target = (directory or cache_root() / "driver") / f"driver-{_fingerprint(files, command)}" / "libcuda.so.1"
-    if not target.exists():
+    if not is_own_file(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
-            if not target.exists():
+            if not is_own_file(target):
                 _compile(files, command, target)
         finally:
             os.close(folder)

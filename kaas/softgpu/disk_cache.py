@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from kaas.caches import is_own
+
 _MAGIC = b"KAASOBJ1"
 _DIGEST_BYTES = 16
 _UNFINISHED = ".new-"
@@ -30,7 +32,12 @@ class DiskCache:
         """The entry, or None where there is none that is whole."""
         path = self.directory / key
         try:
-            content = path.read_bytes()
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(descriptor, "rb") as file:
+                if not is_own(os.fstat(descriptor)):
+                    _log.warning("others could have written the kernel cache entry %s: it will be made again", key)
+                    return None
+                content = file.read()
         except FileNotFoundError:
             return None
         except OSError as error:
