@@ -44,6 +44,7 @@ __all__ = [
     "real_driver_present",
     "refused_calls",
     "running",
+    "set_echo",
     "set_model",
     "set_strict",
     "take_output",
@@ -214,10 +215,18 @@ def running(device: int = 0) -> tuple[str, ...]:
     return running_kernels(present.library, device)
 
 
+def set_echo(on: bool) -> None:
+    """Whether what kernels print also goes to the stdout of this process, as it does at first. Does nothing if not
+    loaded."""
+    present = _state.get("driver")
+    if present is not None:
+        present.library.kaas_softgpu_echo(on)
+
+
 def take_output(device: int = 0) -> str:
     """What kernels of this device have printed since it was last asked, the newest 64 KB of it.
 
-    It also went to stderr at once. Empty if nothing, or not loaded.
+    It also went to stdout at once (`set_echo`). Empty if nothing, or not loaded.
     """
     present = _state.get("driver")
     if present is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ class KernelRecord(ctypes.Structure):
         ("local_bytes", ctypes.c_uint32),
         ("max_threads", ctypes.c_uint32),
         ("registers", ctypes.c_uint32),
+        ("const_bytes", ctypes.c_uint32),
         ("refusal", ctypes.c_char_p),
     ]
 
@@ -63,6 +65,15 @@ _COMPILE = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_uint64, _U32, ctypes.POINTER(_U32), _U32, ctypes.POINTER(ctypes.c_void_p)
 )
 _UNLOAD = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
+_LINK = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    _U32,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_size_t),
+    ctypes.POINTER(ctypes.c_char_p),
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_size_t),
+)
 
 
 class CompilerTable(ctypes.Structure):
@@ -72,6 +83,7 @@ class CompilerTable(ctypes.Structure):
         ("announce", _ANNOUNCE),
         ("compile", _COMPILE),
         ("unload", _UNLOAD),
+        ("link", _LINK),
     ]
 
 
@@ -81,12 +93,14 @@ class CInterface:
     def __init__(self, compiler: Compiler, library: ctypes.CDLL) -> None:
         self._compiler, self._library = compiler, library
         self._described: dict[int, tuple[Any, Any, list[Any]]] = {}
+        self._linked = threading.local()
         self.table = CompilerTable(
             _LOAD(self._load),
             _DESCRIBE(self._describe),
             _ANNOUNCE(self._announce),
             _COMPILE(self._compile),
             _UNLOAD(self._unload),
+            _LINK(self._link),
         )
 
     def _guarded(self, action: Callable[[], None]) -> int:
@@ -144,6 +158,16 @@ class CInterface:
 
         self._guarded(action)
 
+    def _link(self, count: int, images: Any, sizes: Any, names: Any, joined: Any, joined_bytes: Any) -> int:
+        def action() -> None:
+            given = [(names[i].decode(errors="replace"), ctypes.string_at(images[i], sizes[i])) for i in range(count)]
+            made = self._compiler.link(given)
+            self._linked.image = ctypes.create_string_buffer(made, len(made))
+            joined[0] = ctypes.addressof(self._linked.image)
+            joined_bytes[0] = len(made)
+
+        return self._guarded(action)
+
 
 def _arrays(info: ModuleInfo, base: int) -> tuple[Any, Any, list[Any]]:
     """The C view of a module, and the arrays it points into."""
@@ -159,6 +183,7 @@ def _arrays(info: ModuleInfo, base: int) -> tuple[Any, Any, list[Any]]:
         place.param_bytes = max((offset + size for offset, size in kernel.parameters), default=0)
         place.shared_bytes, place.local_bytes = kernel.shared_bytes, kernel.local_bytes
         place.max_threads, place.registers = kernel.max_threads, kernel.registers
+        place.const_bytes = kernel.const_bytes
         place.refusal = kernel.refusal.encode() or None
     variables = (GlobalRecord * len(info.globals))()
     for slot, variable in zip(variables, info.globals, strict=False):

@@ -11,6 +11,7 @@ INVALID_IMAGE, NO_BINARY_FOR_GPU = 200, 209  # CUresult
 _FATBIN_MAGIC, _FATBIN_WRAPPER_MAGIC = 0xBA55ED50, 0x466243B1
 _HEADER = struct.Struct("<IHHQ")  # magic, version, header bytes, bytes that follow
 _ENTRY = struct.Struct("<HHIQ")  # kind, version, header bytes, payload bytes
+_ENTRY_BYTES = 64
 _FLAGS_OFFSET = 40  # of the 64-bit flags in an entry's header
 PTX_KIND, CUBIN_KIND = 1, 2
 _LZ4, _ZSTANDARD, _COMPRESSED = 0x2000, 0x8000, 0xF000  # in the flags: how the payload is compressed, and whether
@@ -44,6 +45,14 @@ def ptx_of(image: bytes) -> str:
         return text.decode("utf-8")
     except UnicodeDecodeError:
         raise ImageError(INVALID_IMAGE, "the image is neither PTX text, nor a fatbin, nor a cubin") from None
+
+
+def fatbin_of(text: str) -> bytes:
+    """A fatbin that holds this PTX: an image that tells its own length, as the result of linking has to."""
+    payload = text.encode() + b"\0"
+    payload += bytes(-len(payload) % 8)
+    entry = _ENTRY.pack(PTX_KIND, 0x0101, _ENTRY_BYTES, len(payload)).ljust(_ENTRY_BYTES, b"\0")
+    return _HEADER.pack(_FATBIN_MAGIC, 1, _HEADER.size, len(entry) + len(payload)) + entry + payload
 
 
 def _no_ptx_in_elf(image: bytes) -> ImageError:

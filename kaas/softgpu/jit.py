@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from kaas.caches import cache_root
-from kaas.softgpu import image, machine_code, target
+from kaas.softgpu import image, linking, machine_code, target
 from kaas.softgpu.c_interface import (
     INVALID_HANDLE,
     INVALID_PTX,
@@ -52,6 +52,7 @@ class KernelInfo(msgspec.Struct, frozen=True):
     local_bytes: int
     max_threads: int
     registers: int
+    const_bytes: int
     refusal: str = ""
 
 
@@ -130,8 +131,9 @@ class Compiler:
         return self._interface.table
 
     def load(self, content: bytes) -> int:
-        """A handle for PTX or a fatbin with PTX. Everything in it is checked now; nothing is compiled yet. A kernel with
-        something that has no code here is refused when it is taken; an image of which every kernel is, now."""
+        """A handle for PTX or a fatbin with PTX. Everything in it is checked now; nothing is compiled yet.
+
+        A kernel with something that has no code here is refused when it is taken; an image of such only, now."""
         key = hashlib.blake2b(b"\0".join((_sources(), self._target.key.encode(), content)), digest_size=20).hexdigest()
         text = _text(content)
         cached = self._cache.get(f"{key}.module")
@@ -147,6 +149,16 @@ class Compiler:
             self._next += 1
             self._modules[handle] = module
             return handle
+
+    def link(self, images: Sequence[tuple[str, bytes]]) -> bytes:
+        """One image of several that hold PTX (name, content), whose functions and variables then find each other."""
+        texts = []
+        for name, content in images:
+            try:
+                texts.append(_text(content))
+            except CompileError as error:
+                raise CompileError(error.result, f"{name}: {error.message}") from error
+        return image.fatbin_of(_translating(lambda: linking.join(texts)))
 
     def describe(self, handle: int) -> tuple[ModuleInfo, int]:
         """The module's kernels and variables, and the address that the variables' offsets count from."""
@@ -273,8 +285,8 @@ def _translating(action: Callable[[], T]) -> T:
 
 
 def examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
-    """Reads and checks a whole image. Raises PtxError: for what is wrong in it, and if no kernel of it can run here, then
-    with all that is unsupported."""
+    """Reads and checks a whole image. Raises PtxError for what is wrong in it, and, with all that is unsupported, if no
+    kernel of it can run here."""
     module = ptx_parser.parse(text)
     offsets, info_globals, data, pointers = _lay_out(module)
     kernels: dict[str, inline.Kernel] = {}
@@ -314,6 +326,7 @@ def _kernel_info(kernel: inline.Kernel, refusals: Sequence[Unsupported]) -> Kern
         kernel.local_bytes,
         kernel.max_threads,
         min(255, len(kernel.registers)),
+        sum(end - start for start, end in kernel.constants),
         f"kernel {kernel.name}: {_refusal(refusals)}" if refusals else "",
     )
 

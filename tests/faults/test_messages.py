@@ -67,7 +67,7 @@ def test_what_kernels_print_comes_with_the_result(opened: Open, capfd: pytest.Ca
     for _ in range(2):
         assert executor.run(printing(2)).printed == told
     assert executor.run(printing(0)).printed == ""
-    assert capfd.readouterr().err == 2 * told
+    assert capfd.readouterr().out == 2 * told
 
 
 def test_what_a_request_that_failed_has_printed_is_not_in_the_next_result(

@@ -66,4 +66,5 @@ def test_no_writable_page_of_the_driver_holds_the_compilers_functions() -> None:
     command = [sys.executable, "-c", LOOK, str(nbytes)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     functions, sealed, writable = map(int, done.stdout.split())
-    assert (functions, sealed, writable) == (5, 5, 0)
+    assert (sealed, writable) == (functions, 0)
+    assert functions > 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.softgpu.harness import HEADER
 
@@ -45,3 +46,28 @@ def test_addresses_of_32_bits(gpu: Any) -> None:
     x[:32], out = 2, np.zeros(96, np.int32)
     gpu.run(BACK, "k", 1, 96, x, out)
     np.testing.assert_array_equal(out, np.arange(96) + np.where(x == 2, 1000, 7))
+
+
+@pytest.mark.parametrize("align", [128, 256, 1024])
+def test_every_lane_has_the_alignment_that_a_variable_asks_for(gpu: Any, align: int) -> None:
+    text = f"""{HEADER}
+.visible .entry k(.param .u64 out)
+{{
+ .local .align 4 .b8 first[20];
+ .local .align {align} .b8 room[48];
+ .reg .b32 %i;
+ .reg .b64 %out, %wide, %room;
+ mov.u32 %i, %tid.x;
+ mul.wide.u32 %wide, %i, 8;
+ ld.param.u64 %out, [out];
+ add.u64 %out, %out, %wide;
+ mov.u64 %room, room;
+ cvta.local.u64 %room, %room;
+ and.b64 %room, %room, {align - 1};
+ st.global.u64 [%out], %room;
+ ret;
+}}
+"""
+    out = np.full(96, 1, np.uint64)
+    gpu.run(text, "k", 1, 96, out)
+    assert not out.any()

@@ -24,7 +24,7 @@ def kernels(softgpu: tuple[int, ...]) -> Kernels:
     return Kernels(OUTPUT.read_bytes() + b"\0")
 
 
-def test_it_goes_to_stderr_and_is_kept_by_device(
+def test_it_goes_to_stdout_and_is_kept_by_device(
     softgpu: tuple[int, ...], kernels: Kernels, capfd: pytest.CaptureFixture[str]
 ) -> None:
     device = len(softgpu) - 1
@@ -33,7 +33,7 @@ def test_it_goes_to_stderr_and_is_kept_by_device(
         assert calls.launch(kernels["twice"], (n,), (ctypes.c_int,), block=(1, 1, 1)) == Error.CUDA_SUCCESS
     ok(driver.cuStreamSynchronize(NO_STREAM))
     printed = "told by 0\n" * 2 + "told by 1\ntold by -1\n"
-    assert capfd.readouterr().err == printed
+    assert capfd.readouterr().out == printed
     assert software.take_output(0) == ""
     assert software.take_output(device) == printed
     assert software.take_output(device) == ""

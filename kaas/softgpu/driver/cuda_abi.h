@@ -18,6 +18,7 @@ typedef struct CUgreenCtx_st *CUgreenCtx;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUlib_st *CUlibrary;
+typedef struct CUlinkState_st *CUlinkState;
 typedef struct CUkern_st *CUkernel;
 typedef struct CUarray_st *CUarray;
 typedef struct CUstream_st *CUstream;
@@ -42,6 +43,7 @@ typedef enum CUresult {
   CUDA_ERROR_NO_DEVICE = 100,
   CUDA_ERROR_INVALID_DEVICE = 101,
   CUDA_ERROR_INVALID_IMAGE = 200,
+  CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
   CUDA_ERROR_INVALID_PTX = 218,
   CUDA_ERROR_INVALID_CONTEXT = 201,
   CUDA_ERROR_ECC_UNCORRECTABLE = 214,
@@ -183,7 +185,9 @@ typedef enum CUlimit {
   CU_LIMIT_MALLOC_HEAP_SIZE = 2,
   CU_LIMIT_SHMEM_SIZE = 7
 } CUlimit;
+typedef enum CUjitInputType { CU_JIT_INPUT_CUBIN = 0, CU_JIT_INPUT_PTX = 1, CU_JIT_INPUT_FATBINARY = 2 } CUjitInputType;
 typedef enum CUjit_option {
+  CU_JIT_INFO_LOG_BUFFER = 3,
   CU_JIT_ERROR_LOG_BUFFER = 5,
   CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6,
 } CUjit_option;

@@ -62,6 +62,7 @@ enum handle_kind {
   HANDLE_EXEC,
   HANDLE_USER_OBJECT,
   HANDLE_PHYSICAL,
+  HANDLE_LINK,
   HANDLE_KINDS
 };
 typedef struct handle {

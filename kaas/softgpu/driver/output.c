@@ -1,8 +1,10 @@
-/* What kernels print: it goes to stderr at once, and the newest of it is kept for whoever asks. */
+/* What kernels print: it goes to stdout at once, as CUDA's goes there in the end, unless the process looks after it
+ * itself; and the newest of it is kept for whoever asks. */
 #include "driver.h"
 
 #include <stdio.h>
 #include <string.h>
+
 
 enum { KEPT_BYTES = 64 << 10 };
 static struct {
@@ -11,8 +13,15 @@ static struct {
 } kept[MAX_DEVICES];
 static pthread_mutex_t output_lock = PTHREAD_MUTEX_INITIALIZER; /* taken last of all */
 
+static _Atomic bool silent;
+
+void kaas_softgpu_echo(int on) { atomic_store(&silent, on == 0); }
+
 void kaas_softgpu_write(uint32_t device, const char *text, size_t bytes) {
-  fwrite(text, 1, bytes, stderr);
+  if (!atomic_load_explicit(&silent, memory_order_relaxed)) {
+    fwrite(text, 1, bytes, stdout);
+    fflush(stdout);
+  }
   if (device >= MAX_DEVICES) return;
   if (bytes > KEPT_BYTES) {
     text += bytes - KEPT_BYTES;

@@ -91,10 +91,6 @@
   X(cuLaunchCooperativeKernel, 9000, why) X(cuLaunchCooperativeKernelMultiDevice, 9000, why) \
   X(cuOccupancyMaxActiveClusters, 11070, why) X(cuOccupancyMaxPotentialClusterSize, 11070, why)
 
-#define REFUSED_LINKING(X, why) \
-  X(cuLinkAddData, 5050, why) X(cuLinkAddFile, 5050, why) X(cuLinkComplete, 5050, why) X(cuLinkCreate, 5050, why) \
-  X(cuLinkDestroy, 5050, why)
-
 #define REFUSED_LOGS(X, why) \
   X(cuCheckpointProcessCheckpoint, 12080, why) X(cuCheckpointProcessGetRestoreThreadId, 12080, why) \
   X(cuCheckpointProcessGetState, 12080, why) X(cuCheckpointProcessLock, 12080, why) \
@@ -133,7 +129,6 @@
   REFUSED_MULTICAST(X, "memory of several devices at one address") \
   REFUSED_GREEN(X, "green contexts") \
   REFUSED_CLUSTERS(X, "clusters and cooperative launches") \
-  REFUSED_LINKING(X, "linking: load whole PTX") \
   REFUSED_LOGS(X, "checkpoints, core dumps and logs of the driver") \
   REFUSED_OLD(X, "the first CUDA's launches: use cuLaunchKernel") \
   REFUSED_PRIVATE(X, "private tables, which the CUDA runtime library wants of NVIDIA's driver: use the driver's calls") \

@@ -98,6 +98,9 @@
   X(cuLibraryGetGlobal, 12000, cuLibraryGetGlobal) X(cuLibraryGetKernel, 12000, cuLibraryGetKernel) \
   X(cuLibraryGetManaged, 12000, cuLibraryGetManaged) \
   X(cuLibraryGetKernelCount, 12040, cuLibraryGetKernelCount) X(cuLibraryGetModule, 12000, cuLibraryGetModule) \
+  X(cuLinkAddData, 6050, cuLinkAddData_v2) X(cuLinkAddFile, 6050, cuLinkAddFile_v2) \
+  X(cuLinkComplete, 5050, cuLinkComplete) X(cuLinkCreate, 6050, cuLinkCreate_v2) \
+  X(cuLinkDestroy, 5050, cuLinkDestroy) \
   X(cuLibraryLoadData, 12000, cuLibraryLoadData) X(cuLibraryUnload, 12000, cuLibraryUnload) \
   X(cuMemAddressFree, 10020, cuMemAddressFree) X(cuMemAddressReserve, 10020, cuMemAddressReserve) \
   X(cuMemCreate, 10020, cuMemCreate) X(cuMemGetAccess, 10020, cuMemGetAccess) \

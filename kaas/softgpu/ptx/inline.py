@@ -75,6 +75,7 @@ def flatten(module: Module, entry: Function, global_offsets: dict[str, int], ref
     work.expand(entry, {}, (entry.name,), "")
     work.variables.resolve()
     work.place_stack()
+    kernel.local_bytes = align_up(kernel.local_bytes, work.local_align)  # so that every lane's area begins aligned
     kernel.body = carry.expand(kernel.body, kernel.registers)
     work.place_shared()
     return kernel
@@ -92,6 +93,7 @@ class _Flattening:
         self.dynamic: list[str] = []
         self.dynamic_align = SHARED_ALIGN
         self.variables = CallVariables(kernel)
+        self.local_align = 16
         self.frame_end = 0  # of the local variables of the functions that are under way
         self.has_stack = False
 
@@ -158,6 +160,7 @@ class _Flattening:
             self.add_shared(variable)
         elif variable.space == "local":
             limits.check_align(variable, limits.LOCAL_ALIGN)
+            self.local_align = max(self.local_align, variable.align)
             offset = align_up(self.frame_end, variable.align)
             self.kernel.local[variable.name + suffix] = offset
             # Each lane's area keeps 16-byte alignment: vector accesses go up to that.

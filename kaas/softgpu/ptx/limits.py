@@ -26,7 +26,7 @@ LOCAL_BYTES = 512 << 10  # of a thread, as CUDA has it
 STACK_BYTES = 64 << 10  # of a thread, for what it takes with alloca
 PARAMETER_BYTES = 32764  # as CUDA has it
 SHARED_ALIGN = 1024  # where a block's shared memory starts; also in runtime/abi.h
-LOCAL_ALIGN = 128  # above 16 only a name: a lane's area starts at multiples of 16
+LOCAL_ALIGN = 1024
 GLOBAL_ALIGN = 256  # where a module's variables start
 
 

@@ -40,6 +40,7 @@ typedef struct kaas_kernel_info {
   uint32_t local_bytes;  /* per thread */
   uint32_t max_threads;  /* per block; 1024 unless the image says less */
   uint32_t registers;    /* declared by the image: a figure for attributes, not a resource here */
+  uint32_t const_bytes;  /* of the image's .const variables */
   const char *refusal;   /* what in it has no code here, for who takes it; NULL: it can run */
 } kaas_kernel_info;
 
@@ -60,6 +61,9 @@ typedef struct kaas_compiler {
   /* checked: as for memcheck, so that the code also tells what it touches. */
   int (*compile)(uint64_t module, uint32_t kernel, const uint32_t block[3], uint32_t checked, kaas_kernel_fn *fn);
   void (*unload)(uint64_t module);
+  /* Joins images that hold PTX. The joined image lives until the next call of this thread; NULL here: it cannot. */
+  int (*link)(uint32_t count, const void *const *images, const size_t *bytes, const char *const *names,
+              const void **joined, size_t *joined_bytes);
 } kaas_compiler;
 
 /* --- runner.c: blocks, warps, barriers, and the helpers that compiled code calls (kaas_rt_*) */
@@ -126,6 +130,8 @@ void kaas_touched_add(kaas_touched *touched, uint32_t verb, uint64_t address, ui
 
 /* Text of a kernel, from any of the runner's threads. */
 void kaas_softgpu_write(uint32_t device, const char *text, size_t bytes);
+/* Whether it also goes to the process's stdout; it does at first. */
+void kaas_softgpu_echo(int on);
 /* Moves at most `bytes` of what the device's kernels have printed since it was last asked, oldest first; how many. */
 size_t kaas_softgpu_take_output(uint32_t device, char *text, size_t bytes);
 

@@ -120,7 +120,7 @@ SETS_OF_ROWS = {1: driver.cuMemsetD2D8, 2: driver.cuMemsetD2D16, 4: driver.cuMem
 
 
 def hosts_own(kind: str) -> tuple[int, int, np.ndarray]:
-    """64 bytes that host and device share: the address for each, and what the host sees. Registered: the array's own."""
+    """64 bytes that host and device share: the address for each, and what the host sees."""
     if kind == MANAGED:
         address = int(ok(driver.cuMemAllocManaged(64, driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)))
         return address, address, view(address, np.uint8, 64)
