@@ -186,8 +186,8 @@ class Device:
         return running
 
     def take_printed(self) -> str:
-        """What kernels have printed since it was last asked, if that can be had. It went to the process's stderr at
-        once; what kernels of a GPU print goes to its stdout, here at the latest."""
+        """What kernels have printed since it was last asked, if that can be had. It went to the process's stdout at
+        once; what kernels of a GPU print goes there now at the latest."""
         if self._info.kind == "software":
             return softgpu.take_output(int(self._handle))
         ctypes.CDLL(None).fflush(None)  # else it stays in a buffer of this process, which may be killed
@@ -244,8 +244,8 @@ class Device:
     # --- code
 
     def load(self, library: Library) -> LoadedLibrary:
-        """Loads the first of the library's images that this device can run; one of which it refuses some kernels only if
-        there is no other.
+        """Loads the first of the library's images that this device can run. An image of which the device refuses some
+        kernels is loaded only if there is no other.
 
         Raises:
             CorruptImage, UnsupportedCode: about all of them, if there is none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
@@ -50,6 +50,7 @@ class Executor:
         whole_object_bytes: int = WHOLE_OBJECT_BYTES,
         run_limit_s: float | None = None,
         on_write_back: Deliver | None = None,
+        on_printed: Callable[[str, str], None] | None = None,
     ) -> None:
         """
         Args:
@@ -62,11 +63,14 @@ class Executor:
                 device's context with it. Only kernels of the software GPU can be ended: on a GPU there is no limit.
             on_write_back: takes the outputs that requests have kept on the device, each at most once, in the thread
                 that asks for it or needs its room, which may wait there. Without it no request may keep any.
+            on_printed: is told (client, text) what the kernels of a request have printed on a software device, once it
+                has ended. They print to the stdout of the process all the same (`softgpu.set_echo`).
         """
         if slots < 1:
             raise ValueError(f"an executor has 1 slot or more, not {slots}")
         self.device = device
         self._run_limit_s = run_limit_s
+        self._on_printed = on_printed
         self._closed = False
         self._gate = Gate()
         self._entered = Entered(device, self._gate)
@@ -79,7 +83,7 @@ class Executor:
             self._write_back = WriteBack(device, self._memory, self._gate, on_write_back)
             self._slots = Slots([Slot(n, device, arena) for n, arena in enumerate(self._memory.arenas)], self._gate)
         self._admission = Admission(self._memory, self._gate, self._write_back, device.info().name)
-        self._failures = Failures(device, self._gate)
+        self._failures = Failures(device, self._gate, self._take_printed)
         self._watchdog = Watchdog(self._failures.overrun)
 
     @property
@@ -215,7 +219,7 @@ class Executor:
                 self._tidy()
                 return result
         except KaasError as error:
-            self._failures.complete(error, request.task, watched)
+            self._failures.complete(error, request.task, watched, request.client)
             raise
         finally:
             if watched is not None:
@@ -281,7 +285,7 @@ class Executor:
         except BaseException:
             slot.stream.synchronize()
             if plan.prints:
-                self.device.take_printed()  # the next request, whoever's it is, would have it in its result
+                self._take_printed(request.client)  # the next request, whoever's it is, would have it in its result
             self._give_back(admitted.lease)
             raise
         self._commit(admitted, saved=request.copy_kept)
@@ -300,7 +304,13 @@ class Executor:
         loaded, left = _loaded(admitted.lease, self._memory), admitted.lease.left
         occupied_s = occupied(admitted, done, planned - started, ended)
         stats = RunStats(stages, done.tiers, loaded, left, done.kernels_s, done.kernels, self.cached_bytes, occupied_s)
-        return Result(request.task, done.outputs, stats, self.device.take_printed() if plan.prints else "")
+        return Result(request.task, done.outputs, stats, self._take_printed(request.client) if plan.prints else "")
+
+    def _take_printed(self, client: str) -> str:
+        printed = self.device.take_printed()
+        if printed and self._on_printed is not None:
+            self._on_printed(client, printed)
+        return printed
 
     def _load(self, sources: Sequence[Source], pin: bool) -> RunStats:
         memory = self._memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from kaas.errors import (
     PRINTED_BYTES,
@@ -25,8 +26,13 @@ _TIMED_OUT = {"code": 702, "code_name": "CUDA_ERROR_LAUNCH_TIMEOUT"}
 class Failures:
     """Of one executor. All methods may be called from any thread."""
 
-    def __init__(self, device: Device, gate: Gate) -> None:
+    def __init__(self, device: Device, gate: Gate, take_printed: Callable[[str], str]) -> None:
+        """
+        Args:
+            take_printed: takes what kernels have printed, for the log under this client's name.
+        """
         self._device = device
+        self._take_printed = take_printed
         self._gate = gate
         self._lock = threading.Lock()
         self._printed = ""
@@ -43,7 +49,7 @@ class Failures:
         self._gate.lose(DeviceLost(f"{device}: kTask {task!r} {why}", task=task, device=device, **_TIMED_OUT))
         return self._device.cancel()
 
-    def complete(self, error: KaasError, task: KTask, watched: Watched | None = None) -> None:
+    def complete(self, error: KaasError, task: KTask, watched: Watched | None = None, client: str = "") -> None:
         """Gives an error what is known about it here.
 
         Raises:
@@ -60,7 +66,7 @@ class Failures:
         if not isinstance(error, DeviceLost):
             return
         if not hasattr(error, "printed"):
-            error.printed = self._all_printed()
+            error.printed = self._all_printed(client)
         if watched is not None:
             watched.end()  # else the watchdog may still be asking which kernels ran
         if watched is not None and watched.exceeded:
@@ -68,10 +74,10 @@ class Failures:
         if self._overran and (lost := self._gate.lost) is not None and lost.message != error.message:
             raise DeviceLost(lost.message, **{**lost.fields, "printed": error.printed}) from error
 
-    def _all_printed(self) -> str:
+    def _all_printed(self, client: str) -> str:
         """Each of those who ran when the device was lost gets all that was printed then."""
         with self._lock:
-            printed = self._printed + self._device.take_printed()
+            printed = self._printed + self._take_printed(client)
             self._printed = printed.encode(errors="replace")[-PRINTED_BYTES:].decode(errors="ignore")
             return self._printed
 

@@ -54,7 +54,7 @@ def run_local(
     Ctrl-C ends it: on the software GPU kernels that go on for a second more are ended as by limit_s; on a GPU they go
     on by themselves.
 
-    What kernels print goes where this process's output goes: of the software GPU to stderr, of a GPU to stdout.
+    What kernels print goes to this process's stdout.
 
     Raises:
         KaasError: every kind that the kTask, the request or the device gives reason for.

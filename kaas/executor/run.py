@@ -50,8 +50,7 @@ class Result(msgspec.Struct, frozen=True):
         data: bytes of its outputs in fresh memory, by name in the order in which the kTask lists them, but for those
             that only stay on the device.
         printed: what kernels have printed, of the software GPU. With several slots some of it may be of requests that
-            ran beside this one: nothing tells them apart. It also went to the process's stderr, that of a GPU to its
-            stdout.
+            ran beside this one: nothing tells them apart. It also goes to the process's stdout.
     """
 
     task: KTask

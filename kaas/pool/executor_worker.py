@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import threading
+import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -26,6 +29,7 @@ from kaas.pool.huge_pages import use_huge_pages_soon
 from kaas.pool.lines import LineLost
 from kaas.pool.lives import Life, Lives, Running
 from kaas.pool.messages import Done
+from kaas.pool.printed import PrintedLines
 from kaas.pool.status import WorkerInfo
 
 if TYPE_CHECKING:
@@ -90,6 +94,7 @@ class ExecutorWorker:
         Raises:
             DeviceUnavailable; what `connect` raises.
         """
+        from kaas import softgpu
         from kaas.executor import software
         from kaas.executor.device import open_device
         from kaas.executor.executor import Executor
@@ -97,7 +102,9 @@ class ExecutorWorker:
         if self._device.kind == "software":
             software.load(self._device)
         device = open_device(self._device.kind, memory_bytes=self._device.memory_bytes)
-        executor = Executor(device, **self._options, on_write_back=self.written)
+        softgpu.set_echo(False)
+        printed = PrintedLines(_say, time.monotonic)
+        executor = Executor(device, **self._options, on_write_back=self.written, on_printed=printed)
         self.serve(executor, address)
         use_huge_pages_soon()
         info, slots = device.info(), self._options["slots"]
@@ -282,3 +289,9 @@ class ExecutorWorker:
             self._leaving.daemon = True
             self._leaving.start()
         return lost.message
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody reads the output any more, or its disk is full: requests go on
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -113,8 +113,8 @@ def test_an_executor_that_somebody_has_stopped_is_replaced() -> None:
     assert worker() != device.worker
 
 
-class Stderr(io.StringIO):
-    """A driver's stderr, which tells when something has been written to it."""
+class Stdout(io.StringIO):
+    """A driver's stdout, which tells when something has been written to it."""
 
     def __init__(self, awaited: str) -> None:
         super().__init__()
@@ -129,15 +129,15 @@ class Stderr(io.StringIO):
 
 
 def test_what_kernels_print_appears_at_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr = Stderr("77|-77|5|5|5|5|k|%")
-    monkeypatch.setattr(sys, "stderr", stderr)
+    stdout = Stdout("77|-77|5|5|5|5|k|%")
+    monkeypatch.setattr(sys, "stdout", stdout)
     unused = kaas.Buffer("unused", 1, "int32", init="zero")
     kernels = [
         kaas.Kernel(OUTPUT, "numbers", 1, 1, [kaas.i32(77), kaas.u32(5), kaas.i64(6), kaas.u64(7)]),
         kaas.Kernel(OUTPUT, "lanes", 1, 1, [kaas.InOut(unused), kaas.i32(0)]),
     ]
     ray.get(kaas.invoke(kaas.KTask(kernels, [unused]), {}))
-    assert stderr.seen.wait(PATIENCE_S)  # Ray brings it from the executor's stderr, a little later
+    assert stdout.seen.wait(PATIENCE_S)  # Ray brings it from the executor's stdout, a little later
 
 
 def test_times_of_kernels_are_told_on_request() -> None:
