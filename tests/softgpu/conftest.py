@@ -32,6 +32,8 @@ class Launch(ctypes.Structure):
         ("device", ctypes.c_uint32),
         ("stop", ctypes.c_void_p),
         ("touched", ctypes.c_void_p),
+        ("conditions", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
     ]
 
 
@@ -128,6 +130,8 @@ class Gpu:
             0,
             None if stop is None else stop.ctypes.data,
             None if touched is None else ctypes.addressof(touched),
+            None,
+            name.encode(),
         )
         error = ctypes.create_string_buffer(400)
         result = self.library.kaas_run(ctypes.byref(launch), error, len(error))

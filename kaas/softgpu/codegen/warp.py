@@ -60,10 +60,13 @@ def shuffle(e: Emitter, step: Step) -> None:
     mode = next(m for m in op.modifiers if m in ("up", "down", "bfly", "idx"))
     source = e.vector(e.read(a, "i32"))
     by, clamp = _constant(e, b), _constant(e, c)
+    ran = ""
     if by is not None and clamp is not None:
         lanes = [source_lane(mode, lane, by, clamp) for lane in range(WARP)]
         order = ", ".join(f"i32 {lane}" for lane, _ in lanes)
         value = e.new(f"shufflevector <32 x i32> {source}, <32 x i32> poison, <32 x i32> <{order}>")
+        if e.memcheck:
+            ran = e.new(f"shufflevector <32 x i32> {_running(e, step)}, <32 x i32> poison, <32 x i32> <{order}>")
         fits = "<" + ", ".join(f"i1 {'true' if ok else 'false'}" for _, ok in lanes) + ">"
     else:
         for slot, operand in (
@@ -75,11 +78,34 @@ def shuffle(e: Emitter, step: Step) -> None:
         bits = e.intrinsic(f"kaas_rt_shfl_{mode}", "i32", [(("ptr"), p) for p in ("%in0", "%in1", "%in2", "%out")])
         value = e.new("load <32 x i32>, ptr %out")
         fits = e.unpack(bits)
+        if e.memcheck:
+            e.put(f"store <32 x i32> {_running(e, step)}, ptr %in0")
+            e.intrinsic(f"kaas_rt_shfl_{mode}", "i32", [(("ptr"), p) for p in ("%in0", "%in1", "%in2", "%out")])
+            ran = e.new("load <32 x i32>, ptr %out")
+    if e.memcheck:
+        value = _undefined_shown(e, step, value, ran)
     first = target.first if isinstance(target, Pair) else target
     assert isinstance(first, Register)
     e.write(first.name, Value(VARYING, "i32", [value]), step)
     if isinstance(target, Pair):
         e.write(target.second.name, Value(VARYING, "i1", [fits]), step)
+
+
+def _running(e: Emitter, step: Step) -> str:
+    """All bits set in the lanes that run the instruction."""
+    return e.new(f"sext <32 x i1> {e.unpack(e.active(step)[0])} to <32 x i32>")
+
+
+def _undefined_shown(e: Emitter, step: Step, value: str, ran: str) -> str:
+    """PTX leaves undefined what a lane reads from one that does not run. Programs that need it are right by chance: the
+    first such read is told, and the value has all bits set, as uninitialised memory has in strict mode.
+
+    ran: all bits set where the lane that was read runs."""
+    absent = e.new(f"xor <32 x i32> {ran}, splat (i32 -1)")
+    stray = e.new(f"bitcast <32 x i1> {e.new(f'icmp ne <32 x i32> {absent}, zeroinitializer')} to i32")
+    lanes = e.new(f"and i32 {e.active(step)[0]}, {stray}")
+    e.call("kaas_rt_stray_shuffle", [("ptr", "%w"), ("i32", lanes), ("i32", str(step.inst.line))])
+    return e.new(f"or <32 x i32> {value}, {absent}")
 
 
 def _members(e: Emitter, operand: Operand | None) -> tuple[Width, str]:

@@ -88,6 +88,7 @@ typedef struct kaas_launch {
   const volatile uint32_t *stop; /* as in kaas_warp; NULL: it cannot be stopped */
   struct kaas_touched *touched;  /* where checked code notes the device memory that it touches; NULL: nowhere */
   kaas_conditions *conditions;   /* of the graph launch that it belongs to; NULL: it has none */
+  const char *name;              /* of the kernel, for messages; NULL: it has none */
 } kaas_launch;
 
 /* Runs every block; returns 0, or the CUresult of a trap, a bad access or a stop. error (may be NULL) receives a sentence. */
