@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kaas.pool.blocks import Inbox
-from kaas.pool.messages import Beside, Block, Framed, Named
+from kaas.pool.blocks import part
+from kaas.pool.messages import Attached, Filed, Framed, Named
 
 Get = Callable[[Any, Mapping[bytes, Any]], Any]
 """The object of a reference of whoever keeps them, waited for, or the value itself. With it go outputs that were made
@@ -25,7 +25,7 @@ class Parts(NamedTuple):
         frames: all behind the header that the items point into.
     """
 
-    items: Sequence[Framed | Block]
+    items: Sequence[Framed | Filed]
     frames: Sequence[Any]
 
 
@@ -36,13 +36,12 @@ class Objects:
         made: outputs that were made anew for it, by key.
     """
 
-    __slots__ = ("_constants", "_frames", "_get", "_inbox", "_items", "_objects", "_supply", "made")
+    __slots__ = ("_constants", "_frames", "_get", "_items", "_objects", "_supply", "made")
 
     def __init__(
         self,
-        items: Sequence[Beside],
+        items: Sequence[Attached],
         frames: Sequence[Any],
-        inbox: Inbox,
         supply: Callable[[], Sequence[Any]],
         get: Get,
         constants: Container[int | None] = (),
@@ -54,7 +53,6 @@ class Objects:
         """
         self._items = items
         self._frames = frames
-        self._inbox = inbox
         self._supply = supply
         self._get = get
         self._constants = constants
@@ -65,10 +63,10 @@ class Objects:
         """What an item stands for, or a reference that is none of the items.
 
         Raises:
-            OSError: the process that shares its memory has ended; InputLost; what fetching it raises.
+            InputLost; what fetching it raises.
         """
-        if isinstance(item, Framed | Block):
-            return self._read(item, self._frames)
+        if isinstance(item, Framed | Filed):
+            return _read(item, self._frames)
         if not isinstance(item, Named):
             return self._get(item, self.made)
         if self._objects is None:
@@ -77,8 +75,11 @@ class Objects:
         found = self._objects[position]
         if not isinstance(found, Parts):
             return self._get(found, self.made)
-        values = [self._read(part, found.frames) for part in found.items]
+        values = [_read(each, found.frames) for each in found.items]
         return values if position in self._constants else values[0]
 
-    def _read(self, item: Framed | Block, frames: Sequence[Any]) -> Any:
-        return frames[item.frame - 1] if isinstance(item, Framed) else self._inbox.view(item)
+
+def _read(item: Framed | Filed, frames: Sequence[Any]) -> Any:
+    if isinstance(item, Framed):
+        return frames[item.frame - 1]
+    return part(frames[-1 - item.file], item.offset_bytes, item.nbytes)

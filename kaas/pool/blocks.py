@@ -1,7 +1,8 @@
 """Large values between processes of one machine: the sender's memory files, mapped by who reads them.
 
 A file is used again when its reader is done, since pages that a process touches for the first time cost five times as
-much as copying into them. It can never shrink, so that nobody who reads it falls into a hole.
+much as copying into them. It can never shrink, so that nobody who reads it falls into a hole, and only its owner's own
+mapping can write it (F_SEAL_FUTURE_WRITE), so that nobody who is handed the file can change a value.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ LEASED_AT_MOST = 256
 """Files with more than which an outbox is crowded: each takes two descriptors, and a process often may have 1024."""
 
 _GRAIN_BYTES = 64 << 10
+_SEAL_FUTURE_WRITE = 0x10
+"""F_SEAL_FUTURE_WRITE of linux/fcntl.h, since Linux 5.1; Python's fcntl does not name it yet."""
 
 
 class Lease:
@@ -144,8 +148,8 @@ class _Segment:
         self.nbytes = nbytes
         self.fd = os.memfd_create("kaas", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, nbytes)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.memory = np.frombuffer(mmap.mmap(self.fd, nbytes), np.uint8)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | _SEAL_FUTURE_WRITE)
 
     def close(self) -> None:
         """Who has it mapped keeps it; here it goes with the last array that looks into it."""
@@ -160,7 +164,7 @@ class Inbox:
         """limit_bytes: of mappings that are kept for the next time; they keep the sender's memory too."""
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._mapped: OrderedDict[tuple[int, int], _Mapped] = OrderedDict()
+        self._mapped: OrderedDict[_Identity, _Mapped] = OrderedDict()
 
     def view(self, block: Block) -> memoryview:
         """The value, not to be written, without a copy.
@@ -168,23 +172,44 @@ class Inbox:
         Raises:
             OSError: the sender has ended, or there is no such value
         """
-        path = f"/proc/{block.pid}/fd/{block.fd}"
-        identity = _identity(os.stat(path))
-        with self._lock:
-            mapped = self._mapped.get((block.pid, block.fd))
-            if mapped is None or mapped.identity != identity:  # a number that means another file now
-                mapped = self._mapped[block.pid, block.fd] = _Mapped(path)
-            self._mapped.move_to_end((block.pid, block.fd))
-            self._shrink()
-        if block.offset_bytes < 0 or block.nbytes < 0 or block.offset_bytes + block.nbytes > mapped.memory.nbytes:
-            raise OSError(errno.EINVAL, f"a block beyond the end of its {mapped.memory.nbytes} bytes")
-        return mapped.memory[block.offset_bytes : block.offset_bytes + block.nbytes]
+        path = _path(block)
+        memory = self._known(_identity(os.stat(path)), block.pid)
+        if memory is None:
+            with _opened(path) as file:
+                memory = self._map(file, block.pid)
+        return part(memory, block.offset_bytes, block.nbytes)
+
+    def map_file(self, file: int) -> memoryview:
+        """The whole memory of a file that was received, not to be written.
+
+        Raises:
+            OSError: it is no memory that was shared
+        """
+        memory = self._known(_identity(os.fstat(file)), None)
+        return self._map(file, None) if memory is None else memory
 
     def forget(self, pid: int) -> None:
         """This process has ended: its memory is given back once nobody looks into it."""
         with self._lock:
-            for key in [key for key in self._mapped if key[0] == pid]:
-                del self._mapped[key]
+            for identity in [identity for identity, mapped in self._mapped.items() if mapped.pid == pid]:
+                del self._mapped[identity]
+
+    def _known(self, identity: _Identity, pid: int | None) -> memoryview | None:
+        """A file that is mapped cannot give its number to another one."""
+        with self._lock:
+            mapped = self._mapped.get(identity)
+            if mapped is None or mapped.pid != pid:
+                return None
+            self._mapped.move_to_end(identity)
+            return mapped.memory
+
+    def _map(self, file: int, pid: int | None) -> memoryview:
+        mapped = _Mapped(file, pid)
+        with self._lock:
+            self._mapped[mapped.identity] = mapped
+            self._mapped.move_to_end(mapped.identity)
+            self._shrink()
+        return mapped.memory
 
     def _shrink(self) -> None:
         kept_bytes = sum(mapped.memory.nbytes for mapped in self._mapped.values())
@@ -193,22 +218,71 @@ class Inbox:
             kept_bytes -= mapped.memory.nbytes
 
 
+def open_file(block: Block) -> int:
+    """Open the file of a value, to hand it to a process that may not look into the sender's.
+
+    Raises:
+        OSError: the sender has ended, or there is no such value
+    """
+    file = os.open(_path(block), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(file)
+        _check(file, found)
+        _check_part(found.st_size, block.offset_bytes, block.nbytes)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def part(memory: memoryview, offset_bytes: int, nbytes: int) -> memoryview:
+    """
+    Raises:
+        OSError: it ends before that
+    """
+    _check_part(memory.nbytes, offset_bytes, nbytes)
+    return memory[offset_bytes : offset_bytes + nbytes]
+
+
 class _Mapped:
-    """Somebody else's memory file; unmapped with the last view into it."""
+    """Another process's memory file; unmapped with the last view into it. pid: of the process that it was found in;
+    None if it was received."""
 
-    __slots__ = ("identity", "memory")
+    __slots__ = ("identity", "memory", "pid")
 
-    def __init__(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            found = os.fstat(fd)
-            if not found.st_size or not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                raise OSError(errno.EINVAL, "no memory that was shared", path)
-            self.identity = _identity(found)
-            self.memory = memoryview(mmap.mmap(fd, found.st_size, access=mmap.ACCESS_READ))
-        finally:
-            os.close(fd)
+    def __init__(self, file: int, pid: int | None) -> None:
+        found = os.fstat(file)
+        _check(file, found)
+        self.pid = pid
+        self.identity = _identity(found)
+        self.memory = memoryview(mmap.mmap(file, found.st_size, access=mmap.ACCESS_READ))
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int]:
+_Identity = tuple[int, int, int]
+
+
+def _identity(found: os.stat_result) -> _Identity:
     return found.st_dev, found.st_ino, found.st_size
+
+
+def _path(block: Block) -> str:
+    return f"/proc/{block.pid}/fd/{block.fd}"
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _check(file: int, found: os.stat_result) -> None:
+    if not found.st_size or not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise OSError(errno.EINVAL, "no memory that was shared")
+
+
+def _check_part(whole_bytes: int, offset_bytes: int, nbytes: int) -> None:
+    if offset_bytes < 0 or nbytes < 0 or offset_bytes + nbytes > whole_bytes:
+        raise OSError(errno.EINVAL, f"a block beyond the end of its {whole_bytes} bytes")

@@ -31,8 +31,8 @@ class Channel(Protocol):
     @property
     def local(self) -> bool: ...
 
-    def send(self, header: ToPeer, frames: Sequence[Any]) -> bool:
-        """Waits for nobody. Whether the peer is there."""
+    def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:
+        """Waits for nobody. Whether the peer is there. files: only for a local peer; they are closed after that."""
         ...
 
 
@@ -99,9 +99,9 @@ class Exchange:
             keys = {"server_key": door.server_key, "public_key": door.public_key, "secret_key": door.secret_key}
             self.address = msgspec.structs.replace(self.address, tcp=door.endpoint, **keys)
 
-    def send(self, peer: Peer, header: ToPeer, frames: Sequence[Any] = ()) -> None:
-        """Waits for nobody; to a peer that is gone it is dropped."""
-        if not peer.channel.send(header, frames):
+    def send(self, peer: Peer, header: ToPeer, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> None:
+        """Waits for nobody; to a peer that is gone it is dropped. files: as the channel takes them."""
+        if not peer.channel.send(header, frames, files):
             self.dropped += 1
 
     def forget(self, peer: Peer) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kaas.pool.answer import Answer
+from kaas.pool.blocks import Inbox, open_file
 from kaas.pool.events import StartWorker
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.messages import Beside, Block, Done, Forget, Framed, Meet, Named, ToPeer
+from kaas.pool.messages import Attached, Block, Done, Filed, Forget, Framed, Meet, Named, ToPeer
+from kaas.pool.stream import FILES_AT_MOST, close_all
 from kaas.pool.transport import WorkerLost
 from kaas.pool.wire import RunRecord
 
@@ -89,49 +91,46 @@ class ExecutorLine:
         self.send(Meet(), function.introduction)
 
     def ask(
-        self, number: int, header: ToPeer, frames: Sequence[Any], refs: Sequence[Any], finish: Finish[T]
+        self,
+        number: int,
+        header: ToPeer,
+        frames: Sequence[Any],
+        refs: Sequence[Any],
+        finish: Finish[T],
+        files: Sequence[int] = (),
     ) -> Answer[T]:
-        """refs: the objects beside it, kept alive until the answer."""
-        self.send(header, frames)
+        """refs: the objects beside it, kept alive until the answer. files: of `Attachments`."""
+        self.send(header, frames, files)
         answer: Answer[T] = Answer()
         self._asked[number] = answer, refs, finish
         return answer
 
-    def send(self, header: ToPeer, frames: Sequence[Any] = ()) -> None:
+    def send(self, header: ToPeer, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> None:
         assert self.peer is not None, "it has been greeted"
-        self._exchange.send(self.peer, header, frames)
+        self._exchange.send(self.peer, header, frames, files)
 
-    def beside(self, refs: Sequence[Any], frames: Sequence[Any]) -> tuple[list[Beside], Sequence[Any]]:
-        """What stands beside a message as this executor can read it, and the frames with what it points to.
+    def beside(self, refs: Sequence[Any], frames: Sequence[Any]) -> tuple[list[Attached], Attachments]:
+        """What stands beside a message as this executor can read it, and what it points to.
 
         Raises:
             OSError: a client's memory is gone.
         """
-        sent = list(frames)
-        beside: list[Beside] = []
+        attachments = self.attachments(frames)
+        beside: list[Attached] = []
         for ref in refs:
             match ref:
                 case Framed():
                     beside.append(ref)
                 case Block():
-                    beside.append(self.placed(ref, sent))
+                    beside.append(attachments.add(ref))
                 case _:
                     beside.append(Named(ref.binary()))
-        return beside, sent
+        return beside, attachments
 
-    def placed(self, value: Any, frames: list[Any]) -> Framed | Block:
-        """A Block or a buffer as this executor can read it; it may become one more frame.
-
-        Raises:
-            OSError: a client's memory is gone.
-        """
+    def attachments(self, frames: Sequence[Any] = ()) -> Attachments:
+        """What a message to this executor takes along, to begin with these frames."""
         assert self.peer is not None, "it has been greeted"
-        if isinstance(value, Block):
-            if self.peer.shares:  # it is on this machine, as the pool is, and whoever the pool takes Blocks of
-                return value
-            value = self._exchange.inbox.view(value)
-        frames.append(value)
-        return Framed(len(frames))  # the header stands before them
+        return Attachments(self._exchange.inbox, frames, by_file=self.peer.channel.local)
 
     # --- receiving
 
@@ -156,6 +155,48 @@ class ExecutorLine:
         orphan = self.orphan(slot)
         if not orphan.done():
             orphan.set_result(record)
+
+
+class Attachments:
+    """What goes out with one message: frames, and files with memory that an executor on this machine maps.
+
+    An executor may not open files of another process itself: a process that runs clients' kernels gets only what its
+    requests name (docs/serve.md).
+    """
+
+    __slots__ = ("_by_file", "_inbox", "_places", "files", "frames")
+
+    def __init__(self, inbox: Inbox, frames: Sequence[Any], *, by_file: bool) -> None:
+        self._inbox = inbox
+        self._by_file = by_file
+        self._places: dict[tuple[int, int], int] = {}
+        self.frames = list(frames)
+        self.files: list[int] = []
+
+    def add(self, value: Any) -> Framed | Filed:
+        """Take along a Block, or a buffer.
+
+        Raises:
+            OSError: a client's memory is gone. Nothing goes out then.
+        """
+        if isinstance(value, Block):
+            try:
+                if self._by_file and (place := self._place(value)) is not None:
+                    return Filed(place, value.offset_bytes, value.nbytes)
+                value = self._inbox.view(value)
+            except OSError:
+                close_all(self.files)
+                raise
+        self.frames.append(value)
+        return Framed(len(self.frames))  # the header stands before them
+
+    def _place(self, block: Block) -> int | None:
+        """Of its file among those that go along; None if there are too many for one message."""
+        place = self._places.get((block.pid, block.fd))
+        if place is None and len(self.files) < FILES_AT_MOST:
+            self.files.append(open_file(block))
+            place = self._places[block.pid, block.fd] = len(self.files) - 1
+        return place
 
 
 def _lose(answer: Answer[Any], reason: str) -> None:

@@ -16,7 +16,7 @@ from kaas.pool.packing import unpack, unpack_keyed, unpack_objects
 
 if TYPE_CHECKING:
     from kaas.executor.executor import Executor
-    from kaas.pool.messages import Beside
+    from kaas.pool.messages import Attached
 
 Told = tuple[bytes, bytes]
 """A function as it is told of: its encoded spec, and its kTask's bytes."""
@@ -77,7 +77,7 @@ class Work:
     def run(
         self,
         invocation: wire.Invocation,
-        beside: Sequence[Beside],
+        beside: Sequence[Attached],
         objects: Objects,
         slot: int,
         keep: Sequence[bytes] = (),
@@ -144,7 +144,7 @@ class Work:
 
     # --- orders about the cache
 
-    def upkeep(self, upkeep: wire.Upkeep, beside: Sequence[Beside], objects: Objects) -> wire.RunRecord:
+    def upkeep(self, upkeep: wire.Upkeep, beside: Sequence[Attached], objects: Objects) -> wire.RunRecord:
         """What a program wants of the cache.
 
         Raises:
@@ -168,7 +168,7 @@ class Work:
                 pin = upkeep.action == "pin"
                 return self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None)
 
-    def follow(self, decided: wire.Decided, beside: Sequence[Beside], objects: Objects) -> wire.RunRecord:
+    def follow(self, decided: wire.Decided, beside: Sequence[Attached], objects: Objects) -> wire.RunRecord:
         """What the policy decided about the cache.
 
         Raises:

@@ -22,7 +22,6 @@ from kaas.error_codec import decode_error, encode_error
 from kaas.errors import KaasError
 from kaas.pool import messages, wire
 from kaas.pool.beside import Get, Objects, Parts, same
-from kaas.pool.blocks import Inbox
 from kaas.pool.connect import connect
 from kaas.pool.executor_work import Told, Work, evicted
 from kaas.pool.huge_pages import use_huge_pages_soon
@@ -76,8 +75,7 @@ class ExecutorWorker:
         self._line_lost = line_lost
         self._lives = Lives()
         self._unneeded: set[str] = set()  # functions to be forgotten, once they do not run
-        self._inbox = Inbox()
-        self._nothing = Objects((), (), self._inbox, tuple, get)
+        self._nothing = Objects((), (), tuple, get)
         self._leaving: threading.Timer | None = None
         # Orders keep their order; they wait for no run, nor a run for them. Those about what is kept do not wait for a
         # load either, which may wait for another executor.
@@ -269,9 +267,7 @@ class ExecutorWorker:
         frames: Frames,
         constants: Container[int | None],
     ) -> Objects:
-        return Objects(
-            asked.beside, frames, self._inbox, partial(life.supplies.ask, asked.number), self._get, constants
-        )
+        return Objects(asked.beside, frames, partial(life.supplies.ask, asked.number), self._get, constants)
 
     def _failure(self, number: int, error: Exception) -> tuple[Done, Frames]:
         if not isinstance(error, KaasError):

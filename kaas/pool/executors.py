@@ -130,21 +130,22 @@ class Executors:
         if line is None or isinstance(payload, Left):
             return self._left(worker, slot)
         function: RegisteredFunction = payload.function
-        beside: Sequence[messages.Beside] = ()
-        frames = payload.frames
+        beside: Sequence[messages.Attached] = ()
+        frames, files = payload.frames, list[int]()
         if payload.refs:
             try:
-                beside, frames = line.beside(payload.refs, frames)
+                beside, attachments = line.beside(payload.refs, frames)
             except OSError as error:
                 return _told(replies.unreadable(call.label, error))
+            frames, files = attachments.frames, attachments.files
         line.introduce(function)
         number = next(self._numbers)
         parcel = not (function.inline or payload.direct)
         header = messages.Run(number, slot, tuple(payload.keep.values()) if payload.keep else (), parcel, beside)
         if parcel:
-            return self._collected(line, payload, line.ask(number, header, frames, payload.refs, replies.whole))
+            return self._collected(line, payload, line.ask(number, header, frames, payload.refs, replies.whole, files))
         finish = replies.direct if payload.direct else partial(replies.inline, function)
-        return line.ask(number, header, frames, payload.refs, finish)
+        return line.ask(number, header, frames, payload.refs, finish, files)
 
     async def _left(self, worker: int, slot: int) -> Reply:
         return Reply(record=await self._line(worker).orphan(slot))
@@ -259,7 +260,7 @@ class Executors:
         refs = line.refs(number)
         if refs is None:
             return
-        frames: list[Any] = []
+        attachments = line.attachments()
         try:
             wanted = [None if isinstance(ref, Framed | Block) else ref for ref in refs]
             values = self._hosts.supply(line.worker, number, wanted)
@@ -267,8 +268,8 @@ class Executors:
             line.send(messages.Supply(number, error=True), [encode_error(error)])
             return
         if values is not None:
-            objects = [[line.placed(part, frames) for part in parts] for parts in values]
-            line.send(messages.Supply(number, objects), frames)
+            objects = [[attachments.add(part) for part in parts] for parts in values]
+            line.send(messages.Supply(number, objects), attachments.frames, attachments.files)
 
     async def _return(self, worker: int, key: bytes, parcel: int) -> None:
         """Takes an output that was written back."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from kaas.pool import messages
 from kaas.pool.lines import Frames
 from kaas.pool.messages import ToPeer
-from kaas.pool.stream import Malformed, Stream
+from kaas.pool.stream import Malformed, Stream, close_all
 
 READS = 8
 """Of one line, before others of the loop have their turn."""
@@ -95,12 +95,13 @@ class LocalChannel:
         self._flushes = False
         loop.add_reader(self._fd, self._read)
 
-    def send(self, header: ToPeer, frames: Sequence[Any]) -> bool:
-        """Whether its peer is there."""
+    def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:
+        """Whether its peer is there. files: descriptors that go with the message, and are closed here after that."""
         if self._over:
+            close_all(files)
             return False
         try:
-            gone = self._stream.send(messages.encode(header), frames)
+            gone = self._stream.send(messages.encode(header), frames, files)
         except ConnectionError:  # what it sent before is read yet
             return False
         if not gone and not self._flushes:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from kaas.pool import messages
+from kaas.pool.blocks import Inbox
 from kaas.pool.lines import CLOSED, ENDED, Frames, Line, LineLost, T
 from kaas.pool.messages import FromPeer, Hello, ToPeer
 from kaas.pool.news import News
@@ -41,7 +42,7 @@ class LocalLine(Line):
         except OSError:
             self._socket.close()
             raise LineLost(ENDED) from None
-        self._stream = Stream(self._socket)
+        self._stream = Stream(self._socket, Inbox().map_file)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._flushes = False
         self._arrived: deque[Frames] = deque()

@@ -60,7 +60,18 @@ class Block(msgspec.Struct, frozen=True, array_like=True, tag=2):
     nbytes: int
 
 
+class Filed(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """A value in memory whose file came with the message, as one of its last frames. file: 0 for the last frame, 1 for
+    the one before."""
+
+    file: int
+    offset_bytes: int
+    nbytes: int
+
+
 Beside = Named | Framed | Block
+Attached = Named | Framed | Filed
+"""The same in messages to an executor."""
 
 
 # --- greetings
@@ -167,21 +178,21 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag=31):
     slot: int
     keep: Sequence[bytes] = ()
     parcel: bool = False
-    beside: Sequence[Beside] = ()
+    beside: Sequence[Attached] = ()
 
 
 class Upkeep(msgspec.Struct, frozen=True, array_like=True, tag=32):
     """Frames: an encoded wire.Upkeep, then those that beside points to."""
 
     number: int
-    beside: Sequence[Beside] = ()
+    beside: Sequence[Attached] = ()
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True, tag=33):
     """Frames: an encoded wire.Decided, then those that beside points to."""
 
     number: int
-    beside: Sequence[Beside] = ()
+    beside: Sequence[Attached] = ()
 
 
 class WriteBack(msgspec.Struct, frozen=True, array_like=True, tag=34):
@@ -204,7 +215,7 @@ class Supply(msgspec.Struct, frozen=True, array_like=True, tag=36):
     had; the second frame is why."""
 
     number: int
-    objects: Sequence[Sequence[Framed | Block]] = ()
+    objects: Sequence[Sequence[Framed | Filed]] = ()
     error: bool = False
 
 

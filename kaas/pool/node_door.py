@@ -84,7 +84,7 @@ class NodeChannel:
     door: NodeDoor = field(compare=False)
     local: ClassVar[bool] = False
 
-    def send(self, header: ToPeer, frames: Sequence[Any]) -> bool:
+    def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:  # noqa: ARG002 - for local peers
         """Whether its peer is there."""
         return self.door.send(self.token + INWARD, header, frames)
 

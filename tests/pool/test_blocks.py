@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kaas.pool.blocks import ALIGN_BYTES, IDLE_AT_MOST, Inbox, Outbox
+from kaas.pool.blocks import ALIGN_BYTES, IDLE_AT_MOST, Inbox, Outbox, open_file
 from kaas.pool.messages import Block
 
 
@@ -49,6 +50,19 @@ def test_several_values_in_one_file(outbox: Outbox) -> None:
     assert all(block.offset_bytes % ALIGN_BYTES == 0 for block in lease.blocks)
     inbox = Inbox()
     assert [inbox.view(block) for block in lease.blocks] == [memoryview(value).cast("B") for value in values]
+
+
+def test_a_reader_cannot_write_what_it_reads(outbox: Outbox) -> None:
+    lease = outbox.put(b"as it was put" * 10_000)
+    file = open_file(lease.block)
+    writable = os.open(f"/proc/self/fd/{file}", os.O_RDWR)  # the kernel lets the owner of a memory file open it anew
+    with pytest.raises(PermissionError):
+        os.write(writable, b"changed")
+    with pytest.raises(PermissionError):
+        mmap.mmap(writable, 10_000)
+    assert Inbox().map_file(file)[: lease.block.nbytes] == lease.view
+    os.close(writable)
+    os.close(file)
 
 
 def test_memory_is_used_again(outbox: Outbox) -> None:

@@ -19,12 +19,12 @@ from kaas.errors import DeviceLost, InputFailed, KaasError, ProviderFailed
 from kaas.executor.device import open_device
 from kaas.executor.executor import Executor, Result, RunStats
 from kaas.pool import executor_worker, messages, wire
-from kaas.pool.blocks import Outbox
+from kaas.pool.blocks import Outbox, open_file
 from kaas.pool.exchange import Exchange, Peer
 from kaas.pool.executor_worker import ExecutorWorker
 from kaas.pool.loop import PoolLoop
 from kaas.pool.lost import InputLost, Lost
-from kaas.pool.messages import Block, Done, Framed, FromPeer, Hello, Named, Need, Orphaned, ToPeer, Written
+from kaas.pool.messages import Done, Filed, Framed, FromPeer, Hello, Named, Need, Orphaned, ToPeer, Written
 from kaas.pool.packing import Caller, Signature, constant_key, pack
 from tests.api.conftest import add_task, both_task, crash_task, numbers, scale_task
 from tests.patience import PATIENCE_S
@@ -61,8 +61,8 @@ class Pool:
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(PATIENCE_S)
 
-    def tell(self, header: ToPeer, *frames: Any) -> None:
-        self._on_loop(lambda: self._exchange.send(self.peers[-1], header, frames))
+    def tell(self, header: ToPeer, *frames: Any, files: Sequence[int] = ()) -> None:
+        self._on_loop(lambda: self._exchange.send(self.peers[-1], header, frames, files))
 
     def number(self) -> int:
         self._last += 1
@@ -71,9 +71,17 @@ class Pool:
     def meet(self, signature: Signature) -> None:
         self.tell(messages.Meet(), wire.encode(signature.spec), signature.task.to_msgpack())
 
-    def run(self, message: bytes, beside: Sequence[messages.Beside] = (), *frames: Any, **options: Any) -> int:
+    def run(
+        self,
+        message: bytes,
+        beside: Sequence[messages.Attached] = (),
+        *frames: Any,
+        files: Sequence[int] = (),
+        **options: Any,
+    ) -> int:
         number = self.number()
-        self.tell(messages.Run(number, options.pop("slot", 0), beside=beside, **options), message, *frames)
+        header = messages.Run(number, options.pop("slot", 0), beside=beside, **options)
+        self.tell(header, message, *frames, files=files)
         return number
 
     def next(self) -> tuple[FromPeer, Sequence[Any]]:
@@ -238,18 +246,21 @@ def test_large_values_come_in_frames_or_shared_memory(setting: Setting) -> None:
     message, _, refs = packed(large, {"a": a, "b": b})
     assert len(refs) == 1
     lease = Outbox().put(b)
-    for beside, frames in (([Framed(2)], [b]), ([lease.block], [])):
-        (c,) = pool.outputs(pool.run(message, beside, *frames))
+    (c,) = pool.outputs(pool.run(message, [Framed(2)], b))
+    np.testing.assert_array_equal(c, a + b)
+    for _ in range(2):  # the second time it is mapped already
+        (c,) = pool.outputs(pool.run(message, [Filed(0, 0, b.nbytes)], files=[open_file(lease.block)]))
         np.testing.assert_array_equal(c, a + b)
     lease.release()
 
 
-def test_shared_memory_that_is_gone(setting: Setting) -> None:
+def test_a_value_beyond_the_end_of_its_memory(setting: Setting) -> None:
     n = wire.INLINE_INPUT_BYTES // 4
     large = Signature.of(add_task(n))
     setting.pool.meet(large)
     message, _, _ = packed(large, {"a": numbers(n), "b": numbers(n)})
-    error = setting.pool.error(setting.pool.run(message, [Block(2**22 + 1, 5, 0, 4 * n)]))
+    lease = Outbox().put(numbers(n))
+    error = setting.pool.error(setting.pool.run(message, [Filed(0, 4 * n, 4 * n)], files=[open_file(lease.block)]))
     assert isinstance(error, InputFailed)
     assert error.buffer == "b"
     assert error.task == large.task.label
@@ -279,7 +290,8 @@ def test_objects_come_over_the_line(setting: Setting) -> None:
     number = pool.run(message, beside)
     assert pool.next() == (Need(number), [])
     lease = Outbox().put(weights)
-    pool.tell(messages.Supply(number, [[Framed(1)], [lease.block]]), x)
+    supply = messages.Supply(number, [[Framed(1)], [Filed(0, 0, weights.nbytes)]])
+    pool.tell(supply, x, files=[open_file(lease.block)])
     np.testing.assert_array_equal(pool.outputs(number)[0], x + weights)
     assert setting.executor.cached() == {named(2, x).key, constant_key(constants, 0)}
     lease.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +20,25 @@ from kaas.pool.events import StartWorker, WorkerKind
 from kaas.pool.executors import Executors
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.lives import Adoption, Orphan
-from kaas.pool.messages import Address, Block, Done, Forget, Framed, Hello, Meet, Named, Need, Run, Supply, Written
+from kaas.pool.messages import (
+    Address,
+    Block,
+    Done,
+    Filed,
+    Forget,
+    Framed,
+    Hello,
+    Meet,
+    Named,
+    Need,
+    Run,
+    Supply,
+    Written,
+)
 from kaas.pool.payloads import Left, Orders, Payload
 from kaas.pool.residents import Placed, Residents
 from kaas.pool.status import WorkerInfo
+from kaas.pool.stream import close_all
 from kaas.pool.transport import Call, Order, Reply, WorkerLost
 from kaas.pool.workers import Workers
 from tests.api.conftest import scale_task
@@ -39,7 +55,6 @@ RECORD = wire.RunRecord({"run": 1.0}, {}, [], [], 0.5)
 START = StartWorker(3, WorkerKind.EXECUTOR, 1)
 ADDRESS = Address("life", "node", "ipc:///nowhere")
 MESSAGE = b"an invocation"
-SHARED = Block(1, 2, 0, 8)
 
 
 @dataclass(frozen=True)
@@ -53,26 +68,34 @@ class Ref:
 
 
 @dataclass(frozen=True)
+class FakeChannel:
+    local: bool = True
+
+
+@dataclass(frozen=True)
 class FakePeer:
     name: str = "peer"
-    shares: bool = True
+    channel: FakeChannel = FakeChannel()
 
 
 PEER = FakePeer()
 
 
 class FakeExchange:
-    """sent: to whom, the header, the frames."""
+    """sent: to whom, the header, the frames. files: what lay in those that went with the last message."""
 
     address = ADDRESS
 
     def __init__(self) -> None:
         self.sent: list[tuple[Any, Any, list[Any]]] = []
+        self.files: list[bytes] = []
         self.forgotten: list[Any] = []
         self.inbox = Inbox()
 
-    def send(self, peer: Any, header: Any, frames: Sequence[Any] = ()) -> None:
+    def send(self, peer: Any, header: Any, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> None:
         self.sent.append((peer, header, list(frames)))
+        self.files = [os.pread(file, 100, 0).rstrip(b"\0") for file in files]
+        close_all(files)
 
     def forget(self, peer: Any) -> None:
         self.forgotten.append(peer)
@@ -304,8 +327,27 @@ def test_answers_to_nobody_mean_nothing() -> None:
 def test_what_stands_beside_an_invocation_goes_as_it_came() -> None:
     async def scenario(stage: Stage) -> None:
         frames = [MESSAGE, b"a large value"]
-        await stage.run(small(Framed(2), Ref(b"x"), SHARED, frames=frames))
-        assert stage.exchange.sent[-1] == (PEER, Run(1, 0, beside=[Framed(2), Named(b"x"), SHARED]), frames)
+        await stage.run(small(Framed(2), Ref(b"x"), frames=frames))
+        assert stage.exchange.sent[-1] == (PEER, Run(1, 0, beside=[Framed(2), Named(b"x")]), frames)
+
+    play(scenario)
+
+
+def test_a_clients_memory_goes_to_an_executor_as_an_open_file() -> None:
+    outbox = Outbox()
+    two, one = outbox.put_all([b"a" * 64, b"b" * 8]), outbox.put(b"c")
+    gone = Block(one.block.pid, 1 << 20, 0, 8)
+
+    async def scenario(stage: Stage) -> None:
+        await stage.run(small(*two.blocks, one.block))
+        (_, second), (third,) = two.blocks, one.blocks
+        beside = [Filed(0, 0, 64), Filed(0, second.offset_bytes, 8), Filed(1, third.offset_bytes, 1)]
+        assert stage.exchange.sent[-1][1].beside == beside
+        assert stage.exchange.files == [b"a" * 64 + b"b" * 8, b"c"]
+        files = len(os.listdir("/proc/self/fd"))
+        reply = await (await stage.run(small(one.block, gone)))
+        assert isinstance(reply.error, InputFailed)
+        assert len(os.listdir("/proc/self/fd")) == files
 
     play(scenario)
 
@@ -316,7 +358,7 @@ def test_an_executor_that_cannot_read_a_clients_memory_gets_a_frame() -> None:
     gone = Block(lease.block.pid, 1 << 20, 0, 8)
 
     async def scenario(stage: Stage) -> None:
-        await stage.open(FakePeer("elsewhere", shares=False))
+        await stage.open(FakePeer("elsewhere", FakeChannel(local=False)))
         await stage.run(small(Framed(2), lease.block, frames=[MESSAGE, b"a large value"]))
         beside, frames = stage.exchange.sent[-1][1].beside, stage.exchange.sent[-1][2]
         assert beside == [Framed(2), Framed(3)]
@@ -328,16 +370,19 @@ def test_an_executor_that_cannot_read_a_clients_memory_gets_a_frame() -> None:
 
 
 def test_objects_that_a_cache_lacks_are_supplied() -> None:
+    lease = Outbox().put(b"shared")
+
     async def scenario(stage: Stage) -> None:
         await stage.run(small(Framed(2), Ref(b"x")))
         stage.say(Need(1))
         assert stage.hosts.supplied == [(3, 1, [None, Ref(b"x")])]
         assert isinstance(stage.exchange.headers()[-1], Run)
 
-        stage.hosts.has = [[], [b"first", SHARED, b"second"]]
+        stage.hosts.has = [[], [b"first", lease.block, b"second"]]
         stage.say(Need(1))
-        supply = Supply(1, [[], [Framed(1), SHARED, Framed(2)]])
+        supply = Supply(1, [[], [Framed(1), Filed(0, 0, 6), Framed(2)]])
         assert stage.exchange.sent[-1] == (PEER, supply, [b"first", b"second"])
+        assert stage.exchange.files == [b"shared"]
 
         stage.hosts.has = InputFailed("nobody has it", reason="forgotten")
         stage.say(Need(1))

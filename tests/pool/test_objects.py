@@ -139,7 +139,7 @@ def test_what_is_held_travels_by_ray_too() -> None:
     both = objects.together([one, asyncio.run(objects.hold(key_of(OTHER), OTHER))])
     items = [Named(b"of Ray"), Named(one.binary()), Named(both.binary())]
     sent = pickle.loads(pickle.dumps(["a value", parts_of(one, inbox), parts_of(both, inbox)]))
-    found = Objects(items, (), inbox, lambda: sent, same, (2,))
+    found = Objects(items, (), lambda: sent, same, (2,))
     assert found(items[0]) == "a value"
     assert bytes(found(items[1])) == SMALL
     assert list(map(bytes, found(items[2]))) == [SMALL, OTHER]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from collections.abc import Iterator
@@ -52,6 +53,54 @@ def test_messages_arrive_as_they_were_sent(sizes: list[list[int]], seed: int) ->
     assert other.read() == []
     one.close()
     other.close()
+
+
+def memory_file(content: bytes) -> int:
+    file = os.memfd_create("test")
+    os.write(file, content)
+    return file
+
+
+def content_of(file: int) -> memoryview:
+    return memoryview(os.pread(file, 100, 0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.lists(SIZES, max_size=3), st.integers(0, 3)), min_size=1, max_size=6))
+def test_files_come_with_their_message(plan: list[tuple[list[int], int]]) -> None:
+    files_before = os.listdir("/proc/self/fd")
+    near, far = socket.socketpair()
+    one, other = Stream(near), Stream(far, content_of)
+    expected = []
+    for number, (sizes, count) in enumerate(plan):
+        contents = [b"%d of %d" % (file, number) for file in range(count)]
+        frames = [bytes(size) for size in sizes]
+        one.send(b"header", frames, [memory_file(content) for content in contents])
+        expected.append([b"header", *frames, *reversed(contents)])
+    assert moved(one, other, len(plan)) == expected
+    one.close()
+    other.close()
+    assert os.listdir("/proc/self/fd") == files_before
+
+
+def test_files_that_never_went_out_are_closed(ends: Ends) -> None:
+    one, _ = ends
+    while one.send(b"header", [bytes(CHUNK_BYTES)]):
+        pass
+    file = memory_file(b"unsent")
+    one.send(b"header", [], [file])
+    one.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+
+
+def test_files_that_no_one_wants_are_not_kept(ends: Ends) -> None:
+    one, other = ends
+    files_before = len(os.listdir("/proc/self/fd"))
+    one.send(b"header", [], [memory_file(b"unwanted")])
+    with pytest.raises(Malformed):
+        moved(one, other, 1)
+    assert len(os.listdir("/proc/self/fd")) == files_before
 
 
 def test_bytes_may_come_one_by_one() -> None:
