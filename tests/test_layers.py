@@ -63,6 +63,7 @@ ALLOWED_IMPORTERS = {
     "numba": {"kaas.makers.numba"},
     "numba_cuda": {"kaas.makers.numba"},
     "cupy": {"kaas.makers.cupy"},
+    "py_landlock": {"kaas.pool.sandbox"},
     "prometheus_client": {"kaas.remote.metrics"},
     "safetensors": {"kaas.constants_file", "kaas.model_file"},
     "cryptography": {"kaas.remote.allow", "kaas.remote.signing"},

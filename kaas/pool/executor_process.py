@@ -1,4 +1,8 @@
-"""The process of one executor, without Ray: `python -m kaas.pool.executor_process`, started by the pool's."""
+"""The process of one executor, without Ray: `python -m kaas.pool.executor_process`, started by the pool's.
+
+A sandbox holds for the thread that enters it and for those that this starts later. So what starts threads when it is
+imported, NumPy for one, is imported once the process is in its sandbox.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,38 @@ import sys
 import threading
 
 from kaas.errors import KaasError
-from kaas.pool import status_codec
-from kaas.pool.executor_worker import ExecutorWorker
 from kaas.pool.process_orders import ExecutorOrders
 from kaas.pool.processes import end_group, ordered, say_failed, say_ready
 
 
 def main() -> None:
     says = int(sys.argv[1])
-    orders: ExecutorOrders = ordered(sys.stdin.buffer, end_group)
-    worker = ExecutorWorker(orders.device, orders.options, orders.name, orders.node, line_lost=end_group)
     try:
+        orders: ExecutorOrders = ordered(sys.stdin.buffer, end_group, _enter_sandbox)
+        from kaas.pool import status_codec
+        from kaas.pool.executor_worker import ExecutorWorker
+
+        worker = ExecutorWorker(orders.device, orders.options, orders.name, orders.node, line_lost=end_group)
         info = worker.start(orders.address)
     except KaasError as error:
         say_failed(says, error)
         return
     say_ready(says, status_codec.encode(info))
     threading.Event().wait()  # its threads do the rest; it ends with its parent
+
+
+def _enter_sandbox(orders: ExecutorOrders) -> None:
+    """
+    Raises:
+        DeviceUnavailable: there is no driver for a software device.
+    """
+    if orders.sandbox is None:
+        return
+    if orders.device.kind == "software":
+        from kaas import softgpu
+
+        softgpu.prepare()
+    orders.sandbox.enter()
 
 
 if __name__ == "__main__":

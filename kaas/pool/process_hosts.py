@@ -14,6 +14,7 @@ from kaas.pool.lives import Adoption
 from kaas.pool.messages import Address
 from kaas.pool.process_orders import ExecutorOrders
 from kaas.pool.processes import Child
+from kaas.pool.sandbox import Sandbox
 from kaas.pool.status import WorkerInfo
 
 OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
@@ -24,12 +25,14 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 class ProcessHosts:
     """Belongs to one event loop."""
 
-    def __init__(self, config: Config, node: str) -> None:
+    def __init__(self, config: Config, node: str, sandbox: Sandbox | None = None) -> None:
+        """sandbox: in which executors run; None for none."""
         assert config.devices is not None, "a pool gets a resolved configuration"
         self._devices = config.devices
         self._visible = [visible_gpu(config.devices, index) for index in range(len(config.devices))]
         self._options = {name: getattr(config, name) for name in OPTIONS}
         self._node = node
+        self._sandbox = sandbox
         self._children: dict[int, tuple[Child, asyncio.Future[str]]] = {}
 
     async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
@@ -38,8 +41,10 @@ class ProcessHosts:
             KaasError: what kept it from starting.
         """
         device = self._devices[start.device]
-        orders = ExecutorOrders(device, self._options, str(start.worker), address, self._node)
-        child = Child("kaas.pool.executor_process", orders, {VISIBLE: self._visible[start.device]})
+        orders = ExecutorOrders(device, self._options, str(start.worker), address, self._node, self._sandbox)
+        inherited = None if self._sandbox is None else self._sandbox.environment(os.environ)
+        visible = {VISIBLE: self._visible[start.device]}
+        child = Child("kaas.pool.executor_process", orders, visible, inherited=inherited)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[str] = loop.create_future()
         child.on_end(loop, ended.set_result, group=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from kaas.config import Config, Device
 from kaas.pool.messages import Address
+from kaas.pool.sandbox import Sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,12 @@ class PoolOrders:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOrders:
-    """options: those of `kaas.executor.Executor`. name: its worker's number. address, node: of the pool."""
+    """options: those of `kaas.executor.Executor`. name: its worker's number. address, node: of the pool. sandbox: that
+    the process enters before it opens its device; None for none."""
 
     device: Device
     options: Mapping[str, Any]
     name: str
     address: Address
     node: str
+    sandbox: Sandbox | None = None

@@ -21,6 +21,7 @@ from kaas.pool.process_hosts import ProcessHosts
 from kaas.pool.process_orders import PoolOrders
 from kaas.pool.processes import on_end, open_all_files, ordered, say_failed, say_ready
 from kaas.pool.residents import Residents
+from kaas.pool.sandbox import Sandbox
 from kaas.pool.service import Service
 from kaas.store import SqliteStore, Store
 
@@ -38,9 +39,9 @@ class Machine:
     host = None
     again = False
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, sandbox: Sandbox | None = None) -> None:
         self.objects = HeldObjects()
-        self.hosts = ProcessHosts(config, NODE)
+        self.hosts = ProcessHosts(config, NODE, sandbox)
         self.service: Service | None = None
         self._watched: set[str] = set()
 

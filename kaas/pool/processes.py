@@ -33,19 +33,25 @@ class Child:
     what kept it from that."""
 
     def __init__(
-        self, module: str, orders: Any, environment: Mapping[str, str] | None = None, files: Sequence[int] = ()
+        self,
+        module: str,
+        orders: Any,
+        environment: Mapping[str, str] | None = None,
+        files: Sequence[int] = (),
+        inherited: Mapping[str, str] | None = None,
     ) -> None:
         """
         Args:
-            orders: what `ordered` gives there; anything that can be pickled. environment: beside this process's own.
-            files: descriptors that it has too, by the same numbers.
+            orders: what `ordered` gives there; anything that can be pickled. environment: beside what it inherits.
+            files: descriptors that it has too, by the same numbers. inherited: of this process's environment; None
+                for all of it.
 
         Raises:
             KaasError: this machine starts no more of them.
         """
         packed = pickle.dumps(orders)
         try:
-            self._start(module, environment or {}, files)
+            self._start(module, {**(os.environ if inherited is None else inherited), **(environment or {})}, files)
         except OSError as error:
             raise KaasError(f"no process of {module} can be started: {error}") from error
         assert self.process.stdin is not None, "a pipe"
@@ -60,7 +66,7 @@ class Child:
                 self.process = subprocess.Popen(
                     [sys.executable, "-P", "-m", module, str(says.fileno())],
                     stdin=subprocess.PIPE,
-                    env={**os.environ, "PYTHONPATH": paths, **environment},
+                    env={**environment, "PYTHONPATH": paths},
                     pass_fds=(says.fileno(), *files),
                     start_new_session=True,  # Ctrl-C is for the program at the terminal
                 )
@@ -132,10 +138,18 @@ def _whole(said: bytes) -> bool:
     return len(said) >= _LENGTH.size and len(said) - _LENGTH.size >= _LENGTH.unpack_from(said)[0]
 
 
-def ordered(stdin: IO[bytes], end: Callable[[], Any] = lambda: os._exit(0)) -> Any:
-    """In a child: its orders. From now on it ends with its parent."""
-    end_with(pickle.load(stdin), end)
-    return pickle.load(stdin)
+def ordered(
+    stdin: IO[bytes],
+    end: Callable[[], Any] = lambda: os._exit(0),
+    first: Callable[[Any], Any] = lambda _: None,
+) -> Any:
+    """In a child: its orders. From then on it ends with its parent. first: called with the orders while the process
+    still has a single thread.
+    """
+    parent, orders = pickle.load(stdin), pickle.load(stdin)
+    first(orders)
+    end_with(parent, end)
+    return orders
 
 
 def end_group() -> None:

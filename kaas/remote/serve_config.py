@@ -13,6 +13,7 @@ from kaas.arguments import Buffer
 from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig, KaasError
 from kaas.pool.policy_choice import choose_policy
+from kaas.pool.sandbox import Sandbox, available
 from kaas.remote import wire, yaml_text
 from kaas.remote.allow import Allowed
 from kaas.remote.quotas import Quotas
@@ -179,6 +180,7 @@ class Settings(_Settings, frozen=True):
             no token.
         steps: cTasks around kTasks, "module:function" by name (`kaas.remote.steps`). step_processes: that run them.
         etasks: by the names that clients use; only of a pool on Ray.
+        sandbox: executors run in one (`kaas.pool.sandbox`), unless the pool is on Ray or the server insecure.
         drain_s: how long a server that ends waits for what is open.
         metrics_port: of the Prometheus endpoint, on loopback; None for none.
         log: what is said on standard error, and how (`kaas.remote.server_log`).
@@ -197,6 +199,7 @@ class Settings(_Settings, frozen=True):
     steps: dict[str, str] = {}
     step_processes: int = 2
     etasks: dict[str, ETaskSettings] = {}
+    sandbox: bool = True
     drain_s: float = 30.0
     metrics_port: int | None = None
     log: LogSettings = LogSettings()
@@ -212,6 +215,19 @@ class Settings(_Settings, frozen=True):
     def differences(self, other: Settings) -> list[str]:
         """Fields that differ."""
         return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
+
+    def executors_sandbox(self, state: Path) -> Sandbox | None:
+        """What executors of a pool without Ray run in. state: the folder.
+
+        Raises:
+            InvalidConfig: this Linux has none.
+        """
+        if self.keys is None or not self.sandbox:
+            return None
+        if not available():
+            message = "this Linux has no Landlock to keep kernels from the keys; `sandbox: false` serves without"
+            raise InvalidConfig(message, field="sandbox")
+        return Sandbox((self.keys, str(state)), programs=self.code.build)
 
 
 def read(path: Path | None, *, insecure: bool = False) -> Settings:

@@ -14,6 +14,7 @@ from kaas.errors import InvalidConfig, KaasError
 from kaas.pool.names import Notice, Place
 from kaas.pool.process_pool import NODE, Machine, count_gpus, opened_store
 from kaas.pool.processes import open_all_files
+from kaas.pool.sandbox import unreadable
 from kaas.pool.service import Service
 from kaas.remote.front import Front
 from kaas.remote.serve_config import Settings
@@ -31,6 +32,8 @@ async def serve(
         KaasError: it cannot be.
     """
     open_all_files()
+    if settings.keys is not None:
+        unreadable()  # it holds the keys
     config = settings.pool.config(None)
     config = config.resolved(0 if config.devices else count_gpus())
     place = Place(settings.name)
@@ -38,7 +41,7 @@ async def serve(
         with place.locked():
             if place.running() is not None:
                 raise InvalidConfig(f"a pool {settings.name!r} runs on this machine already", field="name")
-            machine = Machine(config)
+            machine = Machine(config, settings.executors_sandbox(folder))
             service = machine.service = await Service.open(settings.name, config, machine, opened_store(config.store))
             service.served = True
             notice = place.announce(Notice(service.address, NODE, config.described()))

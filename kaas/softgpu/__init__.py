@@ -71,6 +71,7 @@ class _Loaded:
 
 _lock = threading.Lock()
 _state: dict[str, _Loaded] = {}  # "driver": the one of this process, once there is one
+_prepared: list[Path] = []  # its library, where `prepare` has found it
 
 
 def load(
@@ -236,6 +237,24 @@ def take_output(device: int = 0) -> str:
     return buffer.raw[:count].decode(errors="replace")
 
 
+def prepare() -> None:
+    """Do ahead what `load` needs other programs for, in a process that may start none later: look for a real driver,
+    and compile the driver library if that is not done.
+
+    Raises:
+        DeviceUnavailable: as `load`.
+    """
+    _prepared[:] = [_library(force=False)]
+
+
+def _library(*, force: bool) -> Path:
+    from kaas.softgpu.build import build
+
+    if not force and real_driver_present():
+        raise DeviceUnavailable("a working NVIDIA driver is present; the software GPU would hide it (force=True does)")
+    return build()
+
+
 def real_driver_present() -> bool:
     """Whether a libcuda.so.1 other than ours can be loaded and initialised on this machine.
 
@@ -253,11 +272,8 @@ def real_driver_present() -> bool:
 
 
 def _load(devices: tuple[Device, ...], *, force: bool, memcheck: bool) -> _Loaded:
-    from kaas.softgpu.build import build
-
-    if not force and real_driver_present():
-        raise DeviceUnavailable("a working NVIDIA driver is present; the software GPU would hide it (force=True does)")
-    loaded = _configure(open_library(build()), devices, memcheck=memcheck)
+    library = _prepared.pop() if _prepared else _library(force=force)
+    loaded = _configure(open_library(library), devices, memcheck=memcheck)
     answer_runtime_calls()
     return loaded
 

@@ -71,7 +71,7 @@ class Server:
         assert self.process.stdout is not None, "a pipe"
         assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], "it says nothing"
         line = self.process.stdout.readline().decode()
-        assert line.startswith(READY), self.errors.read_text()
+        assert line.startswith(READY), (line, self.errors.read_text())
         return line.split()[-1]
 
     def key_of(self, name: str) -> OwnKeys | None:

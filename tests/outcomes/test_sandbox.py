@@ -1,0 +1,138 @@
+"""A kernel that takes over its executor's process finds no key there, no other tenant's data, and no way out.
+
+How a kernel might take a process over is not shown here: Python code of this test stands in for it. It runs in the
+process of an executor once that may load kernels, with all the rights that a kernel's code would have.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.errors import InvalidConfig
+from kaas.pool import sandbox
+from kaas.remote.serve_config import Settings
+from tests.patience import PATIENCE_S
+from tests.remote.servers import Server, scaled
+
+pytestmark = pytest.mark.skipif(not sandbox.available(), reason="this Linux has no Landlock")
+
+SAID = "INTRUDER "
+INTRUDER = """
+import glob, json, os, socket, subprocess, sys, threading
+
+FOLDER = {folder!r}
+
+
+def attempt(action):
+    try:
+        return repr(action())[:200]
+    except BaseException as error:
+        return type(error).__name__
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read(16)
+
+
+def files(kind=""):
+    return [path for path in glob.glob(f"/proc/{{os.getppid()}}/fd/*") if kind in os.readlink(path)]
+
+
+def look():
+    server = os.getppid()
+    found = {{
+        "keys": attempt(lambda: [read(path) for path in glob.glob(FOLDER + "/keys/*")] + os.listdir(FOLDER + "/keys")),
+        "a client's key": attempt(lambda: read(FOLDER + "/alice.keys")),
+        "state": attempt(lambda: os.listdir(FOLDER + "/state")),
+        "configuration": attempt(lambda: read(FOLDER + "/kaas.yaml")),
+        "server's memory": attempt(lambda: open(f"/proc/{{server}}/mem", "rb")),
+        "server's files": attempt(lambda: [os.readlink(path) for path in files()] or 1 / 0),
+        "other tenants' values": attempt(lambda: [read(path) for path in files("memfd")] or 1 / 0),
+        "server's environment": attempt(lambda: read(f"/proc/{{server}}/environ")),
+        "server's end": attempt(lambda: os.kill(server, 0)),
+        "a shell": attempt(lambda: subprocess.run(["/bin/sh", "-c", "id"], capture_output=True)),
+        "the network": attempt(lambda: socket.create_connection(("127.0.0.1", 9), 5)),
+        "a new file": attempt(lambda: open(FOLDER + "/left", "w")),
+        "environment": os.environ.get("OPERATORS_SECRET", "PermissionError"),
+    }}
+    thread = threading.Thread(target=lambda: found.update(thread=attempt(lambda: os.listdir(FOLDER + "/keys"))))
+    thread.start()
+    thread.join()
+    os.write(2, ("\\n{said}" + json.dumps(found) + "\\n").encode())
+
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "kaas.executor.watchdog":  # a module that is needed to run kernels
+            sys.meta_path.remove(self)
+            look()
+
+
+if "kaas.pool.executor_process" in sys.orig_argv:
+    sys.meta_path.insert(0, Watch())
+"""
+
+
+def intrude(folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> dict[str, str]:
+    """What the intruder finds in an executor of a server, while a client has a large kTask run there."""
+    code = folder / "code"
+    code.mkdir(exist_ok=True)
+    (code / "sitecustomize.py").write_text(INTRUDER.format(folder=str(folder), said=SAID))
+    monkeypatch.syspath_prepend(str(code))
+    monkeypatch.setenv("OPERATORS_SECRET", "a token")
+    server = Server(folder, settings)
+    try:
+        n = 1 << 20  # too large for a message: it is in memory that server and executor share
+        with kaas.Client(server.endpoint, keys=folder / "alice.keys", patience_s=PATIENCE_S) as client:
+            x = np.arange(n, dtype=np.float32)
+            np.testing.assert_array_equal(client.call(scaled(width=n), {"x": x}).result(PATIENCE_S), 2 * x)
+    finally:
+        server.close()
+    lines = server.errors.read_text(errors="replace").splitlines()
+    server.errors.unlink()
+    (said,) = (line for line in lines if line.startswith(SAID))
+    found: dict[str, str] = json.loads(said.removeprefix(SAID))
+    return found
+
+
+def test_nothing_is_found_in_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = intrude(tmp_path, monkeypatch, {})
+    nothing = {"PermissionError", "ZeroDivisionError"}  # the latter for a list of files that is empty
+    assert {name: what for name, what in found.items() if what not in nothing} == {}
+    assert len(found) == 14
+
+
+def test_all_of_it_is_found_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the intruder looks in the right places."""
+    found = intrude(tmp_path, monkeypatch, {"sandbox": False})
+    assert found.pop("the network") == "ConnectionRefusedError"
+    assert "PermissionError" not in found.values()
+    assert found["environment"] == "a token"
+
+
+def test_a_server_says_so_where_linux_cannot_keep_its_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("kaas.remote.serve_config.available", lambda: False)
+    with pytest.raises(InvalidConfig, match="`sandbox: false`") as refused:
+        Settings(keys=str(tmp_path)).executors_sandbox(tmp_path)
+    assert refused.value.field == "sandbox"
+    assert Settings(keys=str(tmp_path), sandbox=False).executors_sandbox(tmp_path) is None
+    assert Settings().executors_sandbox(tmp_path) is None  # without keys: all on the machine may do all
+
+
+def test_what_is_hidden_stays_so_within_what_is_visible(tmp_path: Path) -> None:
+    for name in ("a/b/secret/deep", "a/b/open", "a/c"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "a/link").symlink_to(tmp_path / "a/b/secret")
+    hidden = [tmp_path / "a/b/secret"]
+    assert set(sandbox.visible([tmp_path, tmp_path / "a/b/secret/deep"], hidden)) == {
+        tmp_path / "a/b/open",
+        tmp_path / "a/c",
+    }
+    assert sandbox.visible([tmp_path / "a/c", tmp_path / "nowhere"], hidden) == [tmp_path / "a/c"]
