@@ -110,6 +110,8 @@ _ON_DEMAND = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "remote":
+        return import_module("kaas.remote")
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'kaas' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_ON_DEMAND[name]), name)  # the next time it is found at once

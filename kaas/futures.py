@@ -53,6 +53,8 @@ class Pending:
 
     __slots__ = ("__weakref__", "callbacks", "cancelled", "ended", "error", "frames", "number", "source", "waiting")
 
+    traceparent: str = ""
+
     def __init__(self, source: Source, number: int) -> None:
         self.source = source
         self.number = number
@@ -162,6 +164,11 @@ class Future(concurrent.futures.Future[Any]):
 
     def cancelled(self) -> bool:
         return self._pending.cancelled
+
+    @property
+    def traceparent(self) -> str:
+        """The W3C traceparent of the server's span, once its answer is here, of a call with `trace`; else ""."""
+        return self._pending.traceparent
 
     def cancel(self) -> bool:
         """Nobody waits for it any more: if it is queued, it does not run; if it runs, its slot is free when its kernels

@@ -26,7 +26,12 @@ async function invoke(client, name, inputs) {
 const [address, what, ...rest] = process.argv.slice(2)
 const asks = TO_ASK.includes(what)
 const [inputs, keys] = asks ? [null, rest[0]] : [JSON.parse(rest[0]), rest[1]]
-const client = new Client(address, keys && readKeys(keys))
-const answer = asks ? (await client.ask({ op: "ask", what }))[0].answer : await invoke(client, what, inputs)
-console.log(JSON.stringify(answer))
+const client = new Client(address, keys && readKeys(keys), 10000)
+try {
+  const answer = asks ? (await client.ask({ op: "ask", what }))[0].answer : await invoke(client, what, inputs)
+  console.log(JSON.stringify(answer))
+} catch (error) {
+  console.error(`${error.name}: ${error.message}`)
+  process.exitCode = 1
+}
 await client.close()

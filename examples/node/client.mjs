@@ -30,8 +30,12 @@ export class Client {
   #next = 1
   #session = randomBytes(16).toString("hex")
   #limits = null // until the first welcome, and again after each break
+  #broken = null // why there is no connection and will be none
+  #patience = null // a timer, while there is no connection
+  #reason = "no server is there"
 
-  constructor(address, keys) {
+  // patience: milliseconds for which a server is looked for, at first and after each break.
+  constructor(address, keys, patience = 60000) {
     this.socket = new Dealer({ immediate: true, linger: 1000, heartbeatInterval: 5000, sendHighWaterMark: 10000 })
     if (keys) {
       this.socket.curveServerKey = keys.server
@@ -39,13 +43,23 @@ export class Client {
       this.socket.curveSecretKey = keys.secret
     }
     this.socket.events.on("handshake", () => this.#send({ op: "hello", version: VERSION, session: this.#session }))
-    this.socket.events.on("disconnect", () => (this.#limits = null))
+    const lost = (reason) => {
+      this.#limits = null
+      this.#reason = reason
+      this.#patience ??= setTimeout(() => this.#unreachable(address, this.#reason), patience)
+    }
+    this.socket.events.on("connect:retry", () => lost("no server is there"))
+    this.socket.events.on("disconnect", () => lost("the server hangs up: it may have another key, or be none of KaaS"))
+    this.socket.events.on("handshake:error:auth", () => this.#unreachable(address, "the server does not take this key"))
+    lost("no server is there")
     this.socket.connect(address)
     this.finished = this.#receive()
   }
 
   async close() {
-    await this.#sent
+    this.#broken ??= { error: "NotInitialized", message: "this client is closed" }
+    clearTimeout(this.#patience)
+    if (this.#limits) await this.#sent
     this.socket.close()
   }
 
@@ -62,6 +76,7 @@ export class Client {
   // Gives [the answer's header, its frames], or throws a KaasError.
   ask(header, frames = []) {
     return new Promise((resolve, reject) => {
+      if (this.#broken) return reject(new KaasError(this.#broken))
       const question = { header: { ...header, number: this.#next++ }, frames, resolve, reject }
       this.#waiting.push(question)
       this.#advance()
@@ -89,6 +104,8 @@ export class Client {
       if (answer.op === "welcome") {
         const again = this.#limits ? [] : this.#open.values() // after a break, as the same requests
         this.#limits = answer.limits
+        clearTimeout(this.#patience)
+        this.#patience = null
         for (const { header, frames } of again) this.#send(header, frames)
         this.#advance()
       } else if (answer.op === "goodbye" || answer.error === "UnknownSession") continue // it is asked again after hello
@@ -98,7 +115,13 @@ export class Client {
     }
   }
 
+  #unreachable(address, reason) {
+    this.#refused({ error: "Unreachable", message: `the server at ${address} cannot be reached: ${reason}` })
+  }
+
   #refused(answer) { // not a question but this client itself
+    if (this.#broken) return
+    this.#broken = answer
     for (const { reject } of [...this.#open.values(), ...this.#waiting]) reject(new KaasError(answer))
     this.close()
   }

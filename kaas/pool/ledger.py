@@ -114,10 +114,10 @@ class Figures:
             flow, device = self._flow(entry.function, entry.client), entry.device
             if entry.outcome is not None:
                 self._count((*flow, device, entry.outcome), 1)
+            histograms += map(self.stages[flow].__getitem__, entry.stages) if entry.stages else ()
+            seconds += entry.stages.values()
             if device is None:
                 continue
-            histograms += map(self.stages[flow].__getitem__, entry.stages)
-            seconds += entry.stages.values()
             for tier, use in entry.tiers.items():
                 self._used((*flow, device, tier), use)
             for kernel in entry.kernels:

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from kaas.pool.background import Background
 from kaas.pool.event_log import EventLog
 from kaas.pool.events import PhysicalDevice
-from kaas.pool.ledger import Ledger
+from kaas.pool.ledger import Entry, Ledger
 from kaas.pool.metrics import TIERS, Measured
 from kaas.pool.records import Request, Worker, device_status
 from kaas.pool.stats import OutcomeStats, StageStats, TierStats
 from kaas.pool.status import DeviceStatus, PinStatus
-from kaas.pool.tracing import Tracer
+from kaas.pool.tracing import Step, Tracer
 from kaas.pool.wire import RunRecord
 
 
@@ -44,6 +44,12 @@ class Reports:
         self.ledger.write(request.entry(outcome, record, now))
         for tracer in self._tracers:
             tracer.note(request.traced(outcome, record, now))
+
+    def note_step(self, step: Step) -> None:
+        """A step of a server's has ended, around a request that is noted by itself."""
+        self.ledger.write(Entry(step.function, step.client, None, None, {step.stage: step.ended_s - step.begun_s}))
+        for tracer in self._tracers:
+            tracer.note_step(step)
 
     def rows_of(self, client: str | None) -> tuple[float, Iterator[StageStats | TierStats | OutcomeStats]]:
         """Statistics of one client, or all, to be taken little by little, and of how many seconds they are."""

@@ -180,10 +180,12 @@ class Service:
         """
         return self.pool.begin(self.call(function, invocation, payload, session), ready)
 
-    def call(self, function: RegisteredFunction, invocation: wire.Invocation, payload: Payload, session: str) -> Call:
-        """An invocation as the core takes it."""
+    def call(
+        self, function: RegisteredFunction, invocation: wire.Invocation, payload: Payload, session: str, label: str = ""
+    ) -> Call:
+        """An invocation as the core takes it. label: of the function for people; its kTask's if this is empty."""
         return Call(
-            function.label,
+            label or function.label,
             invocation.client,
             invocation.deadline_s,
             invocation.retries,

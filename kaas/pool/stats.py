@@ -11,8 +11,8 @@ class StageStats:
     """Time that requests of one client to one function spent in one stage.
 
     Stages: "queue" (arrival to dispatch), the executor's "plan", "fetch", "memory" (looking for what is there, waiting
-    for room), "copy_in", "kernels", "copy_out" and "total", and "request" (arrival to answer). Quantiles are within
-    2.5 %.
+    for room), "copy_in", "kernels", "copy_out" and "total", and "request" (arrival to answer). A server's steps are
+    "before" and "after"; its queue begins when the first has ended. Quantiles are within 2.5 %.
     """
 
     function: str

@@ -14,8 +14,8 @@ LIMIT = 100_000
 """Requests that one trace holds; of more it says how many there were."""
 STAGES = ("plan", "fetch", "memory", "copy_in", "kernels", "copy_out")
 """In the order in which a request goes through them."""
-QUEUES, DEVICES = 1, 1000
-"""Process numbers in a trace: of the first client's queue, of the first device."""
+QUEUES, DEVICES, STEPS = 1, 1000, 1_000_000
+"""Process numbers in a trace: of the first client's queue, of the first device, of the first client's steps."""
 
 
 class Traced(msgspec.Struct, frozen=True, array_like=True):
@@ -39,12 +39,24 @@ class Traced(msgspec.Struct, frozen=True, array_like=True):
     context: TraceContext | None = None
 
 
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """A step of a server's around a request. stage: "before" or "after". name: of the step."""
+
+    client: str
+    function: str
+    stage: str
+    name: str
+    begun_s: float
+    ended_s: float
+
+
 class Trace(msgspec.Struct, frozen=True, array_like=True):
     """since_s: when it began. left_out: requests for which there was no room."""
 
     since_s: float
     requests: list[Traced]
     left_out: int = 0
+    steps: list[Step] = []
 
 
 class Tracer:
@@ -53,6 +65,7 @@ class Tracer:
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
         self._requests: list[Traced] = []
+        self._steps: list[Step] = []
         self._left_out = 0
 
     def note(self, traced: Traced) -> None:
@@ -61,16 +74,21 @@ class Tracer:
         else:
             self._left_out += 1
 
+    def note_step(self, step: Step) -> None:
+        if len(self._steps) < 2 * LIMIT:
+            self._steps.append(step)
+
     def told(self) -> bytes:
         """For `chrome`: in whatever process that is, it is not the pool that takes the time for it."""
-        return msgspec.msgpack.encode(Trace(self._since_s, self._requests, self._left_out))
+        return msgspec.msgpack.encode(Trace(self._since_s, self._requests, self._left_out, self._steps))
 
 
 def chrome(told: bytes) -> bytes:
     """A Chrome trace, in JSON, of what a Tracer has told."""
     trace = msgspec.msgpack.decode(told, type=Trace)
-    since_s = min([trace.since_s, *(each.arrived_s for each in trace.requests)])  # viewers know no time before 0
-    events = list(chrome_events(trace.requests, since_s))
+    begun_s = (*(each.arrived_s for each in trace.requests), *(each.begun_s for each in trace.steps))
+    since_s = min([trace.since_s, *begun_s])  # viewers know no time before 0
+    events = [*chrome_events(trace.requests, since_s), *step_events(trace.steps, since_s)]
     counts = {"requests": len(trace.requests), "left_out": trace.left_out}
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": counts})
 
@@ -94,6 +112,19 @@ def chrome_events(requests: Iterable[Traced], since_s: float) -> Iterator[dict[s
             yield from _run(each, since_s)
     yield from _queue_lengths(clients, lengths, since_s)
     yield from _names(clients, tracks)
+
+
+def step_events(steps: Iterable[Step], since_s: float) -> Iterator[dict[str, Any]]:
+    """One process for the steps of each client."""
+    clients: dict[str, int] = {}
+    for number, each in enumerate(steps):
+        where = {"pid": clients.setdefault(each.client, STEPS + len(clients)), "tid": 0, "id": number}
+        told = {"cat": "step", "name": f"{each.stage}: {each.name}", **where}
+        args = {"client": each.client, "function": each.function}
+        yield {"ph": "b", "ts": _us(each.begun_s - since_s), "args": args, **told}
+        yield {"ph": "e", "ts": _us(each.ended_s - since_s), **told}
+    for client, process in clients.items():
+        yield _name("process_name", process, 0, f"steps of {client}")
 
 
 def _run(each: Traced, since_s: float) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -154,6 +155,7 @@ class Client:
         trace: str = "",
     ) -> Future:
         """Run a function, without waiting for it; but if as much is open at the server as may be, until there is room.
+        In a running event loop it does not wait for that either: the call is sent when there is room.
 
         Args:
             function: one that was registered, its name, or a kTask without constants, which is registered first.
@@ -177,8 +179,11 @@ class Client:
         call = prepare(calls, self.resolved(function), inputs, scalars, deadline_s, key, store, trace)
         room = calls.submit(call)
         if room is not None:
-            calls.await_room(room, deadline_s)
-            calls.submit_late(call)
+            if _in_event_loop():  # which must not wait: answers come to others of its tasks meanwhile
+                calls.submit_when(room, call)
+            else:
+                calls.await_room(room, deadline_s)
+                calls.submit_late(call)
         return Future(call, call.make)
 
     def known(self, function: Invocable) -> RemoteFunction | None:
@@ -332,6 +337,12 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<kaas.Client of {self._way.address}>"
+
+
+def _in_event_loop() -> bool:
+    """Whether this thread runs an event loop at the moment."""
+    asyncio = sys.modules.get("asyncio")  # a program that has not imported it has none
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def _object_name(name: str | RemoteObject) -> str:

@@ -20,9 +20,15 @@ ENDED = "the server has ended"
 class Delivery:
     """Belongs to the pool's event loop."""
 
-    def __init__(self, meter: Meter, answers: LastingAnswers, closed: Callable[[], None]) -> None:
-        """closed: is called when something is open no more."""
-        self._meter, self._answers, self._closed = meter, answers, closed
+    def __init__(
+        self,
+        meter: Meter,
+        answers: LastingAnswers,
+        closed: Callable[[], None],
+        ended: Callable[[Run], None] = lambda _: None,
+    ) -> None:
+        """closed: is called when something is open no more. ended: hears of each request that has its answer now."""
+        self._meter, self._answers, self._closed, self._ended = meter, answers, closed, ended
 
     def wait(self, session: Session, number: int, run: Run, nbytes: int) -> None:
         """A program waits for a run, or for its answer. nbytes: of its client's credit that it takes."""
@@ -35,6 +41,7 @@ class Delivery:
 
     def end(self, run: Run) -> None:
         """There is an answer: it goes out to all who wait and can be reached, then is kept for who asks again."""
+        self._ended(run)
         run.done, run.request, run.remote, run.task = True, None, None, None
         waits, run.waits = run.waits, []
         for wait in waits:

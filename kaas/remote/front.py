@@ -81,7 +81,8 @@ class Front:
         )
         limits = settings.limits
         keeping = Keeping(limits.sessions, limits.lost_s, limits.answers_bytes, limits.answers_s)
-        self._gateway = Gateway(service, self._holdings, self._meter, steps, self._limits, keeping)
+        slow_s = settings.log.slow_request_s
+        self._gateway = Gateway(service, self._holdings, self._meter, steps, self._limits, keeping, slow_s)
         self._desk = self._gateway.desk = Desk(
             service, self._administrator, self.drain, self._meter, (self._meter.aside, self._holdings.aside)
         )

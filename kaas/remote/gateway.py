@@ -22,6 +22,7 @@ from kaas.remote.holdings import Holdings, Said
 from kaas.remote.metering import Meter
 from kaas.remote.runs import Runs
 from kaas.remote.sessions import LONGEST_NAME, Channel, Client, Run, Session
+from kaas.remote.slow_requests import tell_slow
 from kaas.remote.steps import Steps
 
 SWEEP_S = 5.0
@@ -72,15 +73,17 @@ class Gateway:
         steps: Steps,
         limits: Callable[[str], wire.Limits],
         keeping: Keeping = Keeping(),
+        slow_s: float | None = None,
     ) -> None:
-        """limits: of a client, as they are now."""
+        """limits: of a client, as they are now. slow_s: requests that take longer are logged."""
         self.life = token_hex(8)
         self.dropped = 0
         self.clients: dict[str, Client] = {}
         self.desk: Desk | None = None
         self._holdings, self._limits, self._keeping = holdings, limits, keeping
         self._loop = asyncio.get_running_loop()
-        self._delivery = Delivery(meter, holdings.answers, self._closed)
+        time_s = self._loop.time
+        self._delivery = Delivery(meter, holdings.answers, self._closed, lambda run: tell_slow(run, slow_s, time_s()))
         self._runs = Runs(service, holdings, meter, steps, self._delivery)
         self._by_channel: dict[Channel, Session] = {}
         self._meter = meter

@@ -55,6 +55,10 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, task=encode_task(task), key=key)
 
 
+KEY_SHOWN = 8
+"""Digits of a key by which people tell functions of one kTask apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteFunction:
     """A function of a client's, ready to be invoked.
@@ -77,6 +81,13 @@ class RemoteFunction:
     before: str = ""
     after: str = ""
     etask: ServedETask | None = field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        """What people know it by, in usage, statistics, traces and the log: its name, or else its kTask's, of which
+        there may be several with other constants."""
+        label = self.function.label
+        return self.name or (label if self.constants is None else f"{label}/{self.key[:KEY_SHOWN]}")
 
     @property
     def described(self) -> tuple[_Arrays, _Arrays, dict[str, str]]:

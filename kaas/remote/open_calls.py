@@ -28,9 +28,20 @@ class TryAgain(Exception):
 class Call(Pending):
     """An Invoke. invoke, frames: as it was sent, and is sent again. nbytes: its part of the credit. make: its value out
     of the frames that come, with their names before them if named. begun_s: since when it is tried. expires_s: when its
-    deadline is over."""
+    deadline is over. traceparent: of the server's span, with the answer."""
 
-    __slots__ = ("begun_s", "deadline_s", "expires_s", "frames_out", "invoke", "label", "make", "named", "nbytes")
+    __slots__ = (
+        "begun_s",
+        "deadline_s",
+        "expires_s",
+        "frames_out",
+        "invoke",
+        "label",
+        "make",
+        "named",
+        "nbytes",
+        "traceparent",
+    )
 
     def __init__(
         self,
@@ -45,6 +56,7 @@ class Call(Pending):
         super().__init__(source, invoke.number)
         self.invoke, self.frames_out, self.nbytes, self.make, self.label = invoke, frames, nbytes, make, label
         self.named = named
+        self.traceparent = ""
         self.begun_s = now_s = monotonic()
         self.deadline_s = deadline_s = invoke.deadline_s
         self.expires_s = None if deadline_s is None else now_s + deadline_s

@@ -101,6 +101,36 @@ class RemoteCalls:
         if room.error is not None:
             raise room.error
 
+    def submit_when(self, room: Pending, call: Call) -> None:
+        """Send an Invoke as soon as credit has been taken for it; whoever asks does not wait for that."""
+        call.when_ended(lambda: self._gave_up(room))
+        room.when_ended(lambda: self._has_room(room, call))
+        if call.expires_s is not None:
+            self._later.after(max(0.0, call.expires_s - monotonic()), lambda: self._expire_waiting(room, call))
+
+    def _gave_up(self, room: Pending) -> None:
+        """A call that may have waited for room has ended."""
+        if not room.ended and room.end(cancelled=True):
+            self.forget(room)
+
+    def _has_room(self, room: Pending, call: Call) -> None:
+        if room.cancelled:
+            return
+        if room.error is not None:
+            call.end(error=room.error)
+        elif call.ended:
+            self.leave_room(call.nbytes)
+        else:
+            try:
+                self.submit_late(call)
+            except RequestTooLarge as error:
+                call.end(error=error)
+
+    def _expire_waiting(self, room: Pending, call: Call) -> None:
+        if not room.ended and room.end(cancelled=True):
+            self.forget(room)
+            call.end(error=call.expired())
+
     def leave_room(self, nbytes: int) -> None:
         """Credit that was taken is not needed."""
         with self.lock:
@@ -230,14 +260,14 @@ class RemoteCalls:
 
     def _take(self, header: wire.FromServer, frames: Sequence[Any]) -> None:
         match header:
-            case wire.Result(number=number, outputs=names):
-                self._answered(number, frames, None, names)
+            case wire.Result(number=number, outputs=names, trace=trace):
+                self._answered(number, frames, None, trace, names)
             case wire.Failure(error="UnknownSession"):
                 line = self._line
                 if line is not None:
                     self._line_lost(line)  # introduces the session anew
             case wire.Failure(number=number) if number not in self._standing.questions:
-                self._answered(number, (), header)
+                self._answered(number, (), header, header.trace)
             case wire.Goodbye():
                 self._draining = True
             case wire.Welcome():
@@ -259,7 +289,7 @@ class RemoteCalls:
             question.end(error=TryAgain(error_of(header), header.retry_s))
 
     def _answered(
-        self, number: int, frames: Sequence[Any], failure: wire.Failure | None, names: Sequence[str] = ()
+        self, number: int, frames: Sequence[Any], failure: wire.Failure | None, trace: str, names: Sequence[str] = ()
     ) -> None:
         error = None if failure is None else error_of(failure)
         callbacks: Sequence[Callable[[], Any]] = ()
@@ -270,6 +300,7 @@ class RemoteCalls:
             if call is not None and pause_s is None:
                 self._receiver.unwatch(call.number)
                 if not call.ended:
+                    call.traceparent = trace
                     callbacks = call.settle((names, *frames) if call.named else frames, error)
         if first:
             self._later.after(ACKNOWLEDGED_S, self._acknowledge)

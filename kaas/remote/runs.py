@@ -15,6 +15,7 @@ from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
 from kaas.pool.trace_context import continued
+from kaas.pool.tracing import Step
 from kaas.pool.transport import Call
 from kaas.remote import lasting, wire
 from kaas.remote.answers import failure_of
@@ -28,6 +29,8 @@ from kaas.remote.steps import Made, Steps
 from kaas.remote.values import Given
 
 SUCCEEDED = "succeeded"
+BEFORE, AFTER = "before", "after"
+"""The stages that steps are."""
 
 T = TypeVar("T")
 
@@ -101,7 +104,8 @@ class Runs:
         try:
             if not remote.before and remote.etask is None:  # first: the device has something to do by then
                 request = self._request(client.name, message, frames, remote)
-            run = Run(client, message.key, message.function, function.label, outputs, input_bytes, nbytes)
+            run = Run(client, message.key, message.function, remote.label, outputs, input_bytes, nbytes)
+            run.begun_s = self._loop.time()
             if message.store or remote.after or remote.etask is not None:
                 run.store, run.remote, run.stored_bytes = message.store, remote, stored_bytes
             if remote.before or remote.after or remote.etask is not None:
@@ -109,7 +113,7 @@ class Runs:
             if request is None:
                 self._prepare(run, message, frames, remote)
         except BaseException as error:
-            self._meter.refused(client.name, function.label, type(error).__name__, admitted=True)
+            self._meter.refused(client.name, remote.label, type(error).__name__, admitted=True)
             raise
         self._delivery.wait(session, message.number, run, input_bytes + nbytes)
         if stored_bytes:
@@ -127,7 +131,7 @@ class Runs:
             KaasError
         """
         invocation, payload = invocation_of(client, message, frames, remote, self._holdings.values)
-        return self._asked(self._service.call(remote.function, invocation, payload, ""), message.trace)
+        return self._asked(self._service.call(remote.function, invocation, payload, "", remote.label), message.trace)
 
     def _asked(self, call: Call, trace: str) -> Request:
         request = self._pool.begin(call)
@@ -178,7 +182,7 @@ class Runs:
             KaasError
         """
         if given is not None:
-            made = await self._step(run, remote.before, given)
+            made = await self._step(run, BEFORE, remote.before, given)
             check_made(remote, made)
             inputs = {name: wire.Input(frame=frame) for frame, name in enumerate(made, 1)}
             frames = [b"", *(each.data for each in made.values())]
@@ -187,7 +191,8 @@ class Runs:
         run.moved_bytes = sum(map(len, frames)) - len(frames[0])
         if remote.etask is not None:
             return await remote.etask.call(client, message, frames, remote, values)
-        return self._service.call(remote.function, *invocation_of(client, message, frames, remote, values), "")
+        asked = invocation_of(client, message, frames, remote, values)
+        return self._service.call(remote.function, *asked, "", remote.label)
 
     def _left_s(self, run: Run) -> float | None:
         return None if run.ends_s is None else max(1e-3, run.ends_s - self._loop.time())
@@ -209,12 +214,24 @@ class Runs:
         else:
             self._begun(run, request)
 
-    async def _step(self, run: Run, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
+    async def _step(self, run: Run, stage: str, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
         """
         Raises:
             StepFailed, DeadlineExceeded
         """
         begun_s = self._loop.time()
+        try:
+            return await self._run_step(run, name, values, begun_s)
+        finally:
+            ended_s = self._loop.time()
+            run.steps_s[stage] = ended_s - begun_s
+            self._pool.reports.note_step(Step(run.client.name, run.label, stage, name, begun_s, ended_s))
+
+    async def _run_step(self, run: Run, name: str, values: Mapping[str, Any], begun_s: float) -> dict[str, Made]:
+        """
+        Raises:
+            StepFailed, DeadlineExceeded
+        """
         try:
             async with asyncio.timeout_at(run.ends_s):
                 whose = {"client": run.client.name, "function": run.asked}
@@ -277,7 +294,7 @@ class Runs:
         }
         try:
             if remote.after:
-                found = await self._step(run, remote.after, {name: each.data for name, each in found.items()})
+                found = await self._step(run, AFTER, remote.after, {name: each.data for name, each in found.items()})
             for name in run.store.keys() - found.keys():
                 raise InvalidRequest(f"step {remote.after!r} has made no output {name!r} to store", buffer=name)
             come = {name: each.data for name, each in found.items() if name not in run.store}

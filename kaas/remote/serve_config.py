@@ -106,7 +106,7 @@ class ETaskSettings(_Settings, frozen=True):
 
 
 class Listen(_Settings, frozen=True):
-    """host: an address of this machine; others than loopback need keys. port: 0 for any that is free."""
+    """host: an IP address of this machine; others than loopback need keys. port: 0 for any that is free."""
 
     host: str = "127.0.0.1"
     port: int = PORT
@@ -117,8 +117,9 @@ class Limits(_Settings, frozen=True):
 
     Fields:
         requests: that it may have open: not answered, or not received. credit_bytes: of their inputs and outputs.
-        frame_bytes: of one frame of a message. sessions, lost_s, answers_bytes, answers_s: as in
-            `kaas.remote.gateway.Keeping`; no more connections than sessions either.
+        frame_bytes: of one frame of a message. sessions: programs that it may have, and connections. lost_s: seconds
+            for which what a program waits for stays when its connection is broken. answers_bytes, answers_s: of answers
+            that are kept for requests that come again by their key, and seconds for which they are.
         quotas: those that its key does not say.
     """
 
@@ -146,8 +147,12 @@ class Limits(_Settings, frozen=True):
 
 
 class Code(_Settings, frozen=True):
-    """Which code clients may bring, as `kaas.remote.allow.Allowed`; signers are in hex. build: whether a provider may
-    build what a client names and is not there: that starts a compiler, for minutes."""
+    """Which code clients may bring, as `kaas.remote.allow.Allowed`.
+
+    Fields:
+        any: all of all clients. hashes: SHA-256 of libraries or of image files. signers: Ed25519 keys in hex, whose
+            signatures let a library in. providers: packages whose libraries clients may name.
+    """
 
     any: bool = False
     hashes: tuple[str, ...] = ()

@@ -55,6 +55,7 @@ class Run(msgspec.Struct, eq=False):
         lasting: its answer is there in the next life of the server too.
         stored_bytes: of outputs that are put instead of coming.
         moved_bytes: of the kTask's inputs that came, or that a step made of what came, and of its outputs.
+        begun_s: when it came, on the loop's clock. steps_s: seconds of the steps around it, by stage.
     """
 
     client: Client
@@ -77,6 +78,8 @@ class Run(msgspec.Struct, eq=False):
     stored_bytes: int = 0
     lasting: bool = False
     moved_bytes: int = 0
+    begun_s: float = 0.0
+    steps_s: dict[str, float] = {}
 
 
 class Wait(msgspec.Struct, eq=False):

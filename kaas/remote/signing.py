@@ -69,14 +69,16 @@ def sign(key: Any, task_key: str) -> bytes:
     return signature
 
 
-def read_signatures(path: Path) -> dict[str, bytes]:
+def read_signatures(path: str | os.PathLike[str]) -> dict[str, bytes]:
     """Of a file that `write_signatures` has made: signatures by the keys of kTasks.
 
     Raises:
         InvalidConfig
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidConfig(f"signatures stand in a file, of which this is no name: {path!r}", field="signatures")
     try:
-        known = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        known = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, str])
         return {library: bytes.fromhex(signature) for library, signature in known.items()}
     except OSError as error:
         raise InvalidConfig(f"{path} cannot be read: {error.strerror}", field="signatures") from error

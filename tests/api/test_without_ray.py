@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
@@ -296,6 +297,7 @@ def test_the_command_line_finds_it(pool: None) -> None:  # noqa: ARG001
     printed = CliRunner().invoke(app, ["status", "--no-ray"]).stdout
     assert "pool kaas" in printed
     assert "idle" in printed
+    assert re.search(r"│ here +│ \d+ +│", printed), "the node, and the process there"
     kaas.api.attach(ray=False)
     with pytest.raises(errors.ConfigMismatch):
         kaas.api.attach("no such pool", ray=False)

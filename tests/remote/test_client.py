@@ -580,6 +580,27 @@ def test_who_is_cancelled_takes_no_credit(server: FakeServer) -> None:
     asyncio.run(main())
 
 
+def test_an_event_loop_never_waits_for_credit(server: FakeServer) -> None:
+    server.limits, server.silent = small(1), True
+
+    async def main() -> None:
+        with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
+            function = await asyncio.to_thread(client.register, TASK)
+            first = client.call(function, {"x": ONES})
+            late = client.call(function, {"x": ONES}, deadline_s=0.05)
+            with pytest.raises(DeadlineExceeded):
+                await late
+            waits = client.call(function, {"x": ONES})
+            waits.cancel()
+            first.cancel()
+            server.silent = False
+            many = [client.call(function, {"x": ONES * n}) for n in range(300)]
+            for n, future in enumerate(many):
+                assert (await future)[0] == 2 * n
+
+    asyncio.run(main())
+
+
 # --- what it needs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,12 @@ import pytest
 import kaas
 from benchmarks.path import ELEMENTS, build
 from benchmarks.served import Server
+from kaas.remote.keys import new_client, own_keys
 from tests.patience import PATIENCE_S
 from tests.remote import vectors
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "node"
-LONGEST = 119
+LONGEST = 145
 """Lines of the client."""
 
 pytestmark = pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="needs node and npm")
@@ -82,6 +84,27 @@ def test_it_invokes_a_function(node: Node, server: Server) -> None:
 
 def test_it_keeps_within_its_credit(node: Node, server: Server) -> None:
     assert node("flood.mjs", server.address, "difference", "2000", *last(server)) == "2000\n"
+
+
+def test_a_wrong_key_or_port_is_a_sentence(node: Node, server: Server, tmp_path: Path) -> None:
+    if server.insecure:
+        pytest.skip("it has no keys")
+    stranger = new_client(tmp_path / "other", "ada", tmp_path / "stranger.toml")
+    text = server.keys("ada").read_text()
+    own = own_keys(server.keys("ada"))
+    (tmp_path / "unknown.toml").write_text(
+        text.replace(own.public_key, stranger.public_key).replace(own.secret_key, stranger.secret_key)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    for address, keys, words in (
+        (server.address, tmp_path / "unknown.toml", "the server does not take this key"),
+        (server.address, tmp_path / "stranger.toml", "the server hangs up: it may have another key"),
+        (free, server.keys("ada"), "no server is there"),
+    ):
+        with pytest.raises(AssertionError) as raised:
+            node("call.mjs", address, "health", str(keys))
+        assert f"Unreachable: the server at {address} cannot be reached: {words}" in str(raised.value)
 
 
 def test_failures_are_errors(node: Node, server: Server) -> None:

@@ -1,0 +1,100 @@
+"""docs/configuration.md is what the code says: `python -m tests.test_configuration_page` writes it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import kaas
+from kaas.remote.quotas import Quotas
+from kaas.remote.serve_config import Code, ETaskSettings, Limits, Listen, Settings
+from kaas.remote.server_log import LogSettings
+
+PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+INTRODUCTION = """# Configuration
+
+All that a pool and a server can be told, with the defaults. `kaas.init` takes the fields of `Config`; a server's file
+([serve.md](serve.md)) has those of `Settings`, and under `pool` those of `Config` but for `store`, with devices and
+clients as objects. `python -m tests.test_configuration_page` writes this page from the code.
+"""
+CLASSES: dict[type, str] = {
+    kaas.Config: "A pool: `kaas.Config`, `kaas.init`, `pool`",
+    kaas.Device: "A device: `kaas.Device`, `pool.devices`",
+    kaas.ClientSettings: "A client of a pool: `kaas.ClientSettings`, `pool.clients`",
+    Settings: "A server: the file of `kaas serve`",
+    Listen: "`listen`",
+    Limits: "`limits`",
+    Quotas: "`limits.quotas`, and `[quotas]` of a client's file",
+    Code: "`code`",
+    ETaskSettings: "`etasks`",
+    LogSettings: "`log`",
+}
+
+
+def page() -> str:
+    return "\n".join([INTRODUCTION, *(_section(kind, title) for kind, title in CLASSES.items())])
+
+
+def _section(kind: type, title: str) -> str:
+    said = _descriptions(kind)
+    rows = [f"| `{name}` | {default} | {said.get(name, '')} |" for name, default in _defaults(kind).items()]
+    return "\n".join([f"## {title}", "", "| field | default | what it says |", "| --- | --- | --- |", *rows, ""])
+
+
+def _defaults(kind: type) -> dict[str, str]:
+    if dataclasses.is_dataclass(kind):
+        missing = dataclasses.MISSING
+        found: dict[str, Any] = {
+            each.name: each.default_factory() if each.default_factory is not missing else each.default
+            for each in dataclasses.fields(kind)
+        }
+        return {name: _shown(value, value is missing) for name, value in found.items()}
+    fields = msgspec.structs.fields(kind)
+    return {
+        each.name: _shown(each.default_factory() if each.default is msgspec.NODEFAULT and not each.required
+                          and callable(each.default_factory) else each.default, each.required)
+        for each in fields
+    }  # fmt: skip
+
+
+def _shown(value: Any, required: bool) -> str:
+    if required:
+        return "required"
+    if isinstance(value, msgspec.Struct):
+        changed = {name: each for name, each in msgspec.structs.asdict(value).items() if each is not None}
+        return f"`{changed}`" if type(value) is Quotas else "see below"
+    return f"`{value!r}`"
+
+
+def _descriptions(kind: type) -> dict[str, str]:
+    """Of its docstring: "name: words", several to a line, and "one, two: words" of both. Of `Args` or `Fields`, or of a
+    docstring without a section."""
+    text = inspect.getdoc(kind) or ""
+    section = re.split(r"^(?:Args|Fields):$", text, maxsplit=1, flags=re.MULTILINE)[-1]
+    words = " ".join(section.split("\n\n")[0].split())
+    names = {*_defaults(kind)}
+    found: dict[str, str] = {}
+    name = f"(?:{'|'.join(names)})"
+    parts = re.split(rf"(?:^|(?<=[.;] ))({name}(?:, {name})*): ", words)
+    for keys, said in zip(parts[1::2], parts[2::2], strict=True):
+        for name in names & {*keys.split(", ")}:
+            found[name] = said.strip().replace("|", "\\|")
+    return found
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    assert PAGE.read_text() == page(), "python -m tests.test_configuration_page writes it again"
+
+
+def test_every_field_of_a_pool_and_a_server_is_described() -> None:
+    for kind in (kaas.Config, kaas.Device, kaas.ClientSettings, Limits, Quotas, Code, ETaskSettings, LogSettings):
+        assert _defaults(kind).keys() == _descriptions(kind).keys(), kind
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
