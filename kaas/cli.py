@@ -75,16 +75,16 @@ def main() -> None:
     """The command's entry: an error of KaaS, or of a file that was named, is one line and exit status 1."""
     try:
         app()
-    except OSError as error:
-        if error.filename is None:
-            raise
-        Console(stderr=True, soft_wrap=True, emoji=False).print(escape(f"{error.filename}: {error.strerror}"))
-        sys.exit(1)
-    except KaasError as error:
+    except KaasError as error:  # first: some are an OSError too
         original = getattr(error, "cause", error)  # what Ray raises is a class made of its own error and ours
         Console(stderr=True, soft_wrap=True, emoji=False).print(
             f"[red]{type(original).__name__}[/]: {escape(error.message)}"
         )
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        Console(stderr=True, soft_wrap=True, emoji=False).print(escape(f"{error.filename}: {error.strerror}"))
         sys.exit(1)
 
 

@@ -48,8 +48,8 @@ export class Client {
       this.#reason = reason
       this.#patience ??= setTimeout(() => this.#unreachable(address, this.#reason), patience)
     }
-    this.socket.events.on("connect:retry", () => lost("no server is there"))
-    this.socket.events.on("disconnect", () => lost("the server hangs up: it may have another key, or be none of KaaS"))
+    const hangsUp = "the server hangs up: it may have another key, or be none of KaaS"
+    this.socket.events.on("disconnect", () => lost(this.#limits ? "the connection broke" : hangsUp))
     this.socket.events.on("handshake:error:auth", () => this.#unreachable(address, "the server does not take this key"))
     lost("no server is there")
     this.socket.connect(address)

@@ -156,7 +156,7 @@ def test_quotas_count_before_a_step_is_run(serve: Serve) -> None:
 
 def test_what_comes_goes_and_is_copied_is_counted_each(alice: Speaker) -> None:
     def counted() -> list[int]:
-        (flow,) = alice.ask("usage")["flows"]
+        (flow,) = [each for each in alice.ask("usage")["flows"] if each["function"] == scaled().label]
         return [flow[name] for name in ("bytes_in", "bytes_out", "bytes_copied")]
 
     values = 4 * WIDTH
