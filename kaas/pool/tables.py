@@ -63,18 +63,22 @@ def as_html(tables: Iterable[Shown]) -> str:
 
 # --- status
 
+NODE_SHOWN = 8
+"""Digits of a node's name on Ray, which tell nodes of a cluster apart."""
+
 
 def status_tables(status: Status) -> list[Shown]:
     """The pool's devices, and below them what else is known."""
-    columns = ("device", "kind", "state", "worker", "busy slots", "pins", "pid", "name", "memory")
+    columns = ("device", "kind", "state", "worker", "busy slots", "pins", "node", "pid", "name", "memory")
     rows = []
     for device in status.devices:
         info = device.info
         worker = "" if device.worker is None else str(device.worker)
         slots = f"{len(device.running)} of {info.slots}" if info else ""
         pins = ", ".join(f"{count} {state}" for state, count in Counter(pin.state for pin in device.pins).items())
-        process = (str(info.pid), info.device_name, f"{info.memory_bytes >> 20} MiB") if info else ("", "", "")
-        rows.append((str(device.index), device.kind, device.state, worker, slots, pins, *process))
+        memory = f"{info.memory_bytes >> 20} MiB" if info else ""
+        process = (info.node[:NODE_SHOWN], str(info.pid), info.device_name) if info else ("", "", "")
+        rows.append((str(device.index), device.kind, device.state, worker, slots, pins, *process, memory))
     return [Shown(f"pool {status.pool}", columns, rows, (_counts(status),), tuple(_troubles(status)))]
 
 
@@ -87,6 +91,8 @@ def _counts(status: Status) -> str:
 
 def _troubles(status: Status) -> Iterator[str]:
     for device in status.devices:
+        if device.reason:
+            yield f"device {device.index} is {device.state}: {_first_line(device.reason)}"
         for pin in device.pins:
             if pin.state == "lost":
                 yield f"lost on device {device.index}: {pin.target}: {_first_line(pin.reason)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +14,7 @@ from kaas.arguments import Buffer
 from kaas.dtypes import DTYPE_BYTES
 from kaas.errors import InvalidConfig, InvalidRequest, MissingContent, UnknownObject
 from kaas.executor.tensors import on_host
-from kaas.futures import Future
+from kaas.futures import Future, running_loop
 from kaas.graph import KTask
 from kaas.model import CompiledModel
 from kaas.pool.outputs import array_of
@@ -179,7 +178,7 @@ class Client:
         call = prepare(calls, self.resolved(function), inputs, scalars, deadline_s, key, store, trace)
         room = calls.submit(call)
         if room is not None:
-            if _in_event_loop():  # which must not wait: answers come to others of its tasks meanwhile
+            if running_loop() is not None:  # which must not wait: answers come to others of its tasks meanwhile
                 calls.submit_when(room, call)
             else:
                 calls.await_room(room, deadline_s)
@@ -337,12 +336,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<kaas.Client of {self._way.address}>"
-
-
-def _in_event_loop() -> bool:
-    """Whether this thread runs an event loop at the moment."""
-    asyncio = sys.modules.get("asyncio")  # a program that has not imported it has none
-    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def _object_name(name: str | RemoteObject) -> str:
