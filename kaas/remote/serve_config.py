@@ -150,8 +150,9 @@ class Code(_Settings, frozen=True):
     """Which code clients may bring, as `kaas.remote.allow.Allowed`.
 
     Fields:
-        any: all of all clients. hashes: SHA-256 of libraries or of image files. signers: Ed25519 keys in hex, whose
-            signatures let a library in. providers: packages whose libraries clients may name.
+        any: all of all clients. hashes: keys of kTasks, SHA-256 in hex. signers: Ed25519 keys in hex, whose signatures
+            let a kTask in. libraries: SHA-256 of libraries or of image files, whose kernels clients launch as they
+            like. providers: packages whose libraries they may name, likewise.
     """
 
     any: bool = False
