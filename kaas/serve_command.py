@@ -25,18 +25,23 @@ def serve(
     from kaas.pool.loop import PoolLoop
     from kaas.provided import BUILD
     from kaas.remote.serve_check import check_all, check_names, check_sizes
-    from kaas.remote.serve_config import read
+    from kaas.remote.serve_config import Settings, read
     from kaas.remote.server_log import configure
 
     if config is not None:
         sys.path.append(str(config.absolute().parent))  # behind all else: steps and policies of one's own lie there
-    settings = read(config, insecure=insecure)
-    check_sizes(settings)
+
+    def checked() -> Settings:
+        found = read(config, insecure=insecure)
+        check_sizes(found)
+        check_names(found)
+        return found
+
+    settings = checked()
     if check:
         asyncio.run(check_all(settings))
         print("the configuration can be served")
         return
-    check_names(settings)
     configure(settings.log)
     if not settings.code.build:
         os.environ[BUILD] = "0"  # of all processes that this one starts
@@ -49,6 +54,6 @@ def serve(
         Console(stderr=True, soft_wrap=True, emoji=False).print(warning)
     with asyncio.Runner(loop_factory=PoolLoop) as runner:
         told = partial(print, READY, flush=True)
-        runner.run(run(settings, told, lambda: read(config, insecure=insecure)))
+        runner.run(run(settings, told, checked))
     sys.stdout.flush()
     os._exit(0)  # whatever threads there are

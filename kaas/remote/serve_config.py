@@ -152,7 +152,8 @@ class Code(_Settings, frozen=True):
     Fields:
         any: all of all clients. hashes: keys of kTasks, SHA-256 in hex. signers: Ed25519 keys in hex, whose signatures
             let a kTask in. libraries: SHA-256 of libraries or of image files, whose kernels clients launch as they
-            like. providers: packages whose libraries they may name, likewise.
+            like. providers: packages whose libraries they may name, likewise. build: whether a provider may build what
+            a client names and is not there: that starts a compiler, for minutes.
     """
 
     any: bool = False
