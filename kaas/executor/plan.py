@@ -11,12 +11,25 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kaas.arguments import POINTER_BYTES, Access, Argument, Buffer, Literal, Pointers, Scalar, Struct, argument_bytes
+from kaas.arguments import (
+    POINTER_BYTES,
+    Access,
+    Argument,
+    Buffer,
+    Literal,
+    Null,
+    Pointers,
+    Scalar,
+    Struct,
+    argument_bytes,
+)
+from kaas.dtypes import KIND_BYTES
 from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
 from kaas.executor.arena import Layout, Order, Tenant, lay_out
 from kaas.executor.device import Function, Launch, Limits, ParameterBlock
 from kaas.executor.globals import Globals
 from kaas.executor.kernels import Kernels
+from kaas.executor.parameters import parameters_of
 from kaas.graph import KTask
 from kaas.kernel import Kernel
 from kaas.library import Image
@@ -113,6 +126,7 @@ def make_plan(task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int
     functions = [kernels.get(kernel.library, kernel.symbol) for kernel in task.kernels]
     for kernel, function in zip(task.kernels, functions, strict=True):
         _check_arguments(kernel, function)
+        _check_types(kernel, (kernels.image(kernel.library), *kernel.library.images))
         _check_limits(kernel, function, limits, device)
     for kernel, function in zip(task.kernels, functions, strict=True):
         if kernel.shared_bytes + function.static_shared_bytes > limits.shared_bytes:
@@ -244,6 +258,52 @@ def _check_arguments(kernel: Kernel, function: Function) -> None:
                 given_bytes=argument_bytes(argument),
                 **names,
             )
+
+
+def _check_types(kernel: Kernel, images: tuple[Image, ...]) -> None:
+    """Check arguments against what PTX tells of the parameters; a cubin alone tells nothing.
+
+    Raises:
+        ArgumentMismatch: a number where the code takes an address, or of another type than the parameter's.
+    """
+    known = parameters_of(images, kernel.symbol) or ()
+    for position, (argument, parameter) in enumerate(zip(kernel.args, known, strict=False)):
+        wrong = _as_address(argument, parameter.pointers) or _of_type(argument, parameter.type)
+        if wrong is not None:
+            raise ArgumentMismatch(
+                f"kernel {kernel.symbol!r}: argument {position}, {argument!r}, {wrong}",
+                argument=position,
+                library=kernel.library.hash,
+                symbol=kernel.symbol,
+                kernel=kernel.symbol,
+            )
+
+
+def _as_address(argument: Argument, pointers: frozenset[int]) -> str | None:
+    """What is wrong if the code takes addresses at these bytes of an argument that holds numbers there."""
+    match argument:
+        case Literal() | Scalar() if 0 in pointers and argument != Null:
+            return "is a number where the code takes a pointer: give kaas.In, Out, InOut, Pointers or kaas.Null"
+        case Struct():
+            declared = {offset for offset, _ in argument.pointers}
+            for at in sorted(pointers - declared):
+                chosen = any(offset < at + POINTER_BYTES and at < offset + KIND_BYTES[scalar.kind]
+                             for offset, scalar in argument.scalars)  # fmt: skip
+                if chosen or any(argument.blob[at : at + POINTER_BYTES]):
+                    return f"holds a number at byte {at}, where the code takes a pointer: say it under pointers"
+    return None
+
+
+def _of_type(argument: Argument, type_: str) -> str | None:
+    """What is wrong if a parameter of this type in PTX takes no such argument; .b types take any."""
+    if type_[0] in "us" and type_[1:].isdigit():
+        if isinstance(argument, Literal | Scalar) and argument.kind[0] in "fbc" and argument.kind != "boolean":
+            return f"is no integer, and the parameter is .{type_}"
+    elif type_ in ("f16", "f32", "f64") and not (
+        (isinstance(argument, Literal | Scalar) and argument.kind == type_) or isinstance(argument, Struct)
+    ):
+        return f"is no {type_}, and the parameter is .{type_}"
+    return None
 
 
 def _check_limits(kernel: Kernel, function: Function, limits: Limits, device: str) -> None:
