@@ -297,7 +297,7 @@ def _as_address(argument: Argument, pointers: frozenset[int]) -> str | None:
 def _of_type(argument: Argument, type_: str) -> str | None:
     """What is wrong if a parameter of this type in PTX takes no such argument; .b types take any."""
     if type_[0] in "us" and type_[1:].isdigit():
-        if isinstance(argument, Literal | Scalar) and argument.kind[0] in "fbc" and argument.kind != "boolean":
+        if isinstance(argument, Literal | Scalar) and argument.kind in ("f32", "f64"):  # halves often travel as .u16
             return f"is no integer, and the parameter is .{type_}"
     elif type_ in ("f16", "f32", "f64") and not (
         (isinstance(argument, Literal | Scalar) and argument.kind == type_) or isinstance(argument, Struct)
