@@ -25,6 +25,9 @@ ROUNDS = 1024
 """After so many rounds of its loops a warp lets others run, in case it waits for them."""
 
 
+MOST_LOOKS = 8
+"""At the end of a block so many places where lanes may wait are looked at by code of its own."""
+
 DOUBLED_STEPS = 1000
 """So many instructions of a kernel get code for a whole warp beside that for some of its lanes."""
 
@@ -221,7 +224,7 @@ class _Function:
         elif not self.plan.pending.is_direct(here, target):
             if target != EXIT:
                 self._leave(here, target, e.mask())
-            e.put(f"br label %{self._next(here)}")
+            self._look(here, (target,))
         elif target == EXIT:
             e.put("ret void")
         elif self.plan.pending.waiting[here] >> target & 1:
@@ -274,7 +277,7 @@ class _Function:
 
     def _part(self, here: int, lanes: dict[int, str]) -> None:
         """Different lanes go to different blocks; the first of these in turn with any lanes runs next."""
-        e, pending = self.e, self.plan.pending
+        e = self.e
         self._rest(here, lanes)
         targets = [target for target in lanes if target != EXIT]
         if len(targets) == 1 and self._goes_straight(here, targets[0]):
@@ -282,11 +285,11 @@ class _Function:
             e.put(f"store i32 {lanes[targets[0]]}, ptr %mask")
             e.put(f"br i1 {e.new(f'icmp ne i32 {lanes[targets[0]]}, 0')}, label %b{targets[0]}, label %{none}")
             e.start(none)
-            e.put("ret void" if not pending.waiting[here] else f"br label %{self._next(here)}")
+            self._look(here, (EXIT,))
             return
         for target in targets:
             self._leave(here, target, lanes[target])
-        e.put(f"br label %{self._next(here)}")
+        self._look(here, lanes)
 
     def _switch(self, here: int, end: Switch) -> None:
         e = self.e
@@ -312,9 +315,30 @@ class _Function:
         for target, chosen in lanes.items():
             if target != EXIT:
                 self._leave(here, target, chosen)
-        e.put(f"br label %{self._next(here)}")
+        self._look(here, lanes)
 
     # --- which block is next
+
+    def _look(self, here: int, targets: Iterable[int]) -> None:
+        """Runs the first block in turn at which lanes wait, once those of `here` have left for `targets`.
+
+        Only where lanes may wait by now is looked, one place after the other. The looks that all blocks share are for
+        many places: from there on LLVM believes that any lane may come from anywhere, and merges every register."""
+        e, pending = self.e, self.plan.pending
+        ended = EXIT in targets
+        places = {*bits(pending.waiting[here]), *targets} - {EXIT}
+        if len(places) > MOST_LOOKS:
+            e.put(f"br label %{self._next(here)}")
+            return
+        ordered = sorted(places, key=lambda place: pending.turn(here, place))
+        if not ended:
+            *ordered, last = ordered
+        for place in ordered:
+            on = e.fresh("on")
+            some = e.new(f"icmp ne i32 {e.new(f'load i32, ptr %m{place}')}, 0")
+            e.put(f"br i1 {some}, label %enter{place}, label %{on}")
+            e.start(on)
+        e.put("ret void" if ended else f"br label %enter{last}")
 
     def _chain(self) -> list[tuple[int, int]]:
         """Where lanes may wait, in the order to look: (block after which it comes, block). The head of a loop comes
