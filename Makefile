@@ -28,8 +28,9 @@ setup: $(VENV)/.dev ## virtual environment, locked dependencies, the software GP
 libs: setup ## the kernels of the BLAS library that are not built yet (at first about 4 minutes on 2 cores; needs a C++ compiler)
 	@$(BIN)/python -m cutlass_blas build $(if $(filter libs,$(MAKECMDGOALS)),$(ARGS))
 
+# PyTorch wants CUDA's packages of a version of its own; all other packages stay as in dev.txt
 extras: setup ## PyTorch, Triton, CuPy and onnxscript too (up to 7 GB), for the tests and benchmarks that want them
-	@$(PIP) 'torch==2.13.0' 'triton>=3' 'cupy-cuda13x>=14' 'onnxscript>=0.7'
+	@$(PIP) --require-hashes --only-binary :all: -r requirements/extras.txt
 
 demo: $(VENV)/.run ## three clients share four devices by weight, and an executor is killed meanwhile
 	@$(BIN)/kaas demo $(ARGS)
@@ -71,6 +72,7 @@ tables: setup ## the tables of docs/softgpu.md again, from the code and the test
 lock: ## lock files from pyproject.toml (needs uv)
 	$(LOCK) --upgrade --group build -o requirements/run.txt
 	$(LOCK) --group dev -c requirements/run.txt -o requirements/dev.txt
+	sed -n '/^nvidia-/d; /^[a-z]/s/ *\\$$//p' requirements/dev.txt | $(LOCK) --group extras -c - -o requirements/extras.txt
 	@! grep -n '://' requirements/*.txt
 
 clean: ## removes the virtual environment and all caches

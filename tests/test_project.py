@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,11 @@ def test_locks_pin_with_hashes_and_name_no_address(path: Path) -> None:
 def test_locks_hold_what_the_project_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
+    extras = groups.pop("extras")
     dev = [need for group in groups.values() for need in group if isinstance(need, str)]
     dev += [need for folder in OTHERS for need in other(folder)["dependencies"] if not need.startswith("kaas")]
-    for lock, needs in (("run.txt", project["project"]["dependencies"]), ("dev.txt", dev)):
+    run = project["project"]["dependencies"]
+    for lock, needs in (("run.txt", run), ("dev.txt", dev), ("extras.txt", extras)):
         names = {re.split(r"[<>=\[ ]", need)[0] for need in needs}
         assert names <= locked(ROOT / "requirements" / lock).keys()
 
@@ -71,6 +74,25 @@ def test_no_page_or_message_tells_to_install_by_a_name_that_is_not_ours() -> Non
 def test_locks_agree() -> None:
     run, dev = (locked(ROOT / "requirements" / name) for name in ("run.txt", "dev.txt"))
     assert run.items() <= dev.items()
+
+
+def test_extras_change_no_package_of_the_locks_but_nvidia_s() -> None:
+    """PyTorch wants those of a version of its own."""
+    dev, extras = (locked(ROOT / "requirements" / name) for name in ("dev.txt", "extras.txt"))
+    assert {name for name in dev.keys() & extras.keys() if dev[name] != extras[name]} <= set(named("nvidia-", dev))
+
+
+def named(prefix: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(prefix)]
+
+
+def test_make_installs_nothing_without_its_hash() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    installs = re.findall(r"\$\(PIP\) (.*)", makefile)
+    assert len(installs) >= 5
+    assert not [
+        line for line in installs if not line.startswith(("--require-hashes", "--no-deps --no-build-isolation"))
+    ]
 
 
 def test_targets_are_there_and_listed() -> None:
