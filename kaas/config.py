@@ -128,6 +128,8 @@ class Config:
         queue_limit: requests that may be queued at a time; beyond it they are refused with `QueueFull`.
         etask_workers: processes of eTasks that may live on a device at a time; only one of them runs.
         faults_allowed: devices that a function may end while it runs alone; with one more it is quarantined.
+        client_faults_allowed: devices that requests of one client may end within an hour; with one more its requests
+            wait until fewer count. None for any number.
         record: file, on the machine of the pool, to which it writes what its policy hears and decides.
         store: SQLite file of what outlives the pool's process, functions and accounts, or a `kaas.store.Store`. Of one
             that is given, the functions outlive the pool too. None: a file in Ray's folder of this session, on the
@@ -146,6 +148,7 @@ class Config:
     queue_limit: int = QUEUE_LIMIT
     etask_workers: int = 1
     faults_allowed: int = 1
+    client_faults_allowed: int | None = None
     record: str | None = None
     store: str | Store | None = None
 
@@ -166,6 +169,8 @@ class Config:
         _require_positive("etask_workers", self.etask_workers, int)
         if self.faults_allowed != 0 or isinstance(self.faults_allowed, bool):
             _require_positive("faults_allowed", self.faults_allowed, int)
+        if self.client_faults_allowed != 0 or isinstance(self.client_faults_allowed, bool):
+            _require_positive_or_none("client_faults_allowed", self.client_faults_allowed, int)
         if not isinstance(self.record, str | None):
             raise InvalidConfig(f"record is a file's name, not {self.record!r}", field="record")
         if not isinstance(self.store, str | Store | None):

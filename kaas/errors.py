@@ -504,11 +504,19 @@ class NotAllowed(KaasError):
 
 
 class Quarantined(KaasError):
-    """A function that is not run any more, since it ended devices; `story` says when, where and how."""
+    """A function that is not run any more, since it ended devices; `story` says when, where and how. Or a client, whose
+    functions ended too many devices within an hour.
+
+    Fields:
+        function: its label; "" if all requests of the client wait. client, retry_s: whose, and in how many seconds its
+            requests run again; only then.
+    """
 
     function: str
     faults: int
     story: tuple[str, ...]
+    client: str
+    retry_s: float
 
 
 class ETaskFailed(KaasError):

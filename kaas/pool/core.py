@@ -52,13 +52,13 @@ from kaas.pool.events import (
 from kaas.pool.guarded import Guarded
 from kaas.pool.ledger import Entry
 from kaas.pool.quarantine import Quarantine
-from kaas.pool.records import Request, Worker, adopted, died
+from kaas.pool.records import Request, Worker, adopted, died, unmeasured
 from kaas.pool.reports import Reports
 from kaas.pool.run_limits import GRACE_S, RunLimits
 from kaas.pool.sessions import Sessions
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
-from kaas.pool.suspects import Case, Verdict, judge
+from kaas.pool.suspects import Case, Verdict, charged_s, judge
 from kaas.pool.transport import Call, Order, Reply, Survivor, Transport, WorkerLost
 from kaas.pool.wire import RunRecord
 from kaas.store import Store
@@ -92,7 +92,7 @@ class Pool:
         self._ledger = self.reports.ledger
         self._backlog = Backlog(config.queue_limit, config.clients)
         self._sessions = Sessions()
-        self._quarantine = Quarantine(config.faults_allowed)
+        self._quarantine = Quarantine(config.faults_allowed, None, config.client_faults_allowed)
         limit_s = config.run_limit_s + GRACE_S
         self._caches = Caches(
             self, self._workers, len(self._devices), transport, self._background, self._ledger, limit_s
@@ -111,7 +111,7 @@ class Pool:
         charged_s: dict[str, float] = {}
         if store is not None:
             self._accounts = Accounts(store, self._loop)
-            self._quarantine = Quarantine(self._config.faults_allowed, store)
+            self._quarantine = Quarantine(self._config.faults_allowed, store, self._config.client_faults_allowed)
             charged_s = self._accounts.charged_s()
         now = self._loop.time()
         for survivor in survivors:
@@ -179,8 +179,8 @@ class Pool:
         """
         self._check_open()
         try:
-            if call.identity in self._quarantine:
-                raise self._quarantine.error(call.identity)
+            if (refusal := self._quarantine.refusal(call.identity, call.client)) is not None:
+                raise refusal
             self._backlog.enter(call.client)
         except KaasError as error:
             self._ledger.write(Entry(call.label, call.client, None, type(error).__name__))
@@ -255,7 +255,8 @@ class Pool:
             self._grant(client)
 
     def pardon(self, function: str) -> bool:
-        """Forget the faults of a function, or of all functions of a kTask. Whether one was in quarantine."""
+        """Forget the faults of a function, of all functions of a kTask, by key, or of a client, by `client:` and its
+        name. Whether one was in quarantine."""
         return self._quarantine.pardon(function)
 
     def discard(self, worker: int, keys: Sequence[bytes]) -> None:
@@ -446,10 +447,10 @@ class Pool:
             worker.lost.add(request.id)
             self.lost(worker, reply.error, told_by=request)
         elif reply.lost:
-            request.record = reply.record
+            request.record = reply.record or unmeasured(self._loop.time() - request.dispatched_s)
             self._answer(request, reply.error or reply)  # it ran for too long, or ended just before another did
-            if isinstance(reply.error, DeadlineExceeded) and len(worker.running) == 1:
-                self._blame(request, worker, reply.error.message)
+            if isinstance(reply.error, DeadlineExceeded):
+                self._blame(request, worker, reply.error.message, function=len(worker.running) == 1)
             cause = reply.error.__cause__ if reply.error is not None else None
             self.gone(worker, reply.lost, cause if isinstance(cause, DeviceLost) else None)
         else:
@@ -458,13 +459,13 @@ class Pool:
     def _done(self, request: Request, worker: Worker, reply: Reply) -> None:
         left = request.answer.done()
         del worker.running[request.id]
-        record = request.record = reply.record
+        record = request.record = reply.record or unmeasured(self._loop.time() - request.dispatched_s)
         self._answer(self._leave(request), reply.error or reply)
         ended = Outcome.FAILED if reply.error else Outcome.SUCCEEDED
         outcome = Outcome.ABANDONED if left else ended
-        device_s = worker.start_s + (record.charged_s if record else 0.0)
+        device_s = worker.start_s + record.charged_s
         worker.start_s = 0.0
-        self.tell_residency(worker, record)
+        self.tell_residency(worker, reply.record)
         was_last = worker.stopping and not worker.running
         self._tell(RequestDone(self._loop.time(), request.id, worker.id, request.slot, outcome, device_s))
         if self._accounts is not None and (not left or request.call.client in self._sessions):
@@ -485,6 +486,8 @@ class Pool:
         message = f"{request.call.label!r} ran longer than the pool's run limit of {limit} s"
         waited = self._loop.time() - request.arrived_s
         self._answer(request, DeadlineExceeded(message, task=request.call.label, deadline_s=limit, waited_s=waited))
+        if worker.kind is WorkerKind.EXECUTOR:
+            self._blame(request, worker, message, function=False)  # perhaps its process has failed
         self.gone(worker, message)
 
     # --- workers
@@ -531,29 +534,38 @@ class Pool:
         call, told = request.call, request is told_by
         beside = len(worker.running) - 1 + (cause is not None and told_by is None)  # an order about caches, perhaps
         pure = call.kind is WorkerKind.EXECUTOR
-        verdict = judge(Case(beside, told, request.alone, pure, call.retries - request.charged))
-        if verdict is Verdict.FAULT:
-            self._blame(request, worker, reason)
-        if request.answer.done() or verdict in (Verdict.FAULT, Verdict.DIED):
-            own = cause if verdict is Verdict.FAULT else None
+        case = Case(beside, told, request.alone, pure, call.retries - request.charged)
+        verdict, run_s = judge(case), self._loop.time() - request.dispatched_s
+        if verdict is Verdict.FAULT or (verdict is Verdict.DIED and pure and not beside):
+            self._blame(request, worker, reason, function=verdict is Verdict.FAULT)
+        final = verdict in (Verdict.FAULT, Verdict.DIED)
+        refusal = None if final else self._quarantine.refusal(call.identity, call.client)
+        left = request.answer.done()
+        if final or left or refusal is not None:
+            if request.record is None:
+                request.record = unmeasured(charged_s(case, verdict, run_s, request.suspect_s, left))
+            own = cause if verdict is Verdict.FAULT else refusal
             self._answer(self._leave(request), own or died(request, worker, reason, cause))
-        elif call.identity in self._quarantine:
-            self._answer(self._leave(request), self._quarantine.error(call.identity))
         else:
             request.charged += verdict is Verdict.CHARGED
+            request.suspect_s += run_s
             request.attempt += 1
             request.alone = True
             request.worker = None
             self._backlog.enter(call.client, again=True)
             self._tell(request.arrival(self._loop.time()))
 
-    def _blame(self, request: Request, worker: Worker, what: str) -> None:
-        """A request ended its device, alone on it: with one fault too many its function is run no more."""
+    def _blame(self, request: Request, worker: Worker, what: str, *, function: bool) -> None:
+        """A request ended its device: its client has one fault more, and with one too many is not run any more.
+        function: so has its function."""
         call = request.call
         story = f"{datetime.now(UTC).isoformat(' ', 'seconds')}, {worker.name}: {what}"
-        quarantined = self._quarantine.fault(call.identity, call.label, story, call.client, call.task)
-        self.events.fault(request, worker, what, self._quarantine.faults(call.identity), quarantined)
-        if quarantined:
-            for other in [r for r in self._requests.values() if r.worker is None and r.call.identity == call.identity]:
-                self._answer(other, self._quarantine.error(call.identity))
+        if function:
+            held = self._quarantine.fault(call.identity, call.label, story, call.client, call.task)
+            self.events.fault(request, worker, what, self._quarantine.faults(call.identity), held)
+        if self._quarantine.client_fault(call.client, f"{call.label}: {story}"):
+            event_log.client_held(request)
+        for other in [each for each in self._requests.values() if each.worker is None]:
+            if (refusal := self._quarantine.refusal(other.call.identity, other.call.client)) is not None:
+                self._answer(other, refusal)
                 self._abandon(other)

@@ -62,6 +62,11 @@ class EventLog:
             _log.error("a function is in quarantine", extra={**_what(request), "faults": faults})
 
 
+def client_held(request: Request) -> None:
+    """A client's requests ended too many devices."""
+    _log.error("a client is over its budget of faults", extra=_what(request))
+
+
 def failed(request: Request, error: KaasError) -> None:
     """A request got an error. That of an eTask is its operator's, who has written it."""
     if isinstance(error, ETaskFailed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from kaas.errors import InputFailed, KaasError
@@ -106,7 +107,9 @@ class Work:
         keep: Sequence[bytes] = (),
         copy: bool = False,
     ) -> Result:
+        began_s = None if invocation.function in self._functions else perf_counter()
         spec, task = self._function(invocation.function)
+        met_s = 0.0 if began_s is None else perf_counter() - began_s
         try:
             sources = unpack(invocation, spec, refs, objects)
         except InputFailed as error:
@@ -124,7 +127,11 @@ class Work:
             keep=kept,
             copy_kept=copy,
         )
-        return self.executor.run(request, slot)
+        result = self.executor.run(request, slot)
+        if met_s:  # a kTask of many kernels takes long to read, too
+            for stage in ("plan", "total"):
+                result.stats.stages[stage] += met_s
+        return result
 
     def _with_inputs(self, attempt: Callable[[], T], objects: Objects, slot: int | None, *known: InputLost) -> T:
         """What needs inputs, of which some may have ended with the executor that kept them: these are computed anew

@@ -1,7 +1,13 @@
-"""The functions that have ended devices, with their stories; those that did so too often are run no more."""
+"""The functions and clients that have ended devices, with their stories; those that did so too often wait.
+
+A function that is over its limit is not run any more until it is pardoned. A client has a budget of faults that
+refills: a client that changes one literal has a new function each time, and would begin anew each time.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -10,13 +16,18 @@ from kaas.errors import Quarantined
 from kaas.store import FAULTS, Store
 
 STORY_LENGTH = 10
-"""Faults of a function of which the story is kept, the newest."""
+"""Faults of a function or client of which the story is kept, the newest."""
+CLIENT_WINDOW_S = 3600.0
+"""How long a fault counts against the budget of its client."""
+_CLIENT = "client:"
+"""Before a client's name where its faults stand among those of functions, whose keys are hex digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineStatus:
-    """A function in quarantine. function: its label, and `key` what names it exactly. reason: of its last fault.
-    client: whose request that was."""
+    """A function or client in quarantine. function: its label; of a client, words that say so. key: what names it
+    exactly: the function's key, or `client:` and the client's name. reason: of its last fault. client: whose request
+    that was."""
 
     function: str
     key: str
@@ -26,34 +37,57 @@ class QuarantineStatus:
 
 
 class _Record(msgspec.Struct):
-    """client: of the last fault. task: the kTask's key, "" of an eTask."""
+    """client: of the last fault. task: the kTask's key, "" of an eTask. times_s: of a client's faults that count, in
+    seconds since 1970."""
 
     label: str
     faults: int = 0
     story: list[str] = []
     client: str = ""
     task: str = ""
+    times_s: list[float] = []
 
 
 class Quarantine:
-    """allowed: how many devices a function may end, alone on them, before it is in quarantine. store: where it stands,
-    so that a pool that starts again knows."""
-
-    def __init__(self, allowed: int, store: Store | None = None) -> None:
-        self._allowed = allowed
-        self._store = store
+    def __init__(
+        self,
+        allowed: int,
+        store: Store | None = None,
+        client_allowed: int | None = None,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Args:
+            allowed: devices that a function may end, alone on them, before it is in quarantine. client_allowed: devices
+                that all functions of one client may end within CLIENT_WINDOW_S; None for any number.
+            store: where faults are kept, so that a pool that starts again knows them. wall_s: seconds since 1970.
+        """
+        self._allowed, self._client_allowed = allowed, client_allowed
+        self._store, self._wall_s = store, wall_s
         kept = {} if store is None else store.read(FAULTS)
         self._records = {key: msgspec.msgpack.decode(record, type=_Record) for key, record in kept.items()}
 
     def fault(self, function: str, label: str, story: str, client: str = "", task: str = "") -> bool:
         """A function ended a device, alone on it. Whether it is in quarantine now."""
         record = self._records.setdefault(function, _Record(label))
-        record.faults += 1
         record.client, record.task = client, task
-        record.story = [*record.story, story][-STORY_LENGTH:]
-        if self._store is not None:
-            self._store.put(FAULTS, {function: msgspec.msgpack.encode(record)})
+        self._count(function, record, record.faults + 1, story)
         return function in self
+
+    def client_fault(self, client: str, story: str) -> bool:
+        """A request of a client ended a device. Whether the client is over its budget now."""
+        if self._client_allowed is None:
+            return False
+        key, now_s = _CLIENT + client, self._wall_s()
+        record = self._records.setdefault(key, _Record(client, client=client))
+        record.times_s = [*_counting(record, now_s), now_s][-self._client_allowed - 1 :]
+        self._count(key, record, len(record.times_s), story)
+        return self._wait_s(record) > 0
+
+    def _count(self, key: str, record: _Record, faults: int, story: str) -> None:
+        record.faults, record.story = faults, [*record.story, story][-STORY_LENGTH:]
+        if self._store is not None:
+            self._store.put(FAULTS, {key: msgspec.msgpack.encode(record)})
 
     def faults(self, function: str) -> int:
         """How many devices a function has ended, alone on them."""
@@ -64,26 +98,64 @@ class Quarantine:
         record = self._records.get(function)
         return record is not None and record.faults > self._allowed
 
-    def error(self, function: str) -> Quarantined:
-        """What requests of a function in quarantine are answered with."""
-        record = self._records[function]
+    def refusal(self, function: str, client: str) -> Quarantined | None:
+        """The answer to requests of a function in quarantine, or of a client over its budget; None: they run."""
+        if not self._records:
+            return None
+        if function in self:
+            return self._function_error(self._records[function])
+        record = self._records.get(_CLIENT + client)
+        if record is None or (wait_s := self._wait_s(record)) <= 0:
+            return None
+        return self._client_error(record, wait_s)
+
+    def _wait_s(self, record: _Record) -> float:
+        """Seconds until a client has a fault left of its budget."""
+        now_s = self._wall_s()
+        times_s = _counting(record, now_s)
+        if self._client_allowed is None or len(times_s) <= self._client_allowed:
+            return 0.0
+        return times_s[0] + CLIENT_WINDOW_S - now_s
+
+    def _function_error(self, record: _Record) -> Quarantined:
         ended = f"it ended {record.faults} device{'s'[: record.faults > 1]} on which it ran alone"
         message = f"{record.label!r} is not run any more: {ended}. Last: {record.story[-1]}"
         return Quarantined(message, function=record.label, faults=record.faults, story=tuple(record.story))
 
+    def _client_error(self, record: _Record, wait_s: float) -> Quarantined:
+        ended = f"its requests ended {record.faults} devices within {CLIENT_WINDOW_S / 60:g} minutes"
+        message = (
+            f"requests of client {record.label!r} are not run for {wait_s:.0f} s: {ended}, and "
+            f"{self._client_allowed} are allowed. Last: {record.story[-1]}"
+        )
+        story = tuple(record.story)
+        return Quarantined(message, function="", client=record.label, faults=record.faults, story=story, retry_s=wait_s)
+
     def pardon(self, function: str) -> bool:
-        """Forget the faults of a function, or of all functions of a kTask, by key. Whether one was in quarantine."""
+        """Forget the faults of a function, of all functions of a kTask, by key, or of `client:` and a client's name.
+        Whether one was in quarantine."""
         keys = [key for key, record in self._records.items() if function in (key, record.task)]
-        held = any(key in self for key in keys)
+        held = any(self._held(key, self._records[key]) for key in keys)
         for key in keys:
             del self._records[key]
         if self._store is not None and keys:
             self._store.remove(FAULTS, keys)
         return held
 
+    def _held(self, key: str, record: _Record) -> bool:
+        return self._wait_s(record) > 0 if key.startswith(_CLIENT) else record.faults > self._allowed
+
     def status(self) -> tuple[QuarantineStatus, ...]:
         return tuple(
-            QuarantineStatus(record.label, key, record.faults, record.story[-1], record.client)
+            QuarantineStatus(_shown(key, record), key, record.faults, record.story[-1], record.client)
             for key, record in self._records.items()
-            if key in self
+            if self._held(key, record)
         )
+
+
+def _counting(record: _Record, now_s: float) -> list[float]:
+    return [time_s for time_s in record.times_s if now_s - time_s < CLIENT_WINDOW_S]
+
+
+def _shown(key: str, record: _Record) -> str:
+    return f"all functions of client {record.label!r}" if key.startswith(_CLIENT) else record.label

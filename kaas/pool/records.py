@@ -25,7 +25,9 @@ class Request(msgspec.Struct, eq=False):
 
     Fields:
         charged: how many of its retries are used. alone: it is a suspect, and nothing may run beside it.
-        left: is called when it neither is queued nor runs any more. record: what its last run took.
+        left: is called when it neither is queued nor runs any more. record: what its last run took; of one that ended
+            without a measurement, the time since its dispatch.
+        suspect_s: of earlier runs that ended with their worker: they are its own if it turns out to have ended that.
         slot: of its worker, where it runs or ran. trace: what its caller said of one, continued.
     """
 
@@ -42,6 +44,7 @@ class Request(msgspec.Struct, eq=False):
     alone: bool = False
     left: Callable[[], None] | None = None
     record: RunRecord | None = None
+    suspect_s: float = 0.0
     slot: int = 0
     trace: TraceContext | None = None
 
@@ -184,6 +187,11 @@ def device_status(
         tuple(each.id for each in here[1:]),
         "" if worker.info is not None else reason,
     )
+
+
+def unmeasured(device_s: float) -> RunRecord:
+    """What a run took of which no measurement came."""
+    return RunRecord({}, {}, (), (), device_s)
 
 
 def died(request: Request, worker: Worker, reason: str, cause: DeviceLost | None) -> ExecutorDied:

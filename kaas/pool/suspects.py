@@ -47,3 +47,17 @@ def judge(case: Case) -> Verdict:
     if case.beside and case.pure and not case.alone:
         return Verdict.AGAIN
     return Verdict.CHARGED if case.retries > 0 else Verdict.DIED
+
+
+def charged_s(case: Case, verdict: Verdict, run_s: float, suspect_s: float, left: bool) -> float:
+    """Device seconds that a request is charged that does not run again after its worker ended.
+
+    A request that is not known to have ended the worker pays for none of it: its run came to nothing through another's
+    fault. A run that went on though its caller had left is paid as if it had ended.
+
+    Args:
+        run_s: since its dispatch. suspect_s: of its earlier runs whose workers ended. left: nobody waits for it.
+    """
+    if verdict is Verdict.FAULT or (verdict is Verdict.DIED and not case.beside):
+        return run_s + suspect_s
+    return run_s if left else 0.0

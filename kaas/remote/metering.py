@@ -418,11 +418,12 @@ class Meter:
 
 
 def _measured(record: RunRecord | None, by_value_bytes: int) -> tuple[int, int]:
-    """Nanoseconds of the device, and bytes copied between it and the host."""
+    """Nanoseconds of the device, preparing the kTask included, and bytes copied between it and the host."""
     if record is None:
         return 0, 0
     brought = sum(use.nbytes for tier, use in record.tiers.items() if tier != "device") if record.tiers else 0
-    return round(record.device_s * 1e9), by_value_bytes + brought
+    device_s = record.device_s + record.stages.get("plan", 0.0)  # in which a new kTask's code is compiled
+    return round(device_s * 1e9), by_value_bytes + brought
 
 
 def _exceeded(client: str, refusal: Refusal) -> QuotaExceeded:

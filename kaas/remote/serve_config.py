@@ -21,6 +21,8 @@ from kaas.remote.server_log import LogSettings
 from kaas.targets import check_target
 
 PORT = 7600
+CLIENT_FAULTS = 8
+"""Devices that requests of one client may end within an hour, unless told otherwise."""
 TOLD = ("requests_per_s", "stored_bytes", "library_bytes", "device_s_per_minute")
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 UNKNOWN = re.compile(r"unknown field `(.*?)`")
@@ -65,6 +67,7 @@ class PoolSettings(_Settings, frozen=True):
     queue_limit: int = QUEUE_LIMIT
     etask_workers: int = 1
     faults_allowed: int = 1
+    client_faults_allowed: int | None = CLIENT_FAULTS
     record: str | None = None
 
     def config(self, store: str | None) -> Config:

@@ -37,7 +37,8 @@ class FlowUsage(msgspec.Struct, frozen=True):
     Fields:
         requests: that were charged: all but those that ended so that they may be asked again. outcomes: of all, by
             "succeeded" or the error's name. repeats: runs under a key that had been charged, for which nothing was.
-        device_ns: nanoseconds that kernels took. bytes_in, bytes_out: of inputs that came, and outputs that went, over
+        device_ns: nanoseconds that kernels took, and preparing them; of work that failed or ended its device, the time
+            on the device. bytes_in, bytes_out: of inputs that came, and outputs that went, over
             the network. bytes_copied: between host and devices.
     """
 

@@ -27,11 +27,11 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.quarantine import STORY_LENGTH, Quarantine
-from kaas.pool.suspects import Case, Verdict, judge
+from kaas.pool.quarantine import CLIENT_WINDOW_S, STORY_LENGTH, Quarantine
+from kaas.pool.suspects import Case, Verdict, charged_s, judge
 from kaas.pool.transport import Call, Order, Reply
 from kaas.store import SqliteStore
-from tests.pool.test_core import LOST, TWO_SLOTS, FakeWorkers, begin, call, failure_of, play, settle
+from tests.pool.test_core import LOST, RECORD, TWO_SLOTS, FakeWorkers, begin, call, failure_of, play, settle
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -323,26 +323,139 @@ def test_a_story_has_an_end() -> None:
     quarantine = Quarantine(0)
     for fault in range(STORY_LENGTH + 3):
         quarantine.fault("f", "label", f"fault {fault}")
-    error = quarantine.error("f")
+    error = quarantine.refusal("f", "alice")
+    assert error is not None
     assert (error.faults, len(error.story), error.story[-1]) == (STORY_LENGTH + 3, STORY_LENGTH, "fault 12")
-
-
-# --- limits of queues
 
 
 def test_faults_outlive_the_pools_process(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "store"))
     store.open()
     earlier = Quarantine(1, store)
-    assert [earlier.fault("key", "poison", f"fault {k}") for k in range(2)] == [False, True]
+    for fault, held in enumerate((False, True)):
+        earlier.fault("key", "poison", f"fault {fault}")
+        assert ("key" in earlier) is held
     earlier.fault("other", "other", "once")
     later = Quarantine(1, store)
     assert "key" in later
-    assert later.error("key").story == ("fault 0", "fault 1")
-    assert later.fault("other", "other", "twice")
+    refusal = later.refusal("key", "alice")
+    assert refusal is not None
+    assert refusal.story == ("fault 0", "fault 1")
+    later.fault("other", "other", "twice")
+    assert "other" in later
     assert later.pardon("key")
     assert "key" not in Quarantine(1, store)
     store.close()
+
+
+# --- budgets of clients
+
+
+class Wall:
+    now_s = 1.7e9
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_faults_of_a_client_count_whatever_its_functions_are_and_for_an_hour(tmp_path: Path) -> None:
+    store, wall = SqliteStore(str(tmp_path / "store")), Wall()
+    store.open()
+    quarantine = Quarantine(1, store, 2, wall)
+    for fault in range(3):
+        assert quarantine.refusal("any", "mallory") is None
+        quarantine.client_fault("mallory", f"fault {fault}")
+        wall.now_s += 60
+    for known in (quarantine, Quarantine(1, store, 2, wall)):
+        refusal = known.refusal("any", "mallory")
+        assert refusal is not None
+        assert (refusal.client, refusal.function, refusal.faults) == ("mallory", "", 3)
+        assert refusal.retry_s == CLIENT_WINDOW_S - 180
+        assert known.refusal("any", "alice") is None
+        assert [held.key for held in known.status()] == ["client:mallory"]
+    wall.now_s += CLIENT_WINDOW_S - 180
+    assert quarantine.refusal("any", "mallory") is None
+    assert quarantine.status() == ()
+    quarantine.client_fault("mallory", "once more")
+    assert quarantine.refusal("any", "mallory") is not None
+    assert quarantine.pardon("client:mallory")
+    assert Quarantine(1, store, 2, wall).refusal("any", "mallory") is None
+    store.close()
+
+
+def test_a_client_that_changes_its_function_after_each_fault_is_run_no_more_and_others_are() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        for fault in range(3):
+            task = await begin(pool.submit(replace(call(), function=f"poison {fault}", client="mallory")))
+            workers.reply(Reply(error=LOST))
+            assert await failure_of(task) is LOST
+            await settle()
+        refused = await failure_of(await begin(pool.submit(replace(call(), function="another", client="mallory"))))
+        assert isinstance(refused, Quarantined)
+        assert (refused.client, refused.faults) == ("mallory", 3)
+        task = await begin(pool.submit(call()))
+        workers.reply()
+        assert await task == "value"
+
+    careful(scenario, client_faults_allowed=2)
+
+
+# --- what failed work is charged
+
+
+def charged(pool: Pool, each: Call) -> tuple[asyncio.Task[Any], list[float]]:
+    """A request that runs, and the device seconds of it, once it has ended."""
+    request, found = pool.begin(each), list[float]()
+
+    async def end() -> Any:
+        try:
+            return await request.answer
+        finally:
+            found.append(-1.0 if request.record is None else request.record.device_s)
+
+    return asyncio.get_running_loop().create_task(end()), found
+
+
+def test_who_ends_the_device_pays_for_all_its_runs_and_the_bystander_for_its_own() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        (good, good_s), (bad, bad_s) = charged(pool, call("good")), charged(pool, call("bad"))
+        await settle()
+        workers.reply(Reply(error=LOST))
+        await settle()
+        workers.reply()
+        assert await good == "value"
+        await settle()
+        workers.reply(Reply(error=LOST))
+        assert await failure_of(bad) is LOST
+        assert good_s == [RECORD.device_s]
+        assert bad_s[0] > 0
+
+    careful(scenario)
+
+
+def test_what_fails_or_runs_too_long_is_charged_the_time_that_it_took() -> None:
+    too_long = DeadlineExceeded("ran longer than the run limit", kernels=("spin",))
+
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        for reply in (Reply(error=DeviceUnavailable("no")), Reply(error=too_long, lost="ran for too long")):
+            task, took_s = charged(pool, call())
+            await settle()
+            workers.reply(reply)
+            assert await failure_of(task) is reply.error
+            assert took_s[0] > 0
+            await settle()
+
+    careful(scenario)
+
+
+def test_nobody_pays_for_a_process_that_was_killed_beside_another() -> None:
+    case = Case(beside=1, told=False, alone=True, pure=True, retries=0)
+    assert charged_s(case, Verdict.DIED, 2.0, 1.0, left=False) == 0.0
+    assert charged_s(case, Verdict.AGAIN, 2.0, 1.0, left=True) == 2.0
+    assert charged_s(replace(case, beside=0), Verdict.DIED, 2.0, 1.0, left=False) == 3.0
+
+
+# --- limits of queues
 
 
 def test_queues_have_limits() -> None:

@@ -1,0 +1,103 @@
+"""The promise: a remote client pays for what it takes of the devices, also where its work fails, and for no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.errors import DeadlineExceeded, DeviceLost, Quarantined, QuotaExceeded
+from tests.patience import PATIENCE_S
+from tests.remote.servers import STEPS, WIDTH, Server, scaled
+
+LIMIT_S = 0.5
+ENDLESS = 1 << 60
+
+Serve = Callable[..., Server]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    servers: list[Server] = []
+
+    def start(settings: dict[str, Any] | None = None) -> Server:
+        servers.append(Server(tmp_path, settings))
+        return servers[-1]
+
+    yield start
+    for each in servers:
+        each.close()
+
+
+def spinning(threads: int = 1) -> kaas.KTask:
+    """Runs as long as its scalar says; another function for each number of threads."""
+    out, steps = kaas.Buffer("out", 1, "uint32"), kaas.Scalar("steps", "i64")
+    return kaas.KTask([kaas.Kernel(STEPS, "spin", 1, threads, [kaas.Out(out), steps])], [out])
+
+
+def crashing(threads: int) -> kaas.KTask:
+    out = kaas.Buffer("out", 1, "int32")
+    return kaas.KTask([kaas.Kernel(STEPS, "crash", 1, threads, [kaas.Out(out)])], [out])
+
+
+def client_of(server: Server, name: str) -> kaas.Client:
+    return kaas.Client(server.endpoint, keys=server.folder / f"{name}.keys", patience_s=PATIENCE_S)
+
+
+def device_s(client: kaas.Client) -> float:
+    return float(sum(flow["device_ns"] for flow in client.usage()["flows"]) / 1e9)
+
+
+def pool(**options: Any) -> dict[str, Any]:
+    return {"devices": [{"kind": "software", "memory_bytes": 256 << 20}], **options}
+
+
+def honest(client: kaas.Client) -> None:
+    """A neighbour's request has its result."""
+    x = np.arange(WIDTH, dtype=np.float32)
+    np.testing.assert_array_equal(client.call(client.register(scaled()), {"x": x}).result(PATIENCE_S), 2 * x)
+
+
+def test_kernels_that_never_end_use_up_the_quota_of_their_client_and_cost_its_neighbour_nothing(serve: Serve) -> None:
+    quotas = {"device_s_per_minute": 1.5 * LIMIT_S}
+    server = serve({"pool": pool(run_limit_s=LIMIT_S, client_faults_allowed=None), "limits": {"quotas": quotas}})
+    with client_of(server, "alice") as mallory, client_of(server, "bob") as bob:
+        for threads in (1, 2):  # a changed launch is another function, which no quarantine knows
+            endless = mallory.register(spinning(threads))
+            with pytest.raises(DeadlineExceeded):
+                mallory.call(endless, scalars={"steps": ENDLESS}).result(PATIENCE_S)
+        assert device_s(mallory) >= 2 * LIMIT_S
+        with pytest.raises(QuotaExceeded) as raised:
+            mallory.call(mallory.register(spinning(3)), scalars={"steps": 1}, deadline_s=LIMIT_S).result(PATIENCE_S)
+        assert raised.value.quota == "device_s_per_minute"
+        honest(bob)
+        assert device_s(bob) < LIMIT_S
+
+
+def test_kernels_that_trap_are_charged_and_compiling_too(serve: Serve) -> None:
+    server = serve({"pool": pool()})
+    with client_of(server, "alice") as mallory:
+        with pytest.raises(DeviceLost):
+            mallory.call(mallory.register(crashing(1)), {}).result(PATIENCE_S)
+        assert device_s(mallory) > 0
+    with client_of(server, "bob") as bob:
+        honest(bob)
+        seconds = {row["stage"]: row["total_s"] for row in bob.stats()["stages"]}
+        assert device_s(bob) == pytest.approx(seconds["kernels"] + seconds["plan"], abs=1e-6)
+
+
+def test_a_client_that_ends_devices_with_ever_new_functions_is_stopped_and_its_neighbour_is_not(serve: Serve) -> None:
+    server = serve({"pool": pool(client_faults_allowed=2)})
+    with client_of(server, "alice") as mallory, client_of(server, "bob") as bob:
+        for threads in (1, 2, 3):
+            with pytest.raises(DeviceLost):
+                mallory.call(mallory.register(crashing(threads)), {}).result(PATIENCE_S)
+        with pytest.raises(Quarantined) as raised:
+            mallory.call(mallory.register(crashing(4)), {}, deadline_s=PATIENCE_S).result(PATIENCE_S)
+        assert (raised.value.client, raised.value.faults) == ("alice", 3)
+        assert 0 < raised.value.retry_s <= 3600
+        honest(bob)
