@@ -468,6 +468,17 @@ class UsageUnavailable(KaasError):
     reason: str
 
 
+class KeyReused(InvalidRequest):
+    """A request came under the idempotency key of another one: another function, other inputs or scalars.
+
+    Fields:
+        key: of idempotency. function: as the earlier request named it.
+    """
+
+    key: str
+    function: str
+
+
 class UnknownFunction(InvalidRequest):
     """A remote client has registered nothing by this name or key."""
 

@@ -8,6 +8,7 @@ from time import monotonic
 from kaas.errors import Cancelled, PoolStopped
 from kaas.remote import wire
 from kaas.remote.answers import failure_of
+from kaas.remote.binding import Bound
 from kaas.remote.lasting import Lasting, LastingAnswers
 from kaas.remote.metering import Meter
 from kaas.remote.sessions import Client, Run, Session, Wait
@@ -71,6 +72,8 @@ class Delivery:
         else:
             sent = session.channel.send(_numbered(run.failure, wait.number, run.trace))
         wait.sent = session.channel if sent else None
+        if sent and run.bound is not None:
+            self._meter.delivered(run.client.name, run.bound.charge)
 
     def send_again(self, session: Session) -> None:
         """On a new connection: all that has not been received."""
@@ -85,7 +88,8 @@ class Delivery:
             if wait is not None and wait.run.done:
                 client, run = session.client, wait.run
                 if run.key and _final(run):  # else it may have been asked again since
-                    self._meter.received(client.name, run.key)
+                    if run.charge_key:
+                        self._meter.received(client.name, run.charge_key)
                     if run.key.startswith(session.id) and _kept(run):  # nobody else asks by it, nor it again
                         client.finished.forget(run.key)
                 self._leave(wait)
@@ -138,6 +142,8 @@ class Delivery:
         nbytes = sum(map(len, answer.frames))
         run = Run(client, answer.key, answer.asked, answer.label, answer.outputs, 0, nbytes, done=True, lasting=True)
         run.frames = answer.frames
+        if answer.request:
+            run.bound = Bound(answer.request, answer.charge)
         client.finished.add(answer.key, run, kept_bytes(run), monotonic())
 
     def forgotten(self, key: str, run: Run) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from kaas.errors import KaasError
+from kaas.remote.binding import Bound
 from kaas.remote.state import State
 
 ANSWERS = "answers"
@@ -20,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 class Lasting(msgspec.Struct, frozen=True, array_like=True):
-    """asked: the function, as it was named. label: of it. outputs: names of those that came, as frames."""
+    """asked: the function, as it was named. label: of it. outputs: names of those that came, as frames. request,
+    charge: what its key stands for, as in `kaas.remote.binding.Bound`; "" if that was not written down."""
 
     client: str
     key: str
@@ -28,6 +30,8 @@ class Lasting(msgspec.Struct, frozen=True, array_like=True):
     label: str
     outputs: tuple[str, ...]
     frames: Sequence[bytes]
+    request: str = ""
+    charge: str = ""
 
 
 class LastingAnswers:
@@ -52,8 +56,11 @@ class LastingAnswers:
         self._state.remove_all(ANSWERS, client)
 
 
-def entry(client: str, key: str, asked: str, label: str, outputs: tuple[str, ...], frames: Sequence[Any]) -> bytes:
-    return msgspec.msgpack.encode(Lasting(client, key, asked, label, outputs, [bytes(frame) for frame in frames]))
+def entry(
+    client: str, key: str, asked: str, label: str, outputs: tuple[str, ...], frames: Sequence[Any], bound: Bound
+) -> bytes:
+    sent = [bytes(frame) for frame in frames]
+    return msgspec.msgpack.encode(Lasting(client, key, asked, label, outputs, sent, bound.request, bound.charge))
 
 
 _decode = msgspec.msgpack.Decoder(Lasting).decode

@@ -177,7 +177,8 @@ class Meter:
         answer: Callable[[], object] = unanswered,
     ) -> bool:
         """A request that was admitted has ended; of one that runs on after its answer, as with a deadline, this is when
-        it ends. Whether it was charged: not if one with this key was, in this life or an earlier one.
+        it ends. Whether it was charged: not if one with this key was, in this life or an earlier one, and no answer to
+        it went out in this life.
 
         Args:
             key: of idempotency; "" if it has none. outcome: "succeeded", "cancelled", or the error's class.
@@ -206,6 +207,8 @@ class Meter:
         )
         if not repeated:
             self._write_down(charge)
+            if charge.key:
+                self._totals.remember(client, charge.key)
         try:
             answer()
         finally:
@@ -250,6 +253,11 @@ class Meter:
         if self.unable and self.reserve.held:
             self.unable = ""
         return not self.unable
+
+    def delivered(self, client: str, key: str) -> None:
+        """An answer went out to what was charged under this key: if it is run again, that is charged. The next life
+        does not know of it, since what was on its way when this one ended may never have come."""
+        self._totals.deliver(client, key)
 
     def received(self, client: str, key: str) -> None:
         """The answer to what was charged under this key has come: if it is run again, once that answer is forgotten, it

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kaas.errors import DeadlineExceeded, InvalidRequest, PoolStopped, UsageUnavailable
+from kaas.errors import DeadlineExceeded, InvalidRequest, KaasError, KeyReused, PoolStopped, UsageUnavailable
 from kaas.pool.answer import Answer
 from kaas.pool.records import Request
 from kaas.pool.service import Service
@@ -19,6 +19,7 @@ from kaas.pool.tracing import Step
 from kaas.pool.transport import Call
 from kaas.remote import lasting, wire
 from kaas.remote.answers import failure_of
+from kaas.remote.binding import Bound, bound, request_digest
 from kaas.remote.delivery import ENDED, Delivery, kept_bytes
 from kaas.remote.holdings import Holdings
 from kaas.remote.invocations import check_deadline, check_made, given_values, invocation_of
@@ -26,6 +27,7 @@ from kaas.remote.making import RemoteFunction
 from kaas.remote.metering import Meter, unanswered
 from kaas.remote.sessions import LONGEST_NAME, Client, Run, Session
 from kaas.remote.steps import Made, Steps
+from kaas.remote.uploads import AT_ONCE_BYTES
 from kaas.remote.values import Given
 
 SUCCEEDED = "succeeded"
@@ -71,16 +73,39 @@ class Runs:
         if run is None:
             self._begin(session, message, frames)
         else:
-            self._join(session, message, run)
+            self._ask_again(session, message, frames, run)
 
-    def _join(self, session: Session, message: wire.Invoke, run: Run) -> None:
+    def _ask_again(self, session: Session, message: wire.Invoke, frames: Sequence[Any], run: Run) -> None:
         """A request that is known by its key is waited for once more.
 
         Raises:
-            InvalidRequest, QueueFull
+            KeyReused, QueueFull
         """
         if run.asked != message.function:
-            raise InvalidRequest(f"key {run.key!r} is of a request to another function, {run.asked!r}")
+            raise _reused(run, f"to function {run.asked!r}")
+        if run.binding is None and _at_once(frames):
+            self._join(session, message, run, request_digest(message, frames))
+        else:
+            self._task(self._join_later(session, message, frames, run))
+
+    async def _join_later(self, session: Session, message: wire.Invoke, frames: Sequence[Any], run: Run) -> None:
+        """Large inputs are hashed by another thread."""
+        try:
+            if run.binding is not None:
+                await asyncio.wait([run.binding])
+            digest = await asyncio.to_thread(request_digest, message, frames)
+            if message.number not in session.waits:  # else it was sent once more
+                self._join(session, message, run, digest)
+        except KaasError as error:
+            session.channel.send(failure_of(message.number, error))
+
+    def _join(self, session: Session, message: wire.Invoke, run: Run, digest: str) -> None:
+        """
+        Raises:
+            KeyReused, QueueFull
+        """
+        if run.bound is not None and run.bound.request != digest:
+            raise _reused(run, "with other inputs, scalars or stored outputs")
         client = session.client
         client.requests.check(client, run.nbytes)
         self._delivery.wait(session, message.number, run, run.nbytes)
@@ -120,9 +145,26 @@ class Runs:
             client.storing.take(stored_bytes)
         if message.key:
             client.runs[message.key] = run
+            self._bind(run, message, frames, remote.key)
         if request is not None:
             run.moved_bytes = input_bytes
             self._begun(run, request)
+
+    def _bind(self, run: Run, message: wire.Invoke, frames: Sequence[Any], function: str) -> None:
+        """Find out what the key of a request stands for, while the device is busy with it."""
+        contents = [(item.object, self._content(run.client.name, item.object)) for item in message.inputs.values()]
+        find = partial(bound, message, frames, function, dict(contents).__getitem__)
+        if _at_once(frames):
+            run.bound = find()
+        else:
+            run.binding = self._task(self._bind_later(run, find))
+
+    async def _bind_later(self, run: Run, find: Callable[[], Bound]) -> None:
+        run.bound = await asyncio.to_thread(find)
+        run.binding = None
+
+    def _content(self, client: str, name: str) -> str:
+        return self._holdings.values.named(client, name).content.hash if name else ""
 
     def _request(self, client: str, message: wire.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> Request:
         """What the pool is asked for, of one that was admitted.
@@ -266,6 +308,9 @@ class Runs:
     # --- answers
 
     def _answered(self, run: Run, request: Request, answer: Answer[Sequence[Any]]) -> None:
+        if run.binding is not None:  # by which its charge is known
+            run.binding.add_done_callback(lambda _: self._answered(run, request, answer))
+            return
         if answer.cancelled():  # and all who waited know
             self._pool.cancelled(request)
             outcome = "cancelled"
@@ -317,7 +362,9 @@ class Runs:
         run.lasting = bool(run.key) and run.client.finished.takes(kept_bytes(run))
         if not run.lasting:
             return {}
-        said = lasting.entry(run.client.name, run.key, run.asked, run.label, run.outputs, run.frames)
+        assert run.bound is not None, "it has a key and was answered"
+        asked, answer = (run.asked, run.label), (run.outputs, run.frames)
+        said = lasting.entry(run.client.name, run.key, *asked, *answer, run.bound)
         return {lasting.ANSWERS: {run.key: said}}
 
     def _settle(self, run: Run, request: Request, outcome: str, answer: Callable[[], object] = unanswered) -> None:
@@ -342,7 +389,18 @@ class Runs:
             UsageUnavailable
         """
         client, moved_bytes, record = run.client.name, run.moved_bytes, request.record
-        self._meter.ended(client, run.label, run.key, outcome, run.input_bytes, run.nbytes, moved_bytes, record, answer)
+        nbytes = (run.input_bytes, run.nbytes, moved_bytes)
+        self._meter.ended(client, run.label, run.charge_key, outcome, *nbytes, record, answer)
+
+
+def _at_once(frames: Sequence[Any]) -> bool:
+    """Whether a message is hashed here: another thread takes longer to wake up than that takes."""
+    return sum(map(len, frames)) <= AT_ONCE_BYTES
+
+
+def _reused(run: Run, what: str) -> KeyReused:
+    message = f"key {run.key!r} is of another request, {what}: a new request wants a new key"
+    return KeyReused(message, key=run.key, function=run.asked)
 
 
 def _fail(run: Run, error: Exception) -> None:

@@ -14,6 +14,7 @@ from kaas.errors import InvalidRequest, QueueFull
 from kaas.pool.records import Request
 from kaas.pool.transport import Call
 from kaas.remote import wire
+from kaas.remote.binding import Bound
 from kaas.remote.finished import Finished
 from kaas.remote.making import RemoteFunction
 
@@ -54,6 +55,8 @@ class Run(msgspec.Struct, eq=False):
             after it. task: what is done before it. ends_s: its deadline, for what is done before and after.
         lasting: its answer is there in the next life of the server too.
         stored_bytes: of outputs that are put instead of coming.
+        bound: what its key stands for, once that is known; only of one with a key. binding: finds it out, of one with
+            large inputs.
         moved_bytes: of the kTask's inputs that came, or that a step made of what came, and of its outputs.
         begun_s: when it came, on the loop's clock. steps_s: seconds of the steps around it, by stage.
     """
@@ -80,6 +83,13 @@ class Run(msgspec.Struct, eq=False):
     moved_bytes: int = 0
     begun_s: float = 0.0
     steps_s: dict[str, float] = {}
+    bound: Bound | None = None
+    binding: asyncio.Task[None] | None = None
+
+    @property
+    def charge_key(self) -> str:
+        """By which the usage knows its charge; "" for none."""
+        return "" if self.bound is None else self.bound.charge
 
 
 class Wait(msgspec.Struct, eq=False):

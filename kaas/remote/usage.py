@@ -145,7 +145,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.flows: dict[tuple[str, str], Flow] = {}
-        self.keys: dict[str, OrderedDict[str, None]] = {}
+        self.keys: dict[str, OrderedDict[str, bool]] = {}  # of each client: whether an answer went out
         self._functions: dict[str, int] = {}
 
     def flow(self, client: str, function: str) -> tuple[tuple[str, str], Flow]:
@@ -163,9 +163,9 @@ class Totals:
         return name, found
 
     def charged(self, client: str, key: str) -> bool:
-        """Whether a request with this key is among them."""
+        """Whether a request with this key is among them to which no answer went out."""
         keys = self.keys.get(client)
-        return keys is not None and key in keys
+        return keys is not None and keys.get(key) is False
 
     def add(self, charge: Charge) -> tuple[str, str]:
         """Where it was counted."""
@@ -174,21 +174,28 @@ class Totals:
         if flow is None:
             name, flow = self.flow(*name)
         flow.add(charge)
-        if charge.key:
+        if charge.key and charge.key not in self.keys.get(charge.client, ()):
             self.remember(charge.client, charge.key)
         return name
 
     def remember(self, client: str, key: str) -> None:
+        """A request with this key is charged, and no answer to it has gone out yet."""
         known = self.keys.get(client)
         if known is None:
             known = self.keys[client] = OrderedDict()
-        known[key] = None
+        known[key] = False
         if len(known) > KEYS_PER_CLIENT:
             known.popitem(last=False)
 
     def forget_all(self, client: str) -> list[str]:
         """The keys that it had."""
         return list(self.keys.pop(client, ()))
+
+    def deliver(self, client: str, key: str) -> None:
+        """An answer to it went out."""
+        keys = self.keys.get(client)
+        if keys is not None and key in keys:
+            keys[key] = True
 
     def forget(self, client: str, key: str) -> None:
         keys = self.keys.get(client)

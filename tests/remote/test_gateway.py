@@ -176,7 +176,7 @@ def test_one_key_is_one_request(alice: Speaker, server: Server) -> None:
     alice.received(numbers)
     other = server.speaker("alice")  # of the same client
     before = sum(each["count"] for each in other.ask("stats")["outcomes"])
-    number = other.invoke("double", bytes(len(ONES)), key=key)
+    number = other.invoke("double", ONES, key=key)
     answer, frames = other.receive()
     assert answer == wire.Result(number, ("y",))
     assert (value_of(frames[0]) == 2).all()  # the first one's answer
@@ -284,7 +284,7 @@ def test_who_has_gone_holds_no_credit_for_what_it_finds_again(alice: Speaker, se
     while alice.ask("status")["open"]:
         pass
     back = server.speaker("alice", session=gone.session)
-    back.invoke("double", bytes(len(ONES)), key=keys[0])
+    back.invoke("double", ONES, key=keys[0])
     _, frames = back.receive()
     assert (value_of(frames[0]) == 2).all()
     settle(back)

@@ -58,7 +58,7 @@ class FakeServer:
         self.stored: dict[str, Given] = {}
         self.meter = meter
         function = SimpleNamespace(label="f", key="f", input_bytes={}, output_bytes=(4,), outputs=(("uint8", (4,)),))
-        remote = SimpleNamespace(function=function, outputs=("y",), given={}, scalars={}, constants=None)
+        remote = SimpleNamespace(key="f", function=function, outputs=("y",), given={}, scalars={}, constants=None)
         remote.before, remote.after, remote.etask, remote.label = "", "", None, "f"
         values = SimpleNamespace(check_room=lambda *_: None, store=self._store)
         holdings = SimpleNamespace(functions=SimpleNamespace(named=lambda *_: remote), values=values)
