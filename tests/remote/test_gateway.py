@@ -204,7 +204,7 @@ def test_a_key_of_another_function_is_refused(alice: Speaker) -> None:
     alice.invoke("double", ONES, key=key)
     assert isinstance(alice.receive()[0], wire.Result)
     failure = failed(alice, wire.Invoke(800, "treble", {"x": wire.Input(frame=1)}, key=key), ONES)
-
+    assert failure.error == "KeyReused"
     for long in ("k" * 65, "ü" * 33):
         failure = failed(alice, wire.Invoke(801, "double", {"x": wire.Input(frame=1)}, key=long), ONES)
         assert failure.error == "InvalidRequest"
