@@ -9,6 +9,7 @@ import socket as tcp
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import zmq
@@ -17,9 +18,12 @@ from zmq.utils.monitor import parse_monitor_message
 from kaas.pool.drain import Drain
 from kaas.pool.lines import Frames
 from kaas.pool.node_line import Socket
+from kaas.remote.newcomers import Newcomers, source_of
+from kaas.remote.unfinished import Progress, over_budget
 
-STRANGERS = 128
-"""Connections that have not sent a message yet; when more come, the oldest of them end."""
+STRANGERS, STRANGERS_EACH = 128, 64
+"""Connections that have not sent a message yet, in all and of one source address; when more come, the source with the
+most of them loses one."""
 STRANGER_S = 10.0
 """How long one may be such a connection."""
 STRANGER_BYTES = 64 << 10
@@ -41,6 +45,15 @@ _BYTES_RECEIVED = slice(128, 136)
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Bytes that may have come of messages whose ends have not: of one message, of those of one client, of all."""
+
+    message_bytes: int
+    client_bytes: int
+    all_bytes: int
+
+
 class Leaving(bytearray):
     """Bytes on their way: they live until ZeroMQ has sent them."""
 
@@ -52,28 +65,39 @@ class Connection(Generic[T]):
 
     Fields:
         owner: whose it is, once it has sent a message. taken: messages of it that were taken. suspect: it was last seen
-            to do what it may not.
+            to do what it may not. unfinished_bytes: that have come since its last message, when it was last looked at.
     """
 
-    __slots__ = ("_taken_then", "_wire_then", "fd", "owner", "since_s", "suspect", "taken")
+    __slots__ = (
+        "_heard", "_progress", "_taken_then", "_wire_then",
+        "fd", "owner", "since_s", "suspect", "taken", "unfinished_bytes",
+    )  # fmt: skip
 
     def __init__(self, fd: int, since_s: float) -> None:
         self.fd, self.since_s = fd, since_s
         self.owner: T | None = None
         self.taken = 0
-        self._taken_then = self._wire_then = 0
-        self.suspect = False
+        self._taken_then = self._wire_then = self.unfinished_bytes = 0
+        self._progress = Progress(since_s)
+        self.suspect = self._heard = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come over it yet."""
+        self._heard = self._heard or _received(self.fd) > 0
+        return not self._heard
 
     def looked_at(self, now_s: float, unfinished_bytes: int) -> bool:
         """Whether it is to end: twice in a row it was seen to have sent more than it may without finishing a message,
         or to have finished none for too long. Twice, as its message may have waited for its turn."""
         if self.taken != self._taken_then:
             self._taken_then, self._wire_then = self.taken, _received(self.fd)
+            self._progress, self.unfinished_bytes = Progress(now_s), 0
             self.suspect = False
             return False
-        unfinished = _received(self.fd) - self._wire_then
+        self.unfinished_bytes = unfinished = _received(self.fd) - self._wire_then
         if self.taken:
-            wrong = unfinished > unfinished_bytes
+            wrong = unfinished > unfinished_bytes or self._progress.stalls(now_s, unfinished)
         else:
             wrong = unfinished > STRANGER_BYTES or now_s - self.since_s > STRANGER_S
         end, self.suspect = wrong and self.suspect, wrong
@@ -84,8 +108,9 @@ class Connections(Generic[T]):
     """Belongs to one event loop. Those of a socket that is bound to a port of TCP.
 
     ZeroMQ has three gaps that this closes. A message may have any number of frames, and those of an unfinished one
-    count towards no limit. Who has not shown a key yet may open as many connections as there are descriptors. And
-    nobody can put a peer out: here its connection is shut below ZeroMQ, which notices as if the network had.
+    count towards no limit and no deadline. A peer that has not shown a key yet may open as many connections as there
+    are descriptors. And no peer can be put out: here its connection is shut below ZeroMQ, which notices as if the
+    network had.
     """
 
     def __init__(
@@ -93,14 +118,15 @@ class Connections(Generic[T]):
         loop: asyncio.AbstractEventLoop,
         context: zmq.Context[Socket],
         socket: Socket,
-        unfinished_bytes: int,
+        unfinished: Unfinished,
         ended: Callable[[T], None],
+        client_of: Callable[[T], str],
     ) -> None:
-        """Before the socket is bound. unfinished_bytes: that may have come of a message whose end has not. ended: hears
-        of the ends of connections that had an owner."""
-        self._loop, self._unfinished_bytes, self._ended = loop, unfinished_bytes, ended
+        """Before the socket is bound. unfinished: that may have come of messages whose ends have not. ended: hears of
+        the ends of connections that had an owner. client_of: names the client of an owner."""
+        self._loop, self._unfinished, self._ended, self._client_of = loop, unfinished, ended, client_of
         self._by_fd: dict[int, Connection[T]] = {}
-        self._strangers: dict[int, Connection[T]] = {}  # of these, the oldest first
+        self._strangers = Newcomers(STRANGERS, STRANGERS_EACH)
         self._refused: dict[str, tuple[float, float]] = {}  # by address: how many now count, and when the last came
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.rcvhwm = 0  # or ZeroMQ's own thread waits for this one
@@ -134,7 +160,7 @@ class Connections(Generic[T]):
             return None
         if connection.owner is not None:  # it had ended already, and this is a later one
             self._ended(connection.owner)
-        self._strangers.pop(fd, None)
+        self._strangers.discard(fd)
         connection.owner = owner
         return connection
 
@@ -160,26 +186,33 @@ class Connections(Generic[T]):
         told = parse_monitor_message(frames)
         fd = told["value"]
         if told["event"] == zmq.Event.ACCEPTED:
-            self._by_fd[fd] = self._strangers[fd] = Connection(fd, self._loop.time())
-            if self._refused and self._count(_address(fd), self._loop.time()) >= REFUSALS:
+            address = _address(fd)
+            self._by_fd[fd] = Connection(fd, self._loop.time())
+            self._strangers.add(fd, source_of(address))
+            if self._refused and self._count(address, self._loop.time()) >= REFUSALS:
                 self._put_out(fd)
-            elif len(self._strangers) > STRANGERS:
-                self._put_out(next(iter(self._strangers)))
+            elif (excess := self._strangers.excess(lambda each: self._by_fd[each].silent)) is not None:
+                self._put_out(excess)
         elif (connection := self._by_fd.pop(fd, None)) is not None:
-            self._strangers.pop(fd, None)
+            self._strangers.discard(fd)
             if connection.owner is not None:
                 self._ended(connection.owner)
 
     def _look(self) -> None:
         now_s = self._loop.time()
         self._refused = {address: of for address, of in self._refused.items() if self._count(address, now_s)}
-        for fd in [fd for fd, one in self._by_fd.items() if one.looked_at(now_s, self._unfinished_bytes)]:
+        most = self._unfinished
+        for fd in [fd for fd, one in self._by_fd.items() if one.looked_at(now_s, most.message_bytes)]:
+            self._put_out(fd)
+        known = ((one, one.owner) for one in self._by_fd.values())
+        senders = [(one.fd, self._client_of(owner), one.unfinished_bytes) for one, owner in known if owner is not None]
+        for fd in over_budget(senders, most.client_bytes, most.all_bytes):
             self._put_out(fd)
         wait_s = LOOK_AGAIN_S if any(one.suspect for one in self._by_fd.values()) else LOOK_S
         self._looking = self._loop.call_later(wait_s + LOOK_S_EACH * len(self._by_fd), self._look)
 
     def _put_out(self, fd: int) -> None:
-        self._strangers.pop(fd, None)
+        self._strangers.discard(fd)
         self.shut(fd)
 
 

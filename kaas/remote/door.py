@@ -21,7 +21,7 @@ from kaas.pool.drain import Drain, end
 from kaas.pool.lines import LARGE_BYTES, Frames
 from kaas.pool.node_line import Socket, beat
 from kaas.remote import wire
-from kaas.remote.connections import Connection, Connections, Leaving
+from kaas.remote.connections import Connection, Connections, Leaving, Unfinished
 from kaas.remote.keys import Keys, ServerKeys
 
 FRAME_BYTES = 16 << 20
@@ -81,6 +81,7 @@ class RemoteDoor:
         changed: Callable[[], None] = lambda: None,
         frame_bytes: int = FRAME_BYTES,
         message_bytes: int | None = None,
+        unfinished_bytes: tuple[int, int] | None = None,
         queued: int = QUEUED,
         connections: int = CONNECTIONS,
         nobody: str = NOBODY,
@@ -88,7 +89,8 @@ class RemoteDoor:
         """port: 0 for any. keys: None lets everybody in whom this machine's loopback lets come, by the name nobody.
         receive: takes each message; frames from LARGE_BYTES on are read-only views, others bytes. gone: hears of
         channels that have ended. changed: is called when keys have. message_bytes: of all frames of one; None for four
-        of the largest. connections: of one key.
+        of the largest. unfinished_bytes: of messages whose ends have not come, of one client and of all; None for those
+        of four and of sixteen. connections: of one key.
 
         Raises:
             InvalidConfig: it cannot be there, or not without keys.
@@ -118,7 +120,10 @@ class RemoteDoor:
         if keys is not None and server_keys is not None:
             self._lock(socket, keys, server_keys)
         most_bytes = 4 * frame_bytes if message_bytes is None else message_bytes
-        self._connections = Connections[RemoteChannel](loop, self._context, socket, most_bytes, self._left)
+        unfinished = Unfinished(most_bytes, *(unfinished_bytes or (4 * most_bytes, 16 * most_bytes)))
+        self._connections = Connections[RemoteChannel](
+            loop, self._context, socket, unfinished, self._left, lambda channel: channel.user
+        )
         self._drains.append(Drain(loop, socket, self._arrived, _Known()))
         self._bind(host, port)
         if keys is None:

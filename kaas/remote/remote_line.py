@@ -37,9 +37,10 @@ BROKEN = "the connection to the server broke"
 NOBODY = "nobody listens there"
 NOWHERE = "there is no such host"
 HUNG_UP = (
-    "whoever is there hung up in the handshake. Most likely it has another key than this client was given: compare "
-    "server_key in the client's file with public_key in server.toml among the server's keys, and look at the address. "
-    "Or it takes nobody now"
+    "whoever is there does not answer the handshake, and hangs up. That is all that a server does that has another key "
+    "than this client was given (compare server_key in the client's file with public_key in server.toml among the "
+    "server's keys, and look at the address), and also one that too many connections without a key keep busy, or that "
+    "keeps out this address for now"
 )
 FULL = "the server takes no more connections of this key now"
 REFUSED = "the server does not take this key"
