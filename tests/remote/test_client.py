@@ -495,10 +495,10 @@ def test_only_what_the_server_lacks_is_sent(server: FakeServer, client: kaas.Cli
         client.register(WEIGHED, {"w": ONES[:3]})
 
 
-def test_signed_code_goes_with_its_signature(server: FakeServer) -> None:
-    with kaas.Client(server.address, signatures={LIBRARY.hash: b"signed"}) as client:
+def test_a_signed_task_goes_with_its_signature(server: FakeServer) -> None:
+    with kaas.Client(server.address, signatures={TASK.key: b"signed"}) as client:
         client.register(TASK)
-    assert [upload.signature for upload in server.of(wire.Upload)] == [b"signed"]
+    assert [register.signature for register in server.of(wire.Register)] == [b"signed"]
 
 
 def test_a_value_that_is_replaced_while_it_is_read_is_not_mixed(server: FakeServer, client: kaas.Client) -> None:
