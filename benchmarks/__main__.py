@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: runs every benchmark in a process of its own and shows all bars in one table."""
+"""`python -m benchmarks`: runs every benchmark in a process of its own, shows all bars, and writes their page."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import page
 from benchmarks.report import Bar, parser, print_table
 
 _NOT_BENCHMARKS = {
     "__init__",
     "__main__",
     "attack",
+    "page",
     "queueing",
     "remote_load",
     "report",
@@ -54,13 +56,16 @@ def main() -> int:
     failures: dict[str, str] = {}
     for name in chosen:
         print(f"running {name} ...", file=sys.stderr, flush=True)
+        where = page.machine()
         result = run(name)
         if isinstance(result, str):
             failures[name] = result
             continue
+        page.keep(result, where)
         rows += [(name, bar, (value[0], value[1], value[2])) for bar, value in result["bars"].items()]
         if given.json:
             print(json.dumps(result), flush=True)
+    page.main()
     if not given.json:
         print_table("benchmarks", rows)
     for name, reason in failures.items():

@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kaas import softgpu as software
+from tests.wheels import build
 
 # Ray reads these when it is imported or started; with the default of this one it would leave a token in the home folder
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -45,6 +47,12 @@ def nothing_refused(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     made = software.refused_calls()
     assert made == () or request.node.get_closest_marker("refusals")
+
+
+@pytest.fixture(scope="session")
+def kaas_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of KaaS, made once."""
+    return build("kaas", tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="session")

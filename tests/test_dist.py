@@ -2,68 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import sysconfig
-import venv
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.wheels import ROOT, install, run
 
-ROOT = Path(__file__).parent.parent
 COMPILERS = {"cc", "gcc", "clang", "c99", "tcc"}
 
 
-def run(folder: Path, *command: str | Path, **environment: str) -> str:
-    base = {name: value for name, value in os.environ.items() if name not in ("CC", "PYTHONPATH")}
-    ended = subprocess.run(
-        command,
-        cwd=folder,
-        env=base | environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    run(ROOT, sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder)
-    (made,) = folder.glob("*.whl")
-    return made
-
-
 @pytest.fixture
-def installed(wheel: Path, tmp_path: Path) -> Path:
-    """The commands of an environment that has the wheel, and what it depends on from that of the tests."""
-    venv.create(tmp_path / "venv")
-    python = tmp_path / "venv" / "bin" / "python"
-    run(
-        tmp_path,
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        wheel,
-    )
-    packages = Path(run(tmp_path, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    # behind the environment's own packages; what a .pth names is not searched for .pth files, so not for this checkout
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python.parent
+def installed(kaas_wheel: Path, tmp_path: Path) -> Path:
+    """The commands of an environment that has the wheel."""
+    return install(tmp_path / "venv", [kaas_wheel])
 
 
 def without_compiler(tmp_path: Path) -> Path:
@@ -78,10 +33,10 @@ def without_compiler(tmp_path: Path) -> Path:
     return programs
 
 
-def test_the_wheel_is_for_this_machine_and_any_python(wheel: Path) -> None:
+def test_the_wheel_is_for_this_machine_and_any_python(kaas_wheel: Path) -> None:
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    assert wheel.name.endswith(f"-py3-none-{platform}.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    assert kaas_wheel.name.endswith(f"-py3-none-{platform}.whl")
+    names = zipfile.ZipFile(kaas_wheel).namelist()
     assert "kaas/softgpu/packed/libcuda.so.1" in names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 

@@ -34,6 +34,17 @@ def model(
     return made
 
 
+def classifier() -> onnx.ModelProto:
+    """As a classifier of pictures: the means of their channels in, ten scores out."""
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["input"], ["means"]),
+        helper.make_node("Flatten", ["means"], ["channels"]),
+        helper.make_node("MatMul", ["channels", "weight"], ["scores"]),
+    ]
+    weights = {"weight": np.random.default_rng(0).standard_normal((3, 10), np.float32)}
+    return model(nodes, [value("input", ["batch", 3, 224, 224])], ["scores"], weights)
+
+
 def perceptron(batch: int | str | None = "batch", name: str = "x", seed: int = 0) -> onnx.ModelProto:
     """relu(x @ fc.weight + fc.bias), of 4 values to 3."""
     random = np.random.default_rng(seed)

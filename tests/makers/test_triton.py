@@ -211,7 +211,7 @@ def test_constants_have_the_defaults_of_the_function() -> None:
 
 def test_the_program_of_the_guide() -> None:
     guide = Path(kaas.__file__).parent.parent / "docs" / "kernels.md"
-    (program,) = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
+    (program,) = re.findall(r"```python fragment\n(.*?)```", guide.read_text(), re.DOTALL)
     names = {}
     exec(program, names)
     assert names["kernel"].grid == (50, 1, 1)

@@ -1,0 +1,198 @@
+"""What a page shows runs as it stands, in an environment that has the wheels and nothing of the checkout.
+
+The Python programs of a page run in order, as one, in a folder of their own; a block that is marked `python fragment`
+is none. Where a page says `kaas.init()` they share a Ray. Commands that a page names are known, with their options.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import shlex
+import signal
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+from time import monotonic
+from typing import Any
+
+import onnx
+import pytest
+import typer.main
+
+from kaas.cli import app
+from tests.compilers.onnx_cases import classifier
+from tests.patience import PATIENCE_S
+from tests.wheels import ROOT, build, install, run
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SERVED = "tcp://10.0.0.5:7600"
+WITHOUT_RAY = "\nimport sys\nassert 'ray' not in sys.modules\n"
+RAY = """
+import sys
+import ray
+from kaas.pool.ray_cluster import SOFTWARE_RESOURCE
+from kaas.ray_session import SOFTWARE_SLOTS
+started = ray.init("local", resources={SOFTWARE_RESOURCE: SOFTWARE_SLOTS}, include_dashboard=False, log_to_driver=False)
+print("address", started.address_info["gcs_address"], flush=True)
+sys.stdin.read()
+"""
+
+
+def program(page: Path) -> str:
+    """All programs of a page, as one."""
+    return "\n".join(body for info, body in FENCE.findall(page.read_text()) if info == "python")
+
+
+def needs_ray(source: str) -> bool:
+    return re.search(r"^kaas\.init\(\)", source, re.MULTILINE) is not None
+
+
+WITH_PROGRAMS = {page.stem: page for page in PAGES if program(page)}
+ON_RAY = [name for name, page in WITH_PROGRAMS.items() if needs_ray(program(page))]
+OTHERS = sorted(WITH_PROGRAMS.keys() - set(ON_RAY))
+
+
+@pytest.fixture(scope="module")
+def python(kaas_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an environment that is installed from wheels."""
+    folder = tmp_path_factory.mktemp("installed")
+    wheels = [kaas_wheel, *(build(module, folder) for module in ("tvm_backend", "cutlass_blas"))]
+    return install(folder / "venv", wheels) / "python"
+
+
+@pytest.fixture
+def served(python: Path, tmp_path: Path) -> Iterator[str]:
+    """A server as docs/serve.md starts one, on a software GPU of this machine; its address."""
+    (settings,) = (
+        body for info, body in FENCE.findall((ROOT / "docs/serve.md").read_text()) if info.startswith("yaml kaas")
+    )
+    assert "listen: {host: 10.0.0.5}" in settings
+    settings = settings.replace("{host: 10.0.0.5}", "{host: 127.0.0.1, port: 0}")
+    pool = "pool: {devices: [{kind: software}]}\n"
+    (tmp_path / "kaas.yaml").write_text(f"{settings}{pool}name: documented-{token_hex(4)}\n")
+    kaas = python.parent / "kaas"
+    run(tmp_path, kaas, "keys", "new", "ada")
+    with started([kaas, "serve", "--config", "kaas.yaml"], tmp_path, r"kaas serves at (tcp://\S+)") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def cluster(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Ray whose processes run from that environment."""
+    with started([python, "-c", RAY], tmp_path_factory.mktemp("ray"), r"address (\S+)") as address:
+        yield address
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_programs_of_a_page_run_without_ray(
+    name: str, python: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    source = program(WITH_PROGRAMS[name])
+    if SERVED in source:
+        source = source.replace(SERVED, request.getfixturevalue("served"))
+    source = source.replace("kaas.init(", f'kaas.init(name="documented-{token_hex(4)}", ')
+    run(tmp_path, python, "-c", source + WITHOUT_RAY)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("own_ray")
+@pytest.mark.parametrize("name", ON_RAY)
+def test_programs_of_a_page_run_on_ray(name: str, python: Path, cluster: str, tmp_path: Path) -> None:
+    onnx.save(classifier(), tmp_path / "resnet50.onnx")
+    source = program(WITH_PROGRAMS[name]).replace("kaas.init()", 'kaas.init(name="documented")')
+    run(tmp_path, python, "-c", source, RAY_ADDRESS=cluster)
+
+
+def test_the_environment_is_not_the_checkout(python: Path, tmp_path: Path) -> None:
+    shown = run(tmp_path, python, "-c", "import cutlass_blas, kaas, tvm_backend as t; print(cutlass_blas, kaas, t)")
+    assert str(ROOT) not in shown
+    assert shown.count("site-packages") == 3
+
+
+def test_the_first_program_of_the_readme_is_short_and_its_page_too() -> None:
+    assert len(program(ROOT / "README.md").splitlines()) <= 20
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def test_what_a_machine_without_ray_needs_is_told() -> None:
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[<>=\[ ]", need)[0] for need in needs}
+    (told,) = re.findall(r"^pip install (msgspec .*)$", (ROOT / "docs/installing.md").read_text(), re.MULTILINE)
+    assert {*told.split()} == names - {"ray"}
+
+
+# --- commands
+
+
+def commands(page: Path) -> Iterator[str]:
+    """What a page has a reader type that begins with kaas: in blocks, and in the text where it has options."""
+    text = page.read_text()
+    for info, body in FENCE.findall(text):
+        if not info:
+            yield from (line for line in body.splitlines() if line.startswith("kaas "))
+    prose = FENCE.sub("", text)
+    yield from (told for told in re.findall(r"`(kaas [a-z][^`]*)`", prose) if " --" in told)
+
+
+def unknown(line: str) -> list[str]:
+    """Words of a command line that no command, subcommand or option has."""
+    words = shlex.split(line.replace("…", ""), comments=True)[1:]
+    command: Any = typer.main.get_command(app)
+    while words and hasattr(command, "commands") and not words[0].startswith("-"):
+        if words[0] not in command.commands:
+            return [words[0]]
+        command, words = command.commands[words[0]], words[1:]
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    given = [word.strip("[],").partition("=")[0] for word in words]
+    return [word for word in given if word.startswith("--") and word not in {*options, "--help"}]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if [*commands(page)]], ids=lambda page: str(page.stem))
+def test_commands_of_a_page_are_known(page: Path) -> None:
+    assert not {line: found for line in commands(page) if (found := unknown(line))}
+
+
+def test_an_unknown_command_or_option_would_be_noticed() -> None:
+    assert unknown("kaas srve --config kaas.yaml") == ["srve"]
+    assert unknown("kaas serve --configuration=kaas.yaml") == ["--configuration"]
+    assert unknown("kaas keys new ada --to new.toml  # ada's") == []
+
+
+# --- processes beside a program
+
+
+@contextmanager
+def started(command: list[str | Path], folder: Path, pattern: str) -> Iterator[str]:
+    """What a pattern finds in what a process prints, which runs meanwhile."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")}
+    log = folder / "stderr"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
+        )
+    try:
+        yield awaited(process, re.compile(pattern), log)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def awaited(process: subprocess.Popen[bytes], pattern: re.Pattern[str], log: Path) -> str:
+    assert process.stdout is not None
+    said, ends_s = b"", monotonic() + PATIENCE_S
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not (found := pattern.search(said.decode(errors="replace"))):
+            assert selector.select(ends_s - monotonic()), said
+            more = os.read(process.stdout.fileno(), 1 << 16)
+            assert more, (said, log.read_text())
+            said += more
+    return found[1]

@@ -1,0 +1,63 @@
+"""The page of benchmarks says what they measured: it is made of their results, and has a line for every bar."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from benchmarks import page
+from benchmarks.__main__ import names
+
+RESULT = {
+    "measured": "2026-01-02",
+    "commit": "0123abc",
+    "processor": "Abacus 9",
+    "processors": 2,
+    "load_average": 0.5,
+    "benchmark": "launch",
+    "bars": {"replay": [1.25, "<=", 1.5], "rate": [0.5, ">=", 0.9], "latency": ["unstable", "<=", 2]},
+    "detail": {"replay_us": 3.0},
+}
+
+
+def test_the_page_is_what_the_results_make() -> None:
+    assert page.PAGE.read_text() == page.current()
+
+
+def test_every_benchmark_has_a_place_on_the_page() -> None:
+    headings = re.findall(r"^## (\w+)$", page.PAGE.read_text(), re.MULTILINE)
+    assert {*names()} <= {*headings}
+    assert {*headings} <= {*names(), *names("gpu_")}
+
+
+def test_every_bar_is_explained() -> None:
+    meanings = tomllib.loads(page.MEANINGS.read_text())
+    unexplained = [
+        f"{name}.{bar}"
+        for name, result in page.kept().items()
+        for bar in result["bars"]
+        if bar not in meanings.get(name, {}) and "*" not in meanings.get(name, {})
+    ]
+    assert not unexplained
+
+
+def test_a_row_has_the_meaning_the_limit_and_what_was_measured() -> None:
+    made = page.page({"launch": RESULT}, {"launch": {"replay": "a replay"}, "chaos": {"wrong": "wrong answers"}})
+    assert "2026-01-02, commit `0123abc`, Abacus 9, 2 processors, load average 0.5." in made
+    assert "| a replay | ≤ 1.5 | 1.25 |  |" in made
+    assert "| (rate) | ≥ 0.9 | 0.5 | missed |" in made
+    assert "| (latency) | ≤ 2 | unstable | missed |" in made
+    assert f"`chaos` is {page.NOT_MEASURED}." in made
+    assert "| wrong answers |" in made
+
+
+def test_a_result_replaces_the_last_one_and_says_where_it_was_measured(tmp_path: Path) -> None:
+    for replay in (1.0, 2.0):
+        given = {"benchmark": "launch", "bars": {"replay": [replay, "<=", 1.5]}, "detail": {}}
+        page.keep(given, page.machine(), tmp_path)
+    ((name, result),) = page.kept(tmp_path).items()
+    assert name == "launch"
+    assert result["bars"] == {"replay": [2.0, "<=", 1.5]}
+    assert result["processors"] > 0
+    assert {"measured", "commit", "processor", "load_average"} <= result.keys()
