@@ -53,7 +53,7 @@ fuzz: setup ## 10,000 bad images and 3,000 random programs on the software GPU; 
 	@$(BIN)/python -m tests.softgpu.fuzz $(ARGS)
 	@$(BIN)/python -m tests.softgpu.random --programs 3000 $(ARGS)
 
-bench: libs ## every benchmark against its bars; ARGS=launch runs one
+bench: libs ## every benchmark against its bars, and docs/benchmarks.md of the results; ARGS=launch runs one
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 gpu: ## tests and benchmarks on an NVIDIA GPU, with the packages of $(PYTHON) as they are
@@ -66,8 +66,10 @@ kernels: ## PTX of all .cu files again (needs nvcc)
 	@for source in $$(find kaas examples benchmarks tests -name '*.cu'); do \
 	  echo "nvcc -ptx -arch=sm_80 $$source"; nvcc -ptx -arch=sm_80 "$$source" -o "$${source%.cu}.ptx" || exit 1; done
 
-tables: setup ## the tables of docs/softgpu.md again, from the code and the tests
+tables: setup ## the tables of docs/softgpu.md, docs/api.md and docs/benchmarks.md again, from code, tests and results
 	@$(BIN)/python -m tests.softgpu.tables --write
+	@$(BIN)/python -m tests.reference --write
+	@$(BIN)/python -m benchmarks.page
 
 lock: ## lock files from pyproject.toml (needs uv)
 	$(LOCK) --upgrade --group build -o requirements/run.txt

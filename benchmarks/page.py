@@ -27,7 +27,7 @@ NOT_MEASURED = "not measured since this table is generated"
 
 HEAD = """# Benchmarks
 
-`make bench` runs every benchmark in a process of its own, keeps its last result in `benchmarks/results/NAME.json`, and
+`make bench` runs every benchmark in a process of its own, keeps its last result in `benchmarks/results/`, and
 writes this page from these files; `make bench ARGS=launch` does so for one. No figure here is written by hand.
 
 A bar is a ratio of two times, rates or counts that are taken in the same run, with the limit that the design sets. Most

@@ -65,6 +65,9 @@ def install(folder: Path, wheels: Iterable[Path]) -> Path:
     options = ("install", "--quiet", "--no-deps", "--no-index")
     run(folder, sys.executable, "-m", "pip", "--python", python, *options, *wheels)
     packages = Path(run(folder, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    dependencies = Path(sysconfig.get_path("purelib"))
     # behind the environment's own packages; what a .pth names is not searched for .pth files, so not for this checkout
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (packages / "dependencies.pth").write_text(f"{dependencies}\n")
+    if (dependencies / "nvidia").is_dir():  # its libraries are looked for among the environment's own packages
+        (packages / "nvidia").symlink_to(dependencies / "nvidia")
     return python.parent
