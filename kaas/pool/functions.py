@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from kaas.graph import KTask
+from kaas.arguments import Buffer
 from kaas.pool import wire
 from kaas.pool.events import ObjectUse
 from kaas.pool.packing import constant_key
 
 KNOWN_CONSTANTS = 1024
 """Tuples of constants of one function whose keys are kept ready."""
+
+
+class Described(Protocol):
+    """A kTask, or what is known of one whose kernels nobody has looked at."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def inputs(self) -> Sequence[Buffer]: ...
+
+    @property
+    def outputs(self) -> Sequence[Buffer]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +43,7 @@ class RegisteredFunction:
     constants: dict[bytes, tuple[str, tuple[ObjectUse, ...]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: wire.FunctionSpec, task: KTask, task_bytes: bytes) -> RegisteredFunction:
+    def of(cls, spec: wire.FunctionSpec, task: Described, task_bytes: bytes) -> RegisteredFunction:
         return cls(
             key=spec.key,
             label=task.label,

@@ -7,7 +7,7 @@ import asyncio
 from kaas.errors import InvalidRequest, KaasError
 from kaas.graph import KTask
 from kaas.pool import wire
-from kaas.pool.functions import RegisteredFunction
+from kaas.pool.functions import Described, RegisteredFunction
 from kaas.store import FUNCTIONS, TASKS, Store
 
 REGISTRATION_LIMIT_S = 30.0
@@ -55,7 +55,7 @@ class Registry:
         if expected is not None:
             expected.set_result(registered)
 
-    def lend(self, spec: wire.FunctionSpec, task: KTask, data: bytes) -> RegisteredFunction:
+    def lend(self, spec: wire.FunctionSpec, task: Described, data: bytes) -> RegisteredFunction:
         """Make a function with an owner known until it is given back as often; data: the kTask. Who asks keeps it for
         later lives."""
         self._lent[spec.key] = self._lent.get(spec.key, 0) + 1
@@ -71,7 +71,7 @@ class Registry:
         if not any(function.spec.task_key == task_key for function in self._functions.values()):
             del self._tasks[task_key]
 
-    def _add(self, spec: wire.FunctionSpec, task: KTask, data: bytes) -> RegisteredFunction:
+    def _add(self, spec: wire.FunctionSpec, task: Described, data: bytes) -> RegisteredFunction:
         data = self._tasks.setdefault(spec.task_key, data)  # the same bytes for all functions of one kTask
         added = RegisteredFunction.of(spec, task, data)
         self._functions[spec.key] = added

@@ -11,17 +11,27 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from kaas.errors import InvalidConfig, MissingPackage, NotAllowed
-from kaas.graph import KTask
 from kaas.images import PROVIDED, Image, Provided
 from kaas.images import check as check_image
+from kaas.library import Library
 
 SIGNED = b"kaas ktask "
 """Before a kTask's key, in what is signed: such a signature is good for nothing else."""
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 _HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class Keyed(Protocol):
+    """A kTask, or what is known of one."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def label(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +87,18 @@ class Allowed:
         if not (self.hashes or self.signers or self._launched_freely(library, images)):
             raise NotAllowed(f"library {library} is not on this server's list of code", library=library)
 
-    def check_task(self, task: KTask, signature: bytes) -> None:
+    def check_task(self, task: Keyed, libraries: Iterable[Library], signature: bytes) -> None:
         """Check that a kTask may be registered; its libraries have been checked.
 
         Args:
-            signature: of the kTask's key, b"" for none.
+            libraries: the kTask's. signature: of the kTask's key, b"" for none.
 
         Raises:
             NotAllowed
         """
         if self.any or task.key in self.hashes or self._signed(task.key, signature):
             return
-        for library in task.libraries:
+        for library in libraries:
             if not self._launched_freely(library.hash, library.images):
                 raise NotAllowed(
                     f"kTask {task.label!r} is neither on this server's list of code nor signed by a key that it trusts."

@@ -34,8 +34,8 @@ _OWN = re.compile(r"[0-9a-f]{64}(\.part)?")
 """Files that uploads make."""
 
 
-class ByteLimits(Protocol):
-    """What a client may have here, each in bytes; None for no limit."""
+class Had(Protocol):
+    """What a client may have here; None for no limit."""
 
     @property
     def stored_bytes(self) -> int | None: ...
@@ -43,9 +43,18 @@ class ByteLimits(Protocol):
     @property
     def library_bytes(self) -> int | None: ...
 
+    @property
+    def kernels(self) -> int | None: ...
+
+    @property
+    def task_kernels(self) -> int | None: ...
+
+    @property
+    def build_s_per_minute(self) -> float | None: ...
+
 
 Changed = Callable[[str, str, int], None]
-LimitsOf = Callable[[str], ByteLimits]
+LimitsOf = Callable[[str], Had]
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):

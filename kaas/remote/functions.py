@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -61,10 +62,17 @@ class Functions:
         libraries: dict[tuple[str, str], Library] = {}  # many functions of one model have the same
         for kept in self._state.read(KIND, _decode):
             try:
-                entry = await self._maker.made(kept, libraries)
+                entry = await self._maker.restored(kept, libraries)
             except KaasError as error:
                 entry = Entry(kept, error, [], 0)
+            else:
+                if kept.facts is None:
+                    with suppress(KaasError):  # on a full disk, say: then it is built at the next start too
+                        self._state.put(KIND, kept.client, entry.handle, msgspec.msgpack.encode(entry.kept))
             self._add(entry)
+
+    def close(self) -> None:
+        self._maker.close()
 
     # --- looking up
 
@@ -124,8 +132,12 @@ class Functions:
                 constants[buffer] = stored.content.hash, stored.dtype
             around = message.before, message.after
             kept = Kept(client, message.name, task, constants, *around, signature=message.signature)
-            entry = await self._maker.made(kept, {})
             mine = self._clients.get(client, {})
+            for known in mine.values():
+                if isinstance(known.ready, RemoteFunction) and known.kept.asks_for(kept):
+                    return known.ready
+            others = sum(each.kernels for each in mine.values() if each.handle != message.name)
+            entry = await self._maker.made(kept, others)
             before = mine.get(entry.handle)
             try:
                 if before is None and len(mine) >= MOST_FUNCTIONS:

@@ -79,6 +79,7 @@ class Holdings:
         await self.functions.open()
 
     def close(self) -> None:
+        self.functions.close()
         self._state.close()
 
     def has(self, client: str) -> bool:

@@ -7,21 +7,25 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kaas.arguments import Buffer, Scalar
-from kaas.errors import KaasError, UnexpectedInput
-from kaas.graph import KTask
+from kaas.arguments import Buffer
+from kaas.errors import KaasError, QuotaExceeded, UnexpectedInput
 from kaas.library import Library
 from kaas.pool import wire
 from kaas.pool.functions import RegisteredFunction
 from kaas.pool.objects import Held, HeldObjects
 from kaas.pool.registry import Registry
 from kaas.remote.answers import message_of
+from kaas.remote.building import Builder, Facts, NotBuilt
 from kaas.remote.contents import LIBRARY, VALUE, Content
-from kaas.remote.tasks import SentTask, decode_task, encode_task
+from kaas.remote.quotas import Window
+from kaas.remote.tasks import SentTask, decode_task, with_code
 from kaas.remote.uploads import AT_ONCE_BYTES, Uploads, missing
 from kaas.remote.values import NAME_BYTES, Values, shown
 from kaas.request import check_fit
@@ -34,7 +38,7 @@ _Arrays = dict[str, tuple[str, tuple[int, ...]]]
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
     """What outlives the server of a function. constants: a value's hash and dtype by buffer. key: what the client knows
-    it by. signature: of its kTask."""
+    it by. signature: of its kTask. facts: None for one that an earlier version has kept, which is built once more."""
 
     client: str
     name: str
@@ -44,15 +48,20 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     after: str
     key: str = ""
     signature: bytes = b""
+    facts: Facts | None = None
 
-    def keyed(self, task: KTask) -> Kept:
+    def asks_for(self, other: Kept) -> bool:
+        """Whether the other one, which has no key yet, is the same."""
+        return msgspec.structs.replace(self, key="", facts=None) == other
+
+    def keyed(self, facts: Facts, task: bytes) -> Kept:
         """With its key: that of its kTask, or of all that makes it; and without what its client has sent beside it,
-        which would count for nothing."""
-        key = task.key
+        which would count for nothing. task: encoded anew."""
+        key = facts.key
         if self.constants or self.before or self.after:
             parts = [key, sorted(self.constants.items()), self.before, self.after]
             key = hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest()
-        return msgspec.structs.replace(self, task=encode_task(task), key=key)
+        return msgspec.structs.replace(self, task=task, key=key, facts=facts)
 
 
 KEY_SHOWN = 8
@@ -137,6 +146,11 @@ class Entry:
     def handle(self) -> str:
         return self.kept.name or self.kept.key
 
+    @property
+    def kernels(self) -> int:
+        """That count."""
+        return 0 if self.kept.facts is None else self.kept.facts.kernels
+
 
 class Maker:
     """Belongs to one event loop."""
@@ -147,29 +161,63 @@ class Maker:
         self._values = values
         self._objects = objects
         self._registry = registry
+        self._builder = Builder()
+        self._used: dict[str, Window] = {}  # processor time of building, by client
 
-    async def made(self, kept: Kept, known: dict[tuple[str, str], Library]) -> Entry:
-        """A function that is known to the pool, and what it needs, which does not give way from now on. known:
-        libraries by client and hash, to which those that it needs are added.
+    def close(self) -> None:
+        self._builder.close()
+
+    async def restored(self, kept: Kept, known: dict[tuple[str, str], Library]) -> Entry:
+        """A function of an earlier life, as `made` makes it: without a look at its kernels, if its facts are kept.
+
+        Raises:
+            KaasError
+        """
+        if kept.facts is not None:
+            return await self._made(kept, kept.facts.libraries, known, None)
+        sent = await _away(len(kept.task), decode_task, kept.task)
+        return await self._made(kept, sent.libraries, known, sent)
+
+    async def made(self, kept: Kept, others_kernels: int) -> Entry:
+        """A function that is known to the pool, and what it needs, which does not give way from now on. others_kernels:
+        of its client's other functions.
 
         Raises:
             KaasError
         """
         sent = await _away(len(kept.task), decode_task, kept.task)
+        self._check_kernels(kept.client, sent.kernels, others_kernels)
+        self._check_used(kept.client)
+        return await self._made(kept, sent.libraries, {}, sent)
+
+    async def _made(
+        self,
+        kept: Kept,
+        needed: Sequence[str],
+        known: dict[tuple[str, str], Library],
+        sent: SentTask | None,
+    ) -> Entry:
+        """needed: hashes of its libraries. known: libraries by client and hash, to which those that it needs are added.
+        sent: what is to be built, None if its facts are known."""
         with ExitStack() as undo:
-            contents = self._needed(kept, sent, undo)
-            for each in sent.libraries:
+            contents = self._needed(kept, needed, undo)
+            for each in needed:
                 if (kept.client, each) not in known:
                     known[kept.client, each] = await self._uploads.library(kept.client, each)
-            libraries = {each: known[kept.client, each] for each in sent.libraries}
-            task, data = await _away(len(kept.task) + _code_bytes(libraries), _built, sent, libraries)
-            self._uploads.allowed.check_task(task, kept.signature)
+            libraries = {each: known[kept.client, each] for each in needed}
+            if sent is not None:
+                files = {content.hash: content.path for content in contents if content.kind == LIBRARY}
+                kept = await self._built(kept, sent, libraries, files)
+            task = kept.facts
+            assert task is not None, "they are kept, or were found"
+            self._uploads.allowed.check_task(task, libraries.values(), kept.signature)
+            in_order = {each: libraries[each] for each in task.libraries}
+            data = await _away(len(kept.task) + _code_bytes(libraries), with_code, kept.task, in_order)
             bindings, constants = await self._bound(kept, task)
             self._contents.charge(kept.client, LIBRARY, len(data))
             undo.callback(self._contents.refund, kept.client, LIBRARY, len(data))
             function = self._registry.lend(wire.FunctionSpec(task.key, bindings, kept.client), task, data)
             undo.pop_all()
-        kept = kept.keyed(task)
         bound = {binding.buffer for binding in bindings}
         ready = RemoteFunction(
             name=kept.name,
@@ -177,21 +225,64 @@ class Maker:
             function=function,
             constants=constants,
             given={buffer.name: buffer for buffer in task.inputs if buffer.name not in bound},
-            scalars=dict(task.scalars),
-            iterations=task.iterations.name if isinstance(task.iterations, Scalar) else "",
+            scalars=task.scalars,
+            iterations=task.iterations,
             outputs=tuple(buffer.name for buffer in task.outputs),
             before=kept.before,
             after=kept.after,
         )
         return Entry(kept, ready, contents, len(data))
 
-    def _needed(self, kept: Kept, sent: SentTask, undo: ExitStack) -> Sequence[Content]:
-        """What it needs, used once more, unless undone.
+    async def _built(
+        self, kept: Kept, sent: SentTask, libraries: Mapping[str, Library], files: Mapping[str, Path]
+    ) -> Kept:
+        """With its facts. Its client is charged for the time, whatever comes of it.
+
+        Raises:
+            KaasError
+        """
+        used = self._used.setdefault(kept.client, Window())
+        try:
+            built = await self._builder.built(kept.client, sent, libraries, files)
+        except NotBuilt as error:
+            used.add(monotonic(), int(error.used_s * 1e9))
+            raise error.cause from error
+        used.add(monotonic(), int(built.used_s * 1e9))
+        return kept.keyed(built.facts, built.task)
+
+    def _check_kernels(self, client: str, kernels: int, others_kernels: int) -> None:
+        """
+        Raises:
+            QuotaExceeded
+        """
+        limits = self._uploads.limits(client)
+        quotas = (("task_kernels", limits.task_kernels, 0), ("kernels", limits.kernels, others_kernels))
+        for quota, limit, used in quotas:
+            if limit is not None and used + kernels > limit:
+                has = f" and has {used}" if used else ""
+                message = f"{client!r} may have {quota} of {limit}{has}, and this kTask has {kernels} kernels"
+                raise QuotaExceeded(message, client=client, quota=quota, limit=limit, used=used, needed=kernels)
+
+    def _check_used(self, client: str) -> None:
+        """
+        Raises:
+            QuotaExceeded
+        """
+        limit, used, now_s = self._uploads.limits(client).build_s_per_minute, self._used.get(client), monotonic()
+        if limit is None or used is None or not (wait_s := used.below(now_s, limit * 1e9)):
+            return
+        used_s = used.total(now_s) / 1e9
+        message = f"{client!r} may have build_s_per_minute of {limit:g}, and building its kTasks took {used_s:.3g} s"
+        again = {} if wait_s == inf else {"retry_s": wait_s}
+        raise QuotaExceeded(message, client=client, quota="build_s_per_minute", limit=limit, used=used_s, **again)
+
+    def _needed(self, kept: Kept, libraries: Sequence[str], undo: ExitStack) -> Sequence[Content]:
+        """What it needs, used once more, unless undone. libraries: their hashes.
 
         Raises:
             MissingContent
         """
-        wanted = [(each, LIBRARY) for each in sent.libraries]
+        wanted = [(each, LIBRARY) for each in libraries]
         wanted += [(each, VALUE) for each in dict.fromkeys(sha256 for sha256, _ in kept.constants.values())]
         found = [self._contents.complete(kept.client, *each) for each in wanted]
         contents = [content for content in found if content is not None]
@@ -202,7 +293,7 @@ class Maker:
             undo.callback(self._contents.release, content)
         return contents
 
-    async def _bound(self, kept: Kept, task: KTask) -> tuple[tuple[wire.Binding, ...], Held | None]:
+    async def _bound(self, kept: Kept, task: Facts) -> tuple[tuple[wire.Binding, ...], Held | None]:
         """
         Raises:
             UnexpectedInput, WrongDtype, WrongSize, MissingContent
@@ -242,11 +333,6 @@ class Maker:
 
 def _code_bytes(libraries: Mapping[str, Library]) -> int:
     return sum(library.nbytes for library in libraries.values())
-
-
-def _built(sent: SentTask, libraries: Mapping[str, Library]) -> tuple[KTask, bytes]:
-    task = sent.built(libraries)
-    return task, task.to_msgpack()
 
 
 async def _away(nbytes: int, work: Any, *args: Any) -> Any:

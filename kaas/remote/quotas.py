@@ -28,6 +28,9 @@ class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         device_s_per_minute: seconds that its kernels may take of all devices in any minute. What runs is not stopped:
             beyond it nothing new is taken in.
         stored_bytes, library_bytes: of its objects, of its code, that the server keeps.
+        kernels: of all its functions together. task_kernels: of one kTask.
+        build_s_per_minute: processor seconds that the server may take in any minute to build the kTasks that it
+            registers. What is being built is not stopped: beyond it nothing new is built.
     """
 
     requests_per_s: float | None = None
@@ -36,11 +39,14 @@ class Quotas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     device_s_per_minute: float | None = None
     stored_bytes: int | None = None
     library_bytes: int | None = None
+    kernels: int | None = None
+    task_kernels: int | None = None
+    build_s_per_minute: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("requests_per_s", "burst", "concurrent_requests", "device_s_per_minute"):
             _check(name, getattr(self, name), 0 if name == "device_s_per_minute" else None)
-        for name in ("stored_bytes", "library_bytes"):
+        for name in ("stored_bytes", "library_bytes", "kernels", "task_kernels", "build_s_per_minute"):
             _check(name, getattr(self, name), 0)
         if self.burst is not None and self.requests_per_s is None:
             raise InvalidConfig("burst means nothing without requests_per_s", field="burst")

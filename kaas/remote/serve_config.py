@@ -23,7 +23,18 @@ from kaas.targets import check_target
 PORT = 7600
 CLIENT_FAULTS = 8
 """Devices that requests of one client may end within an hour, unless told otherwise."""
-TOLD = ("requests_per_s", "stored_bytes", "library_bytes", "device_s_per_minute")
+TOLD = (
+    "requests_per_s",
+    "stored_bytes",
+    "library_bytes",
+    "device_s_per_minute",
+    "kernels",
+    "task_kernels",
+    "build_s_per_minute",
+)
+DEFAULT_QUOTAS = Quotas(
+    stored_bytes=1 << 30, library_bytes=256 << 20, kernels=1 << 16, task_kernels=1 << 13, build_s_per_minute=30.0
+)
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
 UNKNOWN = re.compile(r"unknown field `(.*?)`")
 
@@ -123,7 +134,7 @@ class Limits(_Settings, frozen=True):
         frame_bytes: of one frame of a message. sessions: programs that it may have, and connections. lost_s: seconds
             for which what a program waits for stays when its connection is broken. answers_bytes, answers_s: of answers
             that are kept for requests that come again by their key, and seconds for which they are.
-        quotas: those that its key does not say.
+        quotas: those that its key does not say. What neither says has the default that stands here.
     """
 
     requests: int = 256
@@ -133,20 +144,24 @@ class Limits(_Settings, frozen=True):
     answers_bytes: int = 16 << 20
     answers_s: float = 600.0
     lost_s: float = 60.0
-    quotas: Quotas = Quotas(stored_bytes=1 << 30, library_bytes=256 << 20)
+    quotas: Quotas = DEFAULT_QUOTAS
 
     def granted(self, own: Quotas) -> Quotas:
         """own: of a client's key."""
-        given = {name: value for name, value in msgspec.structs.asdict(own).items() if value is not None}
+        given = _said(own)
         if "requests_per_s" in given:
             given.setdefault("burst", None)
-        return msgspec.structs.replace(self.quotas, **given)
+        return msgspec.structs.replace(DEFAULT_QUOTAS, **(_said(self.quotas) | given))
 
     def told(self, quotas: Quotas) -> wire.Limits:
         """What a client hears of what it may."""
         requests = min(self.requests, quotas.concurrent_requests or self.requests)
         limits = {name: getattr(quotas, name) for name in TOLD}
         return wire.Limits(requests, self.credit_bytes, self.frame_bytes, **limits)
+
+
+def _said(quotas: Quotas) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(quotas).items() if value is not None}
 
 
 class Code(_Settings, frozen=True):

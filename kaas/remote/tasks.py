@@ -31,10 +31,18 @@ def encode_task(task: KTask) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SentTask:
-    """A kTask whose libraries are yet to be found. libraries: their hashes, each once."""
+    """A kTask whose libraries are yet to be found. libraries: their hashes, each once. kernels: how many it has."""
 
-    content: Mapping[str, Any] = field(repr=False)
+    data: bytes | memoryview = field(repr=False)
     libraries: tuple[str, ...]
+    kernels: int
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As `codec.content` gives it. Every kernel becomes dozens of objects here, and none before."""
+        content = _decode(self.data)
+        content.pop("kaas", None)
+        return content
 
     def built(self, libraries: Mapping[str, Library]) -> KTask:
         """
@@ -57,8 +65,7 @@ def decode_task(data: bytes | memoryview) -> SentTask:
     if len(data) > TASK_BYTES:
         raise InvalidGraph(f"a remote client's kTask has at most {TASK_BYTES} bytes, not {len(data)}")
     try:
-        content = _decode(data)
-        sent = msgspec.convert(content, _Task)
+        sent = _decode_head(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidGraph(f"this is no kTask in msgpack: {error}") from error
     if sent.kaas != codec.FORMAT:
@@ -70,19 +77,30 @@ def decode_task(data: bytes | memoryview) -> SentTask:
     ):
         if number > limit:
             raise InvalidGraph(f"a remote client's kTask has at most {limit} {what}, not {number}")
-    content.pop("kaas", None)
-    return SentTask(content, tuple(dict.fromkeys(entry.kernel.library for entry in sent.kernels)))
+    libraries = tuple(dict.fromkeys(entry.kernel.library for entry in sent.kernels))
+    return SentTask(data, libraries, len(sent.kernels))
 
 
-class _Buffer(msgspec.Struct):
+def with_code(task: bytes, libraries: Mapping[str, Library]) -> bytes:
+    """What `KTask.to_msgpack` gives, out of what `encode_task` gives: a kTask of many kernels is read by nobody here.
+
+    Args:
+        libraries: of the kTask, by hash, in the order in which its kernels first name them.
+    """
+    assert task[0] & 0xF0 == _FEW_FIELDS, "a kTask has fewer fields than a msgpack map counts in its first byte"
+    images = {name: [{"kind": i.kind, "data": i.data} for i in each.images] for name, each in libraries.items()}
+    return b"".join((bytes((task[0] + 1,)), task[1:], _encode("libraries"), _encode(images)))
+
+
+class _Buffer(msgspec.Struct, gc=False):
     shape: list[int]
 
 
-class _Kernel(msgspec.Struct):
+class _Kernel(msgspec.Struct, gc=False):
     library: str
 
 
-class _Entry(msgspec.Struct):
+class _Entry(msgspec.Struct, gc=False):
     kernel: _Kernel
 
 
@@ -96,6 +114,10 @@ class _Task(msgspec.Struct):
 
 
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode_head = msgspec.msgpack.Decoder(_Task).decode
+_encode = msgspec.msgpack.Encoder().encode
+_FEW_FIELDS = 0x80
+"""What the first byte of a msgpack map begins with that has at most 15 fields."""
 
 # --- libraries
 

@@ -38,13 +38,14 @@ class Uploads:
     """Belongs to one event loop. A client is the name of a key.
 
     Fields:
-        contents: what is there.
+        contents: what is there. limits: of a client.
     """
 
     def __init__(self, state: State, limits: LimitsOf, allowed: Allowed, changed: Changed) -> None:
         """changed: see `Contents`."""
         self.contents = Contents(state, limits, changed)
         self.allowed = allowed
+        self.limits = limits
         self._waiting: Counter[str] = Counter()
         self._writing: set[asyncio.Task[Any]] = set()
 

@@ -175,6 +175,9 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     stored_bytes: int | None = None
     library_bytes: int | None = None
     device_s_per_minute: float | None = None
+    kernels: int | None = None
+    task_kernels: int | None = None
+    build_s_per_minute: float | None = None
 
 
 class Welcome(_Message, frozen=True):

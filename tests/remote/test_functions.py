@@ -25,9 +25,10 @@ from kaas.errors import (
     WrongDtype,
     WrongSize,
 )
+from kaas.graph import KTask
 from kaas.pool import wire as pool_wire
 from kaas.remote import functions as functions_module
-from kaas.remote import wire
+from kaas.remote import making, wire
 from kaas.remote.allow import Allowed
 from kaas.remote.answers import plain
 from kaas.remote.quotas import Quotas
@@ -374,3 +375,44 @@ def test_what_cannot_be_written_down_is_refused_and_leaves_nothing(
             assert await had.get("ada", "x") == A.tobytes()
 
     asyncio.run(life())
+
+
+def test_what_was_registered_is_not_built_again_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor when it is listed or looked up: what there is to know of it was kept."""
+    task = both_task()
+
+    def built(*_: object) -> KTask:
+        raise AssertionError("a kTask is built again")
+
+    async def lives() -> None:
+        async with Had(tmp_path) as had:
+            await had.put("ada", "b", B)
+            await had.register("ada", task, "both")
+            await had.register("ada", add_task(), "bound", {"b": "b"})
+            before = listed(had, "ada")
+        monkeypatch.setattr(KTask, "__init__", built)
+        async with Had(tmp_path) as had:
+            assert listed(had, "ada") == before
+            function = had.functions.named("ada", "both")
+            assert function.function.introduction[1] == task.to_msgpack()
+            assert had.functions.named("ada", "bound").function.spec.bindings == (pool_wire.Binding("b", 0),)
+
+    asyncio.run(lives())
+
+
+def test_a_function_that_an_earlier_version_has_kept_is_built_once_more(tmp_path: Path) -> None:
+    async def lives() -> None:
+        async with Had(tmp_path) as had:
+            await had.register("ada", scale_task(), "scale")
+            (kept,) = had.state.read(functions_module.KIND, msgspec.msgpack.Decoder(making.Kept).decode)
+            old = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(kept))[:-1])
+            had.state.put(functions_module.KIND, "ada", "scale", old)
+        for _ in range(2):
+            async with Had(tmp_path) as had:
+                assert had.functions.named("ada", "scale").function.spec.task_key == scale_task().key
+                (kept,) = had.state.read(functions_module.KIND, msgspec.msgpack.Decoder(making.Kept).decode)
+                assert kept.facts is not None
+
+    asyncio.run(lives())
