@@ -12,6 +12,9 @@ from dataclasses import dataclass
 ALIGNMENT_BYTES = 256
 """What cuMemAlloc guarantees, and so what kernels may rely on."""
 
+GAP_BYTES = 4096
+"""Behind every buffer, where accesses are checked: what goes past one must not lie in another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
@@ -87,6 +90,17 @@ def lay_out(tenants: Iterable[Tenant], order: Order) -> Layout:
         offsets[tenant.index] = offset
         placed.append((offset, offset + tenant.nbytes, users, after))
     return Layout(offsets, _aligned(max((end for _, end, _, _ in placed), default=0)))
+
+
+def lay_apart(tenants: Iterable[Tenant]) -> Layout:
+    """Places the tenants one behind the other, with gaps. Nothing shares memory: an access past the end of a buffer
+    must not lie in another one that is there at other times."""
+    offsets: dict[int, int] = {}
+    nbytes = 0
+    for tenant in tenants:
+        offsets[tenant.index] = nbytes
+        nbytes = _aligned(nbytes + tenant.nbytes) + GAP_BYTES
+    return Layout(offsets, nbytes)
 
 
 def _first_gap(spans: Iterable[tuple[int, int]], nbytes: int) -> int:

@@ -25,7 +25,7 @@ from kaas.arguments import (
 )
 from kaas.dtypes import KIND_BYTES
 from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
-from kaas.executor.arena import Layout, Order, Tenant, lay_out
+from kaas.executor.arena import Layout, Order, Tenant, lay_apart, lay_out
 from kaas.executor.device import Function, Launch, Limits, ParameterBlock
 from kaas.executor.globals import Globals
 from kaas.executor.kernels import Kernels
@@ -63,6 +63,7 @@ class Plan:
         zeroed: indices of those that start as zeros: all that say so, and every output that is no input. What no
             kernel writes there must not be an earlier request's, and copying an output takes longer than clearing it.
         prints: whether the code may print.
+        apart: buffers share no memory, and there are gaps between them.
     """
 
     task: KTask
@@ -83,13 +84,15 @@ class Plan:
     input_names: frozenset[str]
     globals: tuple[Globals, ...]
     prints: bool
+    apart: bool
 
     def layout(self, resident: int, kept: int = 0) -> Layout:
         """The arena of a request. Bit i of resident: the input that is buffer i lies there, not in the cache; of kept:
         the output that is buffer i does not, since it stays in the cache."""
         cached = {index for index in self.inputs if not resident >> index & 1}
         cached.update(index for index in self.outputs if kept >> index & 1)
-        return lay_out((tenant for tenant in self.tenants if tenant.index not in cached), self.order)
+        tenants = [tenant for tenant in self.tenants if tenant.index not in cached]
+        return lay_apart(tenants) if self.apart else lay_out(tenants, self.order)
 
     def parameter_blocks(self) -> list[ParameterBlock]:
         """The parameters of each launch, in host memory of their own, with what is to be filled in not yet there."""
@@ -115,8 +118,13 @@ def arena_bytes(task: KTask, cached: Collection[Buffer]) -> int:
     return lay_out(tenants, Order(len(task.kernels), task.edges)).nbytes
 
 
-def make_plan(task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int, device: str) -> Plan:
+def make_plan(
+    task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int, device: str, *, apart: bool = False
+) -> Plan:
     """Checks a kTask against its code and the device, and prepares it. Nothing runs, no memory is taken.
+
+    Args:
+        apart: buffers are to share no memory, for a device that checks what kernels access.
 
     Raises:
         CorruptImage, UnsupportedCode, Unprovided, UnknownSymbol, ArgumentMismatch: the code.
@@ -157,6 +165,7 @@ def make_plan(task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int
         input_names=frozenset(buffer.name for buffer in task.inputs),
         globals=kernels.globals_of(task.libraries),
         prints=any(_prints(kernels.image(library)) for library in task.libraries),
+        apart=apart,
     )
     _check_size(plan, capacity_bytes, device)
     return plan

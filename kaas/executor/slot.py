@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 
 import numpy as np
 
 from kaas.executor.device import Device
-from kaas.executor.inputs import Inputs
+from kaas.executor.inputs import CachedObject, Inputs
 from kaas.executor.kernels import Kernels
 from kaas.executor.memory import Arena, Lease
 from kaas.executor.outlet import Bytes, Outlet
 from kaas.executor.plan import Plan, make_plan
 from kaas.executor.profile import KernelTime
 from kaas.executor.replay import Launches, Placement, Replay, Values
+from kaas.executor.tiers import granules
 from kaas.graph import KTask
 
 MAX_PLANS = 256
@@ -65,7 +66,8 @@ class Slot:
         replay = self.replays.pop(task.key, None)
         if replay is None:
             device = self._device
-            plan = make_plan(task, self.kernels, device.limits, capacity_bytes, device.info().name)
+            name = device.info().name
+            plan = make_plan(task, self.kernels, device.limits, capacity_bytes, name, apart=device.checks)
             replay = Replay(plan, device)
             if len(self.replays) >= MAX_PLANS:
                 self.replays.pop(next(iter(self.replays))).close()
@@ -89,9 +91,9 @@ class Slot:
     def copy_in(self, plan: Plan, placement: Placement, inputs: Inputs, lease: Lease) -> list[int]:
         """Submits the copies that bring the inputs to where the kernels find them; gives all addresses."""
         stream = self.stream
-        if self._device.checks:
-            self._device.describe(self.arena.address, self.arena.nbytes, list(_regions(plan, placement)))
         objects = lease.objects
+        if self._device.checks:
+            self._describe(plan, placement, inputs, objects)
         addresses = placement.addresses.copy()
         for index, key in inputs.kept.items():
             addresses[index] = objects[key].address
@@ -145,6 +147,20 @@ class Slot:
         self._outlet.close()
         self.stream.close()
         self.kernels.close()
+
+    def _describe(
+        self, plan: Plan, placement: Placement, inputs: Inputs, objects: Mapping[bytes, CachedObject]
+    ) -> None:
+        """Names what lies in the arena, and the cached objects that kernels read or make. An object that others read
+        too at this moment gets the name that it has here."""
+        describe = self._device.describe
+        describe(self.arena.address, self.arena.nbytes, list(_regions(plan, placement)))
+        bound = [*((index, key) for index, key, _ in inputs.shared), *inputs.kept.items()]
+        for index, key in bound:
+            there = objects[key]
+            if there.nbytes:
+                region = (plan.buffers[index].name, 0, there.nbytes)
+                describe(there.address, granules(there.nbytes), [region])
 
     def _wait_for(self, lease: Lease) -> None:
         """Makes the stream wait for the objects that are on their way."""

@@ -25,6 +25,12 @@ class CompileError(Exception):
         return self.message
 
 
+class SourceRecord(ctypes.Structure):
+    """kaas_source of abi.h."""
+
+    _fields_ = [("ptx_line", ctypes.c_uint32), ("line", ctypes.c_uint32), ("file", ctypes.c_char_p)]
+
+
 class KernelRecord(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -38,6 +44,8 @@ class KernelRecord(ctypes.Structure):
         ("registers", ctypes.c_uint32),
         ("const_bytes", ctypes.c_uint32),
         ("refusal", ctypes.c_char_p),
+        ("sources", ctypes.POINTER(SourceRecord)),
+        ("source_count", ctypes.c_uint32),
     ]
 
 
@@ -173,6 +181,9 @@ def _arrays(info: ModuleInfo, base: int) -> tuple[Any, Any, list[Any]]:
     """The C view of a module, and the arrays it points into."""
     keep: list[Any] = []
     kernels = (KernelRecord * len(info.kernels))()
+    records = [SourceRecord(at, line, file.encode()) for at, file, line in info.sources]
+    sources = (SourceRecord * len(records))(*records)
+    keep.append(sources)
     for place, kernel in zip(kernels, info.kernels, strict=False):
         count = len(kernel.parameters)
         offsets = (_U32 * count)(*(offset for offset, _ in kernel.parameters))
@@ -185,6 +196,7 @@ def _arrays(info: ModuleInfo, base: int) -> tuple[Any, Any, list[Any]]:
         place.max_threads, place.registers = kernel.max_threads, kernel.registers
         place.const_bytes = kernel.const_bytes
         place.refusal = kernel.refusal.encode() or None
+        place.sources, place.source_count = sources, len(sources)
     variables = (GlobalRecord * len(info.globals))()
     for slot, variable in zip(variables, info.globals, strict=False):
         slot.name, slot.managed = variable.name.encode(), variable.managed

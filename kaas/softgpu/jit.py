@@ -70,6 +70,7 @@ class ModuleInfo(msgspec.Struct, frozen=True):
     globals: tuple[GlobalInfo, ...]
     data: bytes
     pointers: tuple[tuple[int, int], ...]  # 64-bit places in data: the offset in data that each points to
+    sources: tuple[tuple[int, str, int], ...] = ()  # from a line of the PTX on the file and the line there
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -308,7 +309,7 @@ def examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
     if kernels and refused.keys() == kernels.keys():
         raise Unsupported(0, _refusal(one for refusals in refused.values() for one in refusals))
     infos = tuple(_kernel_info(kernel, refused.get(kernel.name, ())) for kernel in kernels.values())
-    return ModuleInfo(infos, info_globals, data, pointers), kernels
+    return ModuleInfo(infos, info_globals, data, pointers, module.sources), kernels
 
 
 def _refusal(refusals: Iterable[Unsupported]) -> str:

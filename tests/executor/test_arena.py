@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.executor.arena import ALIGNMENT_BYTES, Layout, Order, Tenant, lay_out
+from kaas.executor.arena import ALIGNMENT_BYTES, GAP_BYTES, Layout, Order, Tenant, lay_apart, lay_out
 
 Edges = frozenset[tuple[int, int]]
 
@@ -38,6 +38,12 @@ def test_offsets_are_aligned_and_empty_buffers_fit() -> None:
     layout = lay_out([tenant(0, 0, nbytes=1), tenant(1, 0, nbytes=300), tenant(2, 0, nbytes=0)], Order(1, []))
     assert all(offset % ALIGNMENT_BYTES == 0 for offset in layout.offsets.values())
     assert layout.nbytes == 512 + 256
+
+
+def test_what_lies_apart_shares_nothing_and_has_a_gap_behind_it() -> None:
+    layout = lay_apart([tenant(0, 0, nbytes=300), tenant(1, 1), tenant(2, 2, nbytes=0)])
+    assert layout.offsets == {0: 0, 1: 512 + GAP_BYTES, 2: 768 + 2 * GAP_BYTES}
+    assert layout.nbytes == 768 + 3 * GAP_BYTES
 
 
 @st.composite

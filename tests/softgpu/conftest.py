@@ -34,6 +34,8 @@ class Launch(ctypes.Structure):
         ("touched", ctypes.c_void_p),
         ("conditions", ctypes.c_void_p),
         ("name", ctypes.c_char_p),
+        ("sources", ctypes.c_void_p),
+        ("source_count", ctypes.c_uint32),
     ]
 
 

@@ -44,6 +44,18 @@ def test_operands() -> None:
     assert only(entry(declared + "and.b32 %r1, %r2, 4294967295U;")).operands[2] == Immediate(0xFFFFFFFF)
 
 
+def test_lines_of_the_source() -> None:
+    """As nvcc -lineinfo writes them: the files come last, and a function without lines has none of the one before."""
+    inlined = ".loc 2 7 1, function_name $L__info_string0, inlined_at 1 20 3\n"
+    first, second = (entry(body).removeprefix(HEADER) for body in (f".loc 1 3 0\n{inlined}ret;", "ret;"))
+    files = '.file 1 "/home/me/my code/a.cu"\n.file 2 "C:\\\\b.cuh", 1700000000, 5\n.file 3 ""\n'
+    text = HEADER + first + second.replace(" k(", " other(") + files
+    at = {line: n for n, line in enumerate(text.splitlines(), start=1)}
+    other = at[".visible .entry other() {"]
+    assert examine(text).sources == ((at[".loc 1 3 0"], "a.cu", 3), (at[inlined.strip()], "b.cuh", 7), (other, "", 0))
+    assert examine(entry(".loc 1 3 0\nret;")).sources == ()
+
+
 def test_parameters_are_laid_out_as_in_cuda() -> None:
     text = ".param .u32 a, .param .u64 b, .param .align 4 .b8 c[6], .param .u8 d, .param .f64 .ptr .global .align 8 e"
     info = examine(entry("ret;", text.replace(".f64 .ptr", ".u64 .ptr")))

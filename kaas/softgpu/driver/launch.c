@@ -56,6 +56,8 @@ CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], con
                                    .param_bytes = info->param_bytes,
                                    .device = (uint32_t)ctx->dev->ordinal,
                                    .name = info->name,
+                                   .sources = info->sources,
+                                   .source_count = info->source_count,
                                    .stop = (const volatile uint32_t *)&ctx->dev->stop}};
   memcpy(call->launch.grid, grid, sizeof call->launch.grid);
   memcpy(call->launch.block, block, sizeof call->launch.block);

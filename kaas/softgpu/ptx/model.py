@@ -151,6 +151,17 @@ class Function:
 class Module:
     functions: dict[str, Function] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
+    files: dict[int, str] = field(default_factory=dict)  # of the source, by number
+    places: list[tuple[int, int, int]] = field(default_factory=list)
+    """From a PTX line on the number of the file and the line there; 0 and 0: it is not known."""
+
+    @property
+    def sources(self) -> tuple[tuple[int, str, int], ...]:
+        """From a PTX line on the name of the file, without its folders, and the line there; "": it is not known."""
+        names = {number: name.replace("\\", "/").rsplit("/", 1)[-1] for number, name in self.files.items()}
+        if not names:
+            return ()
+        return tuple((at, names.get(file, ""), line) for at, file, line in self.places)
 
     @property
     def entries(self) -> list[Function]:

@@ -21,6 +21,10 @@ _STATEMENT = re.compile(r"[^;]*;")
 
 _LINE_DIRECTIVE = re.compile(r"\.(?:loc|file|version|target|address_size|pragma)\b[^\n]*")
 
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+
+_FILE = re.compile(r'\.file\s+(\d+)\s+"([^"\n]*)"')
+
 _SECTION = re.compile(r"\.section\b[^{]*\{[^}]*\}")
 
 _SIGNATURE = re.compile(r"\s*\.(?:calltargets\s+([^;]*)|callprototype\s*(?:\(([^)]*)\)\s*)?_\s*(?:\(([^)]*)\))?[^;]*);")
@@ -86,6 +90,7 @@ class _Parser:
         self.text, self.position, self.line = text, 0, 1
         self.counted = 0  # text before this position is in `line`
         self.statements = 0
+        self.result = Module()
 
     def at(self, position: int) -> int:
         self.line += self.text.count("\n", self.counted, position)
@@ -110,12 +115,23 @@ class _Parser:
         self.position = found.end()
         return found[0]
 
+    def directive(self, line: int) -> bool:
+        """Takes a directive that fills a line. What -lineinfo tells of the source is kept."""
+        text = self.take(_LINE_DIRECTIVE)
+        if text is None:
+            return False
+        if found := _LOC.match(text):
+            self.result.places.append((line, int(found[1]), int(found[2])))
+        elif found := _FILE.match(text):
+            self.result.files[int(found[1])] = found[2]
+        return True
+
     def module(self) -> Module:
-        module = Module()
+        module = self.result
         while self.skip_blank():
             line = self.at(self.position)
             self.count(line)
-            if self.take(_LINE_DIRECTIVE) is not None or self.take(_SECTION) is not None:
+            if self.directive(line) or self.take(_SECTION) is not None:
                 continue
             if self.text[self.position] != ".":
                 raise PtxError(
@@ -170,6 +186,8 @@ class _Parser:
         if function.name in module.functions and module.functions[function.name].has_body:
             raise PtxError(line, f"the function {function.name} is there twice")
         function.has_body = True
+        if self.result.places:  # those of the function before it end here
+            self.result.places.append((line, 0, 0))
         self.body(function)
         module.functions[function.name] = function
 
@@ -199,7 +217,7 @@ class _Parser:
                 else:
                     scopes.pop()
                     labels.pop().close(function)
-            elif self.take(_LINE_DIRECTIVE) is None:
+            elif not self.directive(line):
                 length = len(function.body)
                 self.statement(function, scopes, opened, cache, line)
                 if len(function.body) > length and isinstance(function.body[-1], Label):

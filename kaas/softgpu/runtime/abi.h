@@ -29,6 +29,12 @@ typedef struct kaas_warp {
 /* params: the parameter buffer, laid out at the offsets of the kernel's parameters. */
 typedef void (*kaas_kernel_fn)(const uint8_t *params, kaas_warp *warp);
 
+/* Where code comes from: the instructions from this line of the PTX on. */
+typedef struct kaas_source {
+  uint32_t ptx_line, line;
+  const char *file; /* "": it is not known */
+} kaas_source;
+
 /* A kernel as found in an image, before it is compiled for a block shape. Strings and arrays belong to the module. */
 typedef struct kaas_kernel_info {
   const char *name;
@@ -42,6 +48,8 @@ typedef struct kaas_kernel_info {
   uint32_t registers;    /* declared by the image: a figure for attributes, not a resource here */
   uint32_t const_bytes;  /* of the image's .const variables */
   const char *refusal;   /* what in it has no code here, for who takes it; NULL: it can run */
+  const kaas_source *sources; /* of the image, by line of the PTX */
+  uint32_t source_count;
 } kaas_kernel_info;
 
 typedef struct kaas_global_info {
@@ -89,6 +97,8 @@ typedef struct kaas_launch {
   struct kaas_touched *touched;  /* where checked code notes the device memory that it touches; NULL: nowhere */
   kaas_conditions *conditions;   /* of the graph launch that it belongs to; NULL: it has none */
   const char *name;              /* of the kernel, for messages; NULL: it has none */
+  const kaas_source *sources;    /* of the kernel's image */
+  uint32_t source_count;
 } kaas_launch;
 
 /* Runs every block; returns 0, or the CUresult of a trap, a bad access or a stop. error (may be NULL) receives a sentence. */
@@ -107,6 +117,9 @@ uint64_t kaas_memory_changes(void);
 
 /* faults.c: where an address lies, for a message. */
 int kaas_describe_access(uint64_t address, uint32_t bytes, char *text, size_t text_bytes)
+    __attribute__((visibility("hidden")));
+/* The same, if this is the range to name. */
+int kaas_describe_near(uint64_t address, uint32_t bytes, const kaas_range *near, char *text, size_t text_bytes)
     __attribute__((visibility("hidden")));
 
 /* --- touched.c: the bytes that a piece of work has touched, by what it did to them */

@@ -231,19 +231,19 @@ void kaas_stop(kaas_warp *warp) {
 }
 
 void kaas_rt_trap(kaas_warp *warp, uint32_t line) {
-  char text[160];
-  snprintf(text, sizeof text, "trap at PTX line %u, block (%u, %u, %u), warp %u", line, warp->ctaid[0], warp->ctaid[1],
-           warp->ctaid[2], warp->warp);
+  char text[240];
+  snprintf(text, sizeof text, "trap at %s, block (%u, %u, %u), warp %u", kaas_place_of(warp, line).text, warp->ctaid[0],
+           warp->ctaid[1], warp->ctaid[2], warp->warp);
   kaas_abandon(warp->block, LAUNCH_FAILED, text);
 }
 
 /* An instruction of the whole warp, of which these lanes run. */
 void kaas_rt_need_warp(kaas_warp *warp, uint32_t running, uint32_t line) {
   if (__builtin_expect(running == UINT32_MAX, 1)) return;
-  char text[200];
+  char text[300];
   snprintf(text, sizeof text,
-           "PTX line %u: the whole warp has to come to this instruction together, but %d of 32 lanes run; "
+           "%s: the whole warp has to come to this instruction together, but %d of 32 lanes run; "
            "block (%u, %u, %u), warp %u",
-           line, __builtin_popcount(running), warp->ctaid[0], warp->ctaid[1], warp->ctaid[2], warp->warp);
+           kaas_place_of(warp, line).text, __builtin_popcount(running), warp->ctaid[0], warp->ctaid[1], warp->ctaid[2], warp->warp);
   kaas_abandon(warp->block, LAUNCH_FAILED, text);
 }

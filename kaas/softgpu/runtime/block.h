@@ -52,6 +52,11 @@ void kaas_run_block(kaas_block *block) __attribute__((visibility("hidden")));
 _Noreturn void kaas_abandon(kaas_block *block, int result, const char *message) __attribute__((visibility("hidden")));
 /* Ends a launch that is to stop. */
 _Noreturn void kaas_stop(kaas_warp *warp) __attribute__((visibility("hidden")));
+/* The place of an instruction, for messages: "PTX line 7", or "a.cu:3 (PTX line 7)" where the image tells that. */
+typedef struct kaas_place {
+  char text[96];
+} kaas_place;
+kaas_place kaas_place_of(const kaas_warp *warp, uint32_t line) __attribute__((visibility("hidden")));
 /* threadIdx of a lane. */
 void kaas_thread_index(const kaas_warp *warp, uint32_t lane, uint32_t at[3]) __attribute__((visibility("hidden")));
 /* The block that this thread works with; its fibers find it here. */

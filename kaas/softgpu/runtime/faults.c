@@ -105,15 +105,30 @@ void kaas_close_signal_stack(kaas_block *block) {
 
 /* --- what to say */
 
+kaas_place kaas_place_of(const kaas_warp *warp, uint32_t line) {
+  const kaas_launch *launch = warp->block->launch;
+  const kaas_source *source = NULL;
+  kaas_place place;
+  for (uint32_t i = 0; i < launch->source_count && launch->sources[i].ptx_line <= line; i++) source = &launch->sources[i];
+  if (source && *source->file)
+    snprintf(place.text, sizeof place.text, "%.60s:%u (PTX line %u)", source->file, source->line, line);
+  else snprintf(place.text, sizeof place.text, "PTX line %u", line);
+  return place;
+}
+
 int kaas_describe_access(uint64_t address, uint32_t bytes, char *text, size_t text_bytes) {
   kaas_range near;
   if (!kaas_memory_nearest(address, &near)) return snprintf(text, text_bytes, "there is no device memory");
-  uint64_t end = near.address + near.bytes;
+  return kaas_describe_near(address, bytes, &near, text, text_bytes);
+}
+
+int kaas_describe_near(uint64_t address, uint32_t bytes, const kaas_range *near, char *text, size_t text_bytes) {
+  uint64_t end = near->address + near->bytes;
   const char *place = "inside";
-  uint64_t distance = address - near.address;
-  if (address < near.address) {
+  uint64_t distance = address - near->address;
+  if (address < near->address) {
     place = "before";
-    distance = near.address - address;
+    distance = near->address - address;
   } else if (address >= end) {
     place = "behind the end of";
     distance = address - end;
@@ -122,7 +137,7 @@ int kaas_describe_access(uint64_t address, uint32_t bytes, char *text, size_t te
     distance = address + bytes - end;
   }
   return snprintf(text, text_bytes, "%" PRIu64 " bytes %s the nearest buffer (%s%s%" PRIu64 " bytes at 0x%" PRIx64 ")",
-                  distance, place, near.name, *near.name ? ": " : "", near.bytes, near.address);
+                  distance, place, near->name, *near->name ? ": " : "", near->bytes, near->address);
 }
 
 static int is_stack_overflow(const kaas_block *block) {

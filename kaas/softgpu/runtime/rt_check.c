@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 /* As codegen/memcheck.py counts them. */
 enum space { GENERIC, GLOBAL, SHARED, LOCAL };
@@ -59,6 +60,46 @@ static int is_good(const access *a) {
   }
 }
 
+/* --- what to say */
+
+enum { TABLE_ENTRIES = 64, POINTER_BYTES = 8 };
+static const uint64_t NEAR_BYTES = 64 << 10;
+
+static uint64_t distance_of(const access *a, const kaas_range *range) {
+  uint64_t end = range->address + range->bytes;
+  return a->address < range->address ? range->address - a->address : a->address >= end ? a->address - end + 1 : 0;
+}
+
+/* Takes the range that this number points into, if it does and that is nearer than the nearest so far. */
+static int is_pointer(const access *a, uint64_t number, kaas_range *range, kaas_range *nearest) {
+  if (!kaas_memory_nearest(number, range) || number - range->address > range->bytes) return 0;
+  if (!nearest->bytes || distance_of(a, range) < distance_of(a, nearest)) *nearest = *range;
+  return 1;
+}
+
+static uint64_t number_at(const uint8_t *memory) {
+  uint64_t number;
+  memcpy(&number, memory, sizeof number);
+  return number;
+}
+
+/* The buffer that the launch's arguments point to, directly or by a table of pointers, and that is nearest: a stray
+ * access comes from one of these, whatever lies beside it. 0 if all are far, as where the code has an address itself. */
+static int nearest_argument(const access *a, kaas_range *nearest) {
+  const kaas_launch *launch = a->warp->block->launch;
+  nearest->bytes = 0;
+  for (uint32_t at = 0; at + POINTER_BYTES <= launch->param_bytes; at += POINTER_BYTES) {
+    uint64_t pointer = number_at(launch->params + at);
+    kaas_range range, of_entry;
+    if (!is_pointer(a, pointer, &range, nearest) || pointer % POINTER_BYTES) continue;
+    uint64_t entries = (range.address + range.bytes - pointer) / POINTER_BYTES;
+    for (uint64_t i = 0; i < entries && i < TABLE_ENTRIES; i++)
+      is_pointer(a, number_at((const uint8_t *)(uintptr_t)pointer + i * POINTER_BYTES), &of_entry, nearest);
+  }
+  uint64_t distance = distance_of(a, nearest);
+  return nearest->bytes && (distance <= NEAR_BYTES || distance <= nearest->bytes);
+}
+
 static void describe(const access *a, char *text, size_t bytes) {
   if (a->space == SHARED)
     snprintf(text, bytes, "shared memory at offset %" PRId64 ", of which the block has %u bytes",
@@ -67,8 +108,10 @@ static void describe(const access *a, char *text, size_t bytes) {
     snprintf(text, bytes, "local memory at 0x%" PRIx64 ", outside the thread's %u bytes", a->address,
              a->warp->block->launch->local_bytes);
   else {
+    kaas_range near;
     int start = snprintf(text, bytes, "0x%" PRIx64 ", ", a->address);
-    kaas_describe_access(a->address, a->bytes, text + start, bytes - (size_t)start);
+    if (nearest_argument(a, &near)) kaas_describe_near(a->address, a->bytes, &near, text + start, bytes - (size_t)start);
+    else kaas_describe_access(a->address, a->bytes, text + start, bytes - (size_t)start);
   }
 }
 
@@ -80,8 +123,9 @@ static _Noreturn void refuse(const access *a, int result) {
     snprintf(where, sizeof where, "0x%" PRIx64 ", which is no multiple of that", a->address);
   else describe(a, where, sizeof where);
   kaas_thread_index(a->warp, a->lane, at);
-  snprintf(text, sizeof text, "PTX line %u: thread (%u, %u, %u) of block (%u, %u, %u) %s %u bytes of %s", a->line,
-           at[0], at[1], at[2], block[0], block[1], block[2], verbs[a->verb], a->bytes, where);
+  snprintf(text, sizeof text, "%s: thread (%u, %u, %u) of block (%u, %u, %u) %s %u bytes of %s",
+           kaas_place_of(a->warp, a->line).text, at[0], at[1], at[2], block[0], block[1], block[2], verbs[a->verb],
+           a->bytes, where);
   kaas_abandon(a->warp->block, result, text);
 }
 

@@ -16,8 +16,9 @@ uint64_t kaas_rt_nanoseconds(void) {
 void kaas_rt_nowhere(kaas_warp *warp, uint32_t line, const uint64_t *addresses, uint32_t lanes) {
   enum { FUNCTIONS = 0x5F }; /* the top byte of their addresses: FIRST_FUNCTION of ptx/pointers.py */
   uint64_t address = addresses[__builtin_ctz(lanes)];
-  char text[200];
-  snprintf(text, sizeof text, "the call at PTX line %u is of %#llx, which is %s, block (%u, %u, %u), warp %u", line,
+  char text[300];
+  snprintf(text, sizeof text, "the call at %s is of %#llx, which is %s, block (%u, %u, %u), warp %u",
+           kaas_place_of(warp, line).text,
            (unsigned long long)address,
            address >> 56 == FUNCTIONS ? "a function of another kind, without a body, or under way already (recursion)"
                                       : "no function",
@@ -26,8 +27,8 @@ void kaas_rt_nowhere(kaas_warp *warp, uint32_t line, const uint64_t *addresses, 
 }
 
 void kaas_rt_overflow(kaas_warp *warp, uint32_t line) {
-  char text[160];
-  snprintf(text, sizeof text, "alloca at PTX line %u takes more than the stack has, block (%u, %u, %u), warp %u", line,
-           warp->ctaid[0], warp->ctaid[1], warp->ctaid[2], warp->warp);
+  char text[240];
+  snprintf(text, sizeof text, "alloca at %s takes more than the stack has, block (%u, %u, %u), warp %u",
+           kaas_place_of(warp, line).text, warp->ctaid[0], warp->ctaid[1], warp->ctaid[2], warp->warp);
   kaas_abandon(warp->block, HARDWARE_STACK_ERROR, text);
 }
