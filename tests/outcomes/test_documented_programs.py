@@ -25,6 +25,7 @@ import pytest
 import typer.main
 
 from kaas.cli import app
+from kaas.pool.sandbox import available
 from tests.compilers.onnx_cases import classifier
 from tests.patience import PATIENCE_S
 from tests.wheels import ROOT, build, install, run
@@ -74,8 +75,8 @@ def served(python: Path, tmp_path: Path) -> Iterator[str]:
     )
     assert "listen: {host: 10.0.0.5}" in settings
     settings = settings.replace("{host: 10.0.0.5}", "{host: 127.0.0.1, port: 0}")
-    pool = "pool: {devices: [{kind: software}]}\n"
-    (tmp_path / "kaas.yaml").write_text(f"{settings}{pool}name: documented-{token_hex(4)}\n")
+    here = ["pool: {devices: [{kind: software}]}", f"name: documented-{token_hex(4)}", f"sandbox: {available()}"]
+    (tmp_path / "kaas.yaml").write_text("\n".join([settings, *here]))
     kaas = python.parent / "kaas"
     run(tmp_path, kaas, "keys", "new", "ada")
     with started([kaas, "serve", "--config", "kaas.yaml"], tmp_path, r"kaas serves at (tcp://\S+)") as address:
