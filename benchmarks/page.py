@@ -61,9 +61,9 @@ def _lines(path: str) -> Sequence[str]:
 
 
 def _commit() -> str:
-    """The commit that is measured, with a + where the code differs from it."""
-    commit = _git("rev-parse", "--short=7", "HEAD").stdout.strip()
+    """The commit that last changed what is measured, with a + where the files differ from it."""
     code = ("kaas", "libraries", "compilers", ":(glob)benchmarks/**/*.py")
+    commit = _git("log", "-1", "--format=%h", "--abbrev=7", "--", *code).stdout.strip()
     return f"{commit or 'unknown'}{'+' if _git('diff', '--quiet', 'HEAD', '--', *code).returncode else ''}"
 
 
