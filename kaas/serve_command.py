@@ -26,6 +26,7 @@ def serve(
     from kaas.provided import BUILD
     from kaas.remote.serve_check import check_all, check_names, check_sizes
     from kaas.remote.serve_config import Settings, read
+    from kaas.remote.serve_memory import promised, tell, there_bytes
     from kaas.remote.server_log import configure
 
     if config is not None:
@@ -41,8 +42,10 @@ def serve(
     if check:
         asyncio.run(check_all(settings))
         print("the configuration can be served")
+        print(promised(settings).sentence(there_bytes()))
         return
     configure(settings.log)
+    tell(settings)
     if not settings.code.build:
         os.environ[BUILD] = "0"  # of all processes that this one starts
     if settings.ray:

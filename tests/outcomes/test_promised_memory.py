@@ -1,0 +1,67 @@
+"""The promise: an operator is told how much memory all clients together may take, and if the machine has less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from kaas.cli import app
+from kaas.remote.keys import new_client, prepare
+from kaas.remote.quotas import Quotas
+from kaas.remote.serve_config import Limits, Settings
+from kaas.remote.serve_memory import of_quotas
+from tests.remote.servers import Server
+
+GIB = 1 << 30
+LIMITS = {"credit_bytes": 1 << 20, "frame_bytes": 1 << 20, "answers_bytes": 1 << 20}
+
+
+def checked(folder: Path, limits: object) -> str:
+    """What `kaas serve --check` says of a server with two clients."""
+    prepare(folder / "keys")
+    for name in ("ada", "bob"):
+        new_client(folder / "keys", name, folder / f"{name}.keys")
+    path = folder / "kaas.yaml"
+    path.write_bytes(msgspec.yaml.encode({"keys": "keys", "limits": limits}))
+    ended = CliRunner().invoke(app, ["serve", "--check", "--config", str(path)])
+    assert ended.exit_code == 0, ended.output
+    return ended.output
+
+
+def test_a_configuration_that_is_within_the_machine_says_its_sum(tmp_path: Path) -> None:
+    said = checked(tmp_path, {**LIMITS, "quotas": {"stored_bytes": 1 << 20, "library_bytes": 1 << 20}})
+    assert "the configuration can be served" in said
+    assert "2 clients" in said
+    assert "clients may take 0.04 GiB of memory in all" in said
+    assert "more than" not in said
+
+
+def test_a_configuration_that_promises_more_than_the_machine_has_is_told_so(tmp_path: Path) -> None:
+    said = checked(tmp_path, {"quotas": {"stored_bytes": 1 << 50}})
+    assert "more than the" in said
+    assert "that this machine has: lower limits and quotas" in said
+
+
+@pytest.mark.parametrize(("stored_bytes", "level"), [(1 << 20, "INFO"), (1 << 50, "WARNING")])
+def test_a_server_that_starts_says_it_in_its_log(tmp_path: Path, stored_bytes: int, level: str) -> None:
+    quotas = {"stored_bytes": stored_bytes, "library_bytes": 1 << 20}
+    server = Server(tmp_path, {"limits": {**LIMITS, "quotas": quotas}, "log": {"format": "json"}})
+    server.close()
+    lines = [msgspec.json.decode(line) for line in server.errors.read_text().splitlines() if line.startswith("{")]
+    (said,) = [line for line in lines if "total_bytes" in line]
+    assert said["level"] == level
+    assert said["clients"] == 3
+    assert said["stored_bytes"] == 3 * stored_bytes
+
+
+def test_what_each_client_may_take_is_added_up() -> None:
+    found = of_quotas(Settings(limits=Limits()), [Quotas(), Quotas(stored_bytes=2 * GIB), *[Quotas()] * 8])
+    assert found.stored_bytes == 11 * GIB
+    assert found.library_bytes == 10 * GIB // 4
+    assert found.answers_bytes == 10 * (16 << 20)
+    assert found.open_bytes == 10 * GIB
+    assert found.unfinished_bytes == GIB  # of all: not more for more clients
+    assert found.total_bytes == 24 * GIB + GIB // 2 + 10 * (16 << 20)
