@@ -157,7 +157,7 @@ def told_as_corrupt(path: str | os.PathLike[str]) -> Iterator[None]:
     except KaasError as error:
         raise _corrupt(path, error.message) from error
     except zipfile.BadZipFile as error:
-        raise _corrupt(path, _no_zip(path)) from error
+        raise _corrupt(path, _no_zip(path, error)) from error
     except KeyError as error:
         raise _corrupt(path, f"{error} is missing") from error
     except _MEANINGLESS as error:
@@ -170,10 +170,10 @@ def _corrupt(path: str | os.PathLike[str], reason: str) -> CorruptModel:
     )
 
 
-def _no_zip(path: str | os.PathLike[str]) -> str:
+def _no_zip(path: str | os.PathLike[str], error: zipfile.BadZipFile) -> str:
     """What to say of a file that the zip module does not read."""
     if is_model(path):
-        return "its end is missing or damaged; copy it again"
+        return f"its end is missing or it is damaged ({error}); copy it again"
     return "it is no zip file, as `kaas compile` and CompiledModel.save write them"
 
 

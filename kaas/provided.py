@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Container
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -47,6 +48,12 @@ def code(image: Image) -> tuple[Image, ...]:
         finally:
             with _lock:
                 _asking.pop(named, None)
+
+
+def folders(names: Container[str] | None = None) -> tuple[str, ...]:
+    """Where the packages lie that provide libraries. names: of entry points; None for all."""
+    found = (entry for entry in entry_points(group=GROUP) if names is None or entry.name in names)
+    return tuple(dict.fromkeys(str(entry.dist.locate_file("")) for entry in found if entry.dist is not None))
 
 
 def _keep(named: Provided, answer: tuple[Image, ...]) -> None:

@@ -16,6 +16,7 @@ from kaas.pool.process_orders import ExecutorOrders
 from kaas.pool.processes import Child
 from kaas.pool.sandbox import Sandbox
 from kaas.pool.status import WorkerInfo
+from kaas.softgpu.build import build
 
 OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
 """Of a pool's configuration, what each executor is told."""
@@ -42,7 +43,11 @@ class ProcessHosts:
         """
         device = self._devices[start.device]
         orders = ExecutorOrders(device, self._options, str(start.worker), address, self._node, self._sandbox)
-        inherited = None if self._sandbox is None else self._sandbox.environment(os.environ)
+        inherited = None
+        if self._sandbox is not None:
+            inherited = self._sandbox.environment(os.environ)
+            if device.kind == "software":
+                await asyncio.to_thread(build)  # no compiler runs in folders that an executor can write
         visible = {VISIBLE: self._visible[start.device]}
         child = Child("kaas.pool.executor_process", orders, visible, inherited=inherited)
         loop = asyncio.get_running_loop()

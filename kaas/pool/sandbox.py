@@ -4,7 +4,8 @@ A kernel that breaks out of its buffers has the rights of the process around it.
 before the first kernel is loaded, for good: the process reads the system's and Python's files and no others, writes
 into the compile cache only, starts no program, makes no TCP connection, and neither traces another process nor signals
 one. Linux restricts files from 5.13 on, connections from 6.7 on, signals from 6.12 on. Landlock lets a process still
-list and open what another one has open (/proc/PID/fd): `unreadable` and the loss of capabilities prevent that.
+list and open what another one has open (/proc/PID/fd): `unreadable` and the loss of capabilities prevent that. What it
+does not know at all, `kaas.pool.seccomp` refuses.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from py_landlock import AccessFs, Landlock, LandlockError
 
 from kaas import caches
 from kaas.caches import cache_root
+from kaas.pool.seccomp import restrict
 
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/proc", "/sys")
 """Where libraries and drivers are, and what the system tells of itself."""
@@ -30,6 +32,9 @@ SETTINGS = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "passwd", 
 """Below /etc; other files there may be secrets."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri")
 """Below /dev."""
+CACHES, BUILT = ("softgpu", "nvidia", "tmp"), ("blas", "nvrtc")
+"""Of the cache, what an executor writes: compiled kernels; and what compilers make that it starts. The driver library
+is not among it: the next executor loads that before it is in its sandbox."""
 PASSED_ON = frozenset({"PATH", "HOME", "LANG", "TZ", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC"})
 """Variables of the environment that an executor needs, ..."""
 PASSED_ON_BEGIN = ("KAAS_", "CUDA_", "NVIDIA_", "PYTHON", "LC_", "OMP_", "OPENBLAS_", "MKL_", "MALLOC_")
@@ -42,10 +47,11 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """hidden: files and folders that are not to be opened, wherever they are. programs: others may be started, as
-    compilers are."""
+    """hidden: files and folders that are not to be opened, wherever they are. packages: folders that more packages are
+    imported from. programs: others may be started, as compilers are."""
 
     hidden: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     programs: bool = False
 
     def enter(self) -> None:
@@ -58,23 +64,25 @@ class Sandbox:
         settings = [Path("/etc") / name for name in SETTINGS]
         devices = [device for name in DEVICES for device in Path("/dev").glob(name)]
         rules = Landlock(strict=False)
-        for path in visible([*map(Path, SYSTEM), *settings, *python_folders()], hidden):
+        for path in visible([*map(Path, (*SYSTEM, *self.packages)), *settings, *python_folders()], hidden):
             access = AccessFs.READ_FILE | AccessFs.READ_DIR if path.is_dir() else AccessFs.READ_FILE
             rules.add_path_rule(path, access=access | AccessFs.EXECUTE if self.programs else access)
         rules.add_path_rule(*devices, access=AccessFs.READ_FILE | AccessFs.WRITE_FILE | AccessFs.IOCTL_DEV)
-        rules.allow_read_write(*visible([cache_root()], hidden))
+        rules.allow_read(*visible([cache_root()], hidden))
+        written = (cache_root() / name for name in (*CACHES, *(BUILT if self.programs else ())))
+        rules.allow_read_write(*visible(written, hidden))
         rules.apply()
         _drop_capabilities()
         unreadable()
+        restrict(programs=self.programs)
 
     def environment(self, of: Mapping[str, str]) -> dict[str, str]:
         """What the process inherits of an environment. Temporary files lie in the cache, which it can write."""
         kept = {name: value for name, value in of.items() if name in PASSED_ON or name.startswith(PASSED_ON_BEGIN)}
         cache = cache_root()
-        kept.setdefault("CUDA_CACHE_PATH", str(cache / "nvidia"))
-        (cache / "tmp").mkdir(mode=0o700, exist_ok=True)
-        kept["TMPDIR"] = str(cache / "tmp")
-        return kept
+        for name in (*CACHES, *BUILT):
+            (cache / name).mkdir(mode=0o700, exist_ok=True)
+        return {"CUDA_CACHE_PATH": str(cache / "nvidia"), **kept, "TMPDIR": str(cache / "tmp")}
 
 
 def unreadable() -> None:

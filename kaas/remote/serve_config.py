@@ -14,6 +14,7 @@ from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig, KaasError
 from kaas.pool.policy_choice import choose_policy
 from kaas.pool.sandbox import Sandbox, available
+from kaas.provided import folders
 from kaas.remote import wire, yaml_text
 from kaas.remote.allow import Allowed
 from kaas.remote.quotas import Quotas
@@ -252,7 +253,8 @@ class Settings(_Settings, frozen=True):
         if not available():
             message = "this Linux has no Landlock to keep kernels from the keys; `sandbox: false` serves without"
             raise InvalidConfig(message, field="sandbox")
-        return Sandbox((self.keys, str(state)), programs=self.code.build)
+        packages = folders(None if self.code.any else self.code.providers)
+        return Sandbox((self.keys, str(state)), packages, programs=self.code.build)
 
 
 def read(path: Path | None, *, insecure: bool = False) -> Settings:

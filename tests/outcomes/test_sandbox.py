@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import kaas
+from kaas.caches import cache_root
 from kaas.errors import InvalidConfig
 from kaas.pool import sandbox
 from kaas.remote.serve_config import Settings
@@ -24,9 +25,9 @@ pytestmark = pytest.mark.skipif(not sandbox.available(), reason="this Linux has 
 
 SAID = "INTRUDER "
 INTRUDER = """
-import glob, json, os, socket, subprocess, sys, threading
+import glob, json, os, resource, socket, subprocess, sys, threading
 
-FOLDER = {folder!r}
+FOLDER, DRIVERS = {folder!r}, {drivers!r}
 
 
 def attempt(action):
@@ -57,6 +58,13 @@ def look():
         "other tenants' values": attempt(lambda: [read(path) for path in files("memfd")] or 1 / 0),
         "server's environment": attempt(lambda: read(f"/proc/{{server}}/environ")),
         "server's end": attempt(lambda: os.kill(server, 0)),
+        "server's limits": attempt(lambda: resource.prlimit(server, resource.RLIMIT_CORE, (0, 0))),
+        "a process of its own": attempt(os.fork),
+        "another session": attempt(os.setsid),
+        "a program in memory": attempt(lambda: os.execve(os.memfd_create("program"), ["program"], {{}})),
+        "datagrams": attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)),
+        "the driver library": attempt(lambda: [open(path, "ab") for path in glob.glob(DRIVERS)] or 1 / 0),
+        "a link in the cache": attempt(lambda: os.symlink(FOLDER, DRIVERS.replace("*/*.so.1", "link"))),
         "a shell": attempt(lambda: subprocess.run(["/bin/sh", "-c", "id"], capture_output=True)),
         "the network": attempt(lambda: socket.create_connection(("127.0.0.1", 9), 5)),
         "a new file": attempt(lambda: open(FOLDER + "/left", "w")),
@@ -84,7 +92,9 @@ def intrude(folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, A
     """What the intruder finds in an executor of a server, while a client has a large kTask run there."""
     code = folder / "code"
     code.mkdir(exist_ok=True)
-    (code / "sitecustomize.py").write_text(INTRUDER.format(folder=str(folder), said=SAID))
+    (code / "sitecustomize.py").write_text(
+        INTRUDER.format(folder=str(folder), drivers=f"{cache_root()}/driver/*/*.so.1", said=SAID)
+    )
     monkeypatch.syspath_prepend(str(code))
     monkeypatch.setenv("OPERATORS_SECRET", "a token")
     server = Server(folder, settings)
@@ -106,15 +116,19 @@ def test_nothing_is_found_in_an_executor(tmp_path: Path, monkeypatch: pytest.Mon
     found = intrude(tmp_path, monkeypatch, {})
     nothing = {"PermissionError", "ZeroDivisionError"}  # the latter for a list of files that is empty
     assert {name: what for name, what in found.items() if what not in nothing} == {}
-    assert len(found) == 14
+    assert len(found) == 21
 
 
 def test_all_of_it_is_found_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the intruder looks in the right places."""
+    """So the intruder looks in the right places. Two attempts would end it if they succeeded."""
+    harmless = INTRUDER.replace("attempt(os.fork)", "'a child'").replace("attempt(os.setsid)", "'a session'")
+    monkeypatch.setitem(globals(), "INTRUDER", harmless)
     found = intrude(tmp_path, monkeypatch, {"sandbox": False})
     assert found.pop("the network") == "ConnectionRefusedError"
+    assert found.pop("a program in memory") == "OSError"  # it is empty
     assert "PermissionError" not in found.values()
     assert found["environment"] == "a token"
+    (cache_root() / "driver/link").unlink(missing_ok=True)
 
 
 def test_a_server_says_so_where_linux_cannot_keep_its_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

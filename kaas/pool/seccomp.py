@@ -1,0 +1,113 @@
+"""The system calls that a sandboxed executor has no use for, refused by Linux (seccomp, as a classic BPF program).
+
+Landlock knows files, connections and signals. It does not keep a process from forking itself away from its group, from
+running a program that lies in memory only, or from changing the limits of another process of the same user.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+from struct import pack
+
+REFUSED = {
+    "x86_64": {
+        "fork": 57, "vfork": 58, "execve": 59, "execveat": 322, "setsid": 112, "setpgid": 109, "ptrace": 101,
+        "process_vm_readv": 310, "process_vm_writev": 311, "pidfd_getfd": 438, "kcmp": 312, "unshare": 272,
+        "setns": 308, "mount": 165, "open_by_handle_at": 304, "io_uring_setup": 425, "bpf": 321, "perf_event_open": 298,
+        "userfaultfd": 323, "add_key": 248, "request_key": 249, "keyctl": 250, "shmget": 29,
+        "semget": 64, "msgget": 68,
+    },
+    "aarch64": {
+        "execve": 221, "execveat": 281, "setsid": 157, "setpgid": 154, "ptrace": 117,
+        "process_vm_readv": 270, "process_vm_writev": 271, "pidfd_getfd": 438, "kcmp": 272, "unshare": 97,
+        "setns": 268, "mount": 40, "open_by_handle_at": 265, "io_uring_setup": 425, "bpf": 280, "perf_event_open": 241,
+        "userfaultfd": 282, "add_key": 217, "request_key": 218, "keyctl": 219, "shmget": 194,
+        "semget": 190, "msgget": 186,
+    },
+}  # fmt: skip
+"""Always refused, by machine: numbers of the kernel's tables."""
+STARTS_PROGRAMS = frozenset({"fork", "vfork", "execve", "execveat", "setsid", "setpgid"})
+"""Of these, what a process needs that starts compilers."""
+CHECKED = {
+    "x86_64": {"clone": 56, "clone3": 435, "socket": 41, "prlimit64": 302,
+               "sched_setaffinity": 203, "setpriority": 141},
+    "aarch64": {"clone": 220, "clone3": 435, "socket": 198, "prlimit64": 261,
+                "sched_setaffinity": 122, "setpriority": 140},
+}  # fmt: skip
+"""Refused by their arguments."""
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32 = 0x40000000
+"""From here on numbers are those of x86-64's other table."""
+CLONE_THREAD = 0x00010000
+AF_UNIX = 1
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
+_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+_PR_SET_SECCOMP, _MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def restrict(*, programs: bool) -> None:
+    """Restrict this thread and those that it starts, for good. On machines other than x86-64 and 64-bit Arm nothing
+    changes. programs: others may be started.
+
+    Raises:
+        OSError: Linux refuses it.
+    """
+    machine = platform.machine()
+    if machine not in REFUSED:
+        return
+    code = b"".join(_instructions(machine, programs=programs))
+    program = _Program(len(code) // 8, code)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program)):
+        number = ctypes.get_errno()
+        raise OSError(number, f"seccomp: {os.strerror(number)}")
+
+
+def _instructions(machine: str, *, programs: bool) -> list[bytes]:
+    """A short program for each system call: it goes on behind itself where the number is another one."""
+    checked = CHECKED[machine]
+    code = [
+        _instruction(_LOAD, _ARCH),
+        _instruction(_EQUAL, AUDIT[machine], 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER),
+        _instruction(_AT_LEAST, X32, 0, 1),
+        _instruction(_RETURN, _ERROR | errno.ENOSYS),
+    ]
+    for name, number in REFUSED[machine].items():
+        if not (programs and name in STARTS_PROGRAMS):
+            code += [_instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, _ERROR | errno.EPERM)]
+    if not programs:
+        # its flags lie in memory, where no filter reads them: glibc takes the older call instead
+        code += [_instruction(_EQUAL, checked["clone3"], 0, 1), _instruction(_RETURN, _ERROR | errno.ENOSYS)]
+        code += _unless(checked["clone"], 0, _ANY_BIT, CLONE_THREAD)
+    code += _unless(checked["socket"], 0, _EQUAL, AF_UNIX)
+    code += _unless(checked["prlimit64"], 0, _EQUAL, 0)
+    code += _unless(checked["sched_setaffinity"], 0, _EQUAL, 0)
+    code += _unless(checked["setpriority"], 1, _EQUAL, 0)
+    return [*code, _instruction(_RETURN, _ALLOW)]
+
+
+def _unless(number: int, argument: int, test: int, value: int) -> list[bytes]:
+    """Refuse a system call unless an argument, its lower 32 bits, passes a test."""
+    return [
+        _instruction(_EQUAL, number, 0, 4),
+        _instruction(_LOAD, _ARGUMENTS + 8 * argument),
+        _instruction(test, value, 0, 1),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_RETURN, _ERROR | errno.EPERM),
+    ]
+
+
+def _instruction(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """struct sock_filter."""
+    return pack("=HBBI", operation, if_true, if_false, value)
