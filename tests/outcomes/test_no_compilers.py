@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from secrets import token_hex
 
 import numpy as np
 import pytest
@@ -34,15 +36,18 @@ def images(name, version):
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a compiler that was started says its number."""
-    told = tmp_path / "compiler"
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a compiler that was started says its number: among the temporary files of executors."""
+    folder = kaas.cache_root() / "tmp"
+    folder.mkdir(exist_ok=True)
+    told = folder / f"compiler-{token_hex(4)}"
     packages = tmp_path / "packages"
     write_metadata(packages, "slow", "a_slow_provider:images")
     ptx = str(ROOT / "tests" / "api" / "kernels" / "steps.ptx")
     (packages / "a_slow_provider.py").write_text(PROVIDER.format(ptx=ptx, told=str(told)))
     monkeypatch.syspath_prepend(packages)
-    return told
+    yield told
+    told.unlink(missing_ok=True)
 
 
 def task(name: str) -> kaas.KTask:
