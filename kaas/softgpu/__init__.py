@@ -291,7 +291,7 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def _configure(library: ctypes.CDLL, devices: tuple[Device, ...], *, memcheck: bool) -> _Loaded:
-    from kaas.softgpu.jit import Compiler  # brings llvmlite: only where kernels are compiled
+    from kaas.softgpu.jit import Compiler  # brings llvmlite: only where kernels run
 
     compiler = Compiler(library, memcheck=memcheck)
     sizes = (ctypes.c_uint64 * len(devices))(*(device.memory_bytes for device in devices))

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kaas.softgpu.jit import Compiler, ModuleInfo
+    from kaas.softgpu.jit import Compiler
+    from kaas.softgpu.module_info import ModuleInfo
 
 SUCCESS, INVALID_VALUE, INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX = 0, 1, 200, 209, 218  # CUresult
 INVALID_HANDLE, UNKNOWN = 400, 999

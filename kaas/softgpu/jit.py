@@ -1,4 +1,8 @@
-"""The software GPU's compiler: images in, kernels as functions of this process out; and its C interface (abi.h)."""
+"""The software GPU's compiler: images in, kernels as functions of this process out; and its C interface (abi.h).
+
+What reads PTX and writes code is imported when an image is not in the cache: processes that start again and again find
+all there.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,18 @@ import ctypes
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from kaas.caches import cache_root
-from kaas.softgpu import image, linking, machine_code, target
+from kaas.softgpu import image, machine_code, target
 from kaas.softgpu.c_interface import (
     INVALID_HANDLE,
     INVALID_PTX,
@@ -26,51 +30,16 @@ from kaas.softgpu.c_interface import (
     CompileError,
     CompilerTable,
 )
-from kaas.softgpu.codegen import checks
-from kaas.softgpu.codegen import kernel as codegen
 from kaas.softgpu.disk_cache import DiskCache
-from kaas.softgpu.ptx import inline, limits
-from kaas.softgpu.ptx import model as ptx
-from kaas.softgpu.ptx import parser as ptx_parser
-from kaas.softgpu.ptx.limits import align_up
-from kaas.softgpu.ptx.model import PtxError, Unsupported
-from kaas.softgpu.ptx.pointers import address_of
+from kaas.softgpu.module_info import ModuleInfo
+
+if TYPE_CHECKING:
+    from kaas.softgpu.ptx import inline
 
 T = TypeVar("T")
 
 CACHE_BYTES = 256 << 20
 _GLOBAL_ALIGN = 256
-
-
-class KernelInfo(msgspec.Struct, frozen=True):
-    """As kaas_kernel_info in abi.h: (offset, size) in bytes of each parameter. refusal: what in it has no code here, a
-    sentence; "": it can run."""
-
-    name: str
-    parameters: tuple[tuple[int, int], ...]
-    shared_bytes: int
-    local_bytes: int
-    max_threads: int
-    registers: int
-    const_bytes: int
-    refusal: str = ""
-
-
-class GlobalInfo(msgspec.Struct, frozen=True):
-    name: str
-    offset: int
-    size: int
-    managed: bool
-
-
-class ModuleInfo(msgspec.Struct, frozen=True):
-    """What a program may ask about an image, and how its variables start out."""
-
-    kernels: tuple[KernelInfo, ...]
-    globals: tuple[GlobalInfo, ...]
-    data: bytes
-    pointers: tuple[tuple[int, int], ...]  # 64-bit places in data: the offset in data that each points to
-    sources: tuple[tuple[int, str, int], ...] = ()  # from a line of the PTX on the file and the line there
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -140,7 +109,7 @@ class Compiler:
         cached = self._cache.get(f"{key}.module")
         kernels: dict[str, inline.Kernel] = {}
         if cached is None:
-            info, kernels = _translating(lambda: examine(text))
+            info, kernels = _translating(lambda: _examined(text))
             self._cache.put(f"{key}.module", msgspec.msgpack.encode(info))
         else:
             info = msgspec.msgpack.decode(cached, type=ModuleInfo)
@@ -159,6 +128,8 @@ class Compiler:
                 texts.append(_text(content))
             except CompileError as error:
                 raise CompileError(error.result, f"{name}: {error.message}") from error
+        from kaas.softgpu import linking
+
         return image.fatbin_of(_translating(lambda: linking.join(texts)))
 
     def describe(self, handle: int) -> tuple[ModuleInfo, int]:
@@ -246,12 +217,14 @@ class Compiler:
             return msgspec.msgpack.decode(cached, type=_Entry)
         with module.examining:
             if not module.kernels:
-                _, module.kernels = _translating(lambda: examine(module.text))
+                _, module.kernels = _translating(lambda: _examined(module.text))
         entry = _translating(lambda: self._compiled(module.kernels[name], block, checked=checked))
         self._cache.put(key, msgspec.msgpack.encode(entry))
         return entry
 
     def _compiled(self, kernel: inline.Kernel, block: tuple[int, int, int], *, checked: bool) -> _Entry:
+        from kaas.softgpu.codegen import kernel as codegen
+
         code = codegen.generate(kernel, block, self._target, memcheck=checked)
         return _Entry(machine_code.assemble(code.text, self._target), code.imports, code.needs_globals)
 
@@ -275,7 +248,15 @@ def _text(content: bytes) -> str:
         raise CompileError(error.result, error.message) from error
 
 
+def _examined(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
+    from kaas.softgpu.examination import examine
+
+    return examine(text)
+
+
 def _translating(action: Callable[[], T]) -> T:
+    from kaas.softgpu.ptx.model import PtxError
+
     try:
         return action()
     except PtxError as error:
@@ -285,87 +266,10 @@ def _translating(action: Callable[[], T]) -> T:
         raise CompileError(INVALID_PTX, f"a mistake of the software GPU's compiler: {reason}") from error
 
 
-def examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
-    """Reads and checks a whole image. Raises PtxError for what is wrong in it, and, with all that is unsupported, if no
-    kernel of it can run here."""
-    module = ptx_parser.parse(text)
-    offsets, info_globals, data, pointers = _lay_out(module)
-    kernels: dict[str, inline.Kernel] = {}
-    refused: dict[str, list[Unsupported]] = {}
-    for entry in module.entries:
-        if not entry.has_body:
-            continue
-        refusals: list[Unsupported] = []
-        kernel = inline.flatten(module, entry, offsets, refusals)
-        limits.check_kernel(kernel, entry.line)
-        try:
-            refusals += checks.check(kernel)
-        except PtxError:
-            if not refusals:  # else it may follow from what is refused
-                raise
-        kernels[entry.name] = kernel
-        if refusals:
-            refused[entry.name] = refusals
-    if kernels and refused.keys() == kernels.keys():
-        raise Unsupported(0, _refusal(one for refusals in refused.values() for one in refusals))
-    infos = tuple(_kernel_info(kernel, refused.get(kernel.name, ())) for kernel in kernels.values())
-    return ModuleInfo(infos, info_globals, data, pointers, module.sources), kernels
-
-
-def _refusal(refusals: Iterable[Unsupported]) -> str:
-    unique = sorted({(refusal.line, refusal.message) for refusal in refusals})
-    listed = [f"line {line}: {message}" if line else message for line, message in unique]
-    shown = "; ".join(listed[:20]) + (f"; and {len(listed) - 20} more" if len(listed) > 20 else "")
-    return f"the software GPU has no code for: {shown}"
-
-
-def _kernel_info(kernel: inline.Kernel, refusals: Sequence[Unsupported]) -> KernelInfo:
-    return KernelInfo(
-        kernel.name,
-        tuple((p.offset, p.size) for p in kernel.parameters),
-        kernel.shared_bytes,
-        kernel.local_bytes,
-        kernel.max_threads,
-        min(255, len(kernel.registers)),
-        sum(end - start for start, end in kernel.constants),
-        f"kernel {kernel.name}: {_refusal(refusals)}" if refusals else "",
-    )
-
-
-def _lay_out(
-    module: ptx.Module,
-) -> tuple[dict[str, int], tuple[GlobalInfo, ...], bytes, tuple[tuple[int, int], ...]]:
-    """Places the module's variables one behind the other."""
-    offsets: dict[str, int] = {}
-    infos, data, end = [], bytearray(), 0
-    placed = [v for v in module.variables.values() if v.space in ("global", "const") and not v.external]
-    for function in module.functions.values():
-        placed += [v for v in function.variables.values() if v.space in ("global", "const")]
-    for variable in placed:
-        start = align_up(end, max(variable.align, 16))
-        offsets[variable.name] = start
-        infos.append(GlobalInfo(variable.name, start, variable.size, variable.managed))
-        end = start + variable.size
-        limits.check_variable(variable, end)
-        data += bytes(start - len(data)) + variable.data
-    pointers = []
-    for variable in placed:
-        for place, name, addend in variable.pointers:
-            start = offsets[variable.name] + place
-            address = address_of(module, name)
-            if name in offsets:
-                pointers.append((start, offsets[name] + addend))
-            elif address is not None:
-                data[start : start + 8] = address.to_bytes(8, "little")
-            else:
-                raise Unsupported(variable.line, f"the address of {name} in the initial value of {variable.name}")
-    return offsets, tuple(infos), bytes(data) + bytes(end - len(data)), tuple(pointers)
-
-
 def _variables(info: ModuleInfo) -> tuple[ctypes.Array[ctypes.c_char], int]:
     """Memory for the variables, initialised, and its aligned start."""
     memory = ctypes.create_string_buffer(len(info.data) + _GLOBAL_ALIGN)
-    base = align_up(ctypes.addressof(memory), _GLOBAL_ALIGN)
+    base = -(-ctypes.addressof(memory) // _GLOBAL_ALIGN) * _GLOBAL_ALIGN
     ctypes.memmove(base, info.data, len(info.data))
     for place, goal in info.pointers:
         ctypes.c_uint64.from_address(base + place).value = base + goal

@@ -10,8 +10,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from kaas.softgpu.codegen.kernel import ENTRY, GLOBALS
-from kaas.softgpu.target import Target
+from kaas.softgpu.target import ENTRY, GLOBALS, Target
 
 # More costs twice the compile time and gains nothing on vector code written out in full.
 _LEVEL = 1

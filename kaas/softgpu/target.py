@@ -7,6 +7,10 @@ from functools import cache
 
 import llvmlite.binding as llvm
 
+ENTRY = "kaas_kernel"
+GLOBALS = "kaas_globals"
+"""Names in the code of every kernel: its function, and where the address of its module's variables is put."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

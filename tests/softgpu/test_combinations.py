@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import llvmlite.binding as llvm
 import pytest
 
-from kaas.softgpu import jit, target
+from kaas.softgpu import examination, target
 from kaas.softgpu.codegen import kernel as codegen
 from kaas.softgpu.codegen.family import Operation
 from kaas.softgpu.codegen.values import SIZES
@@ -105,7 +105,7 @@ def refused_or_compiled(runner: ctypes.CDLL, line: str) -> str:
     """What goes wrong with the line; "" if nothing."""
     text = f"{HEADER}.visible .entry k(.param .u64 p) {{\n{DECLARED}{line}\n{USED}ret;\n}}"
     try:
-        kernels = jit.examine(text)[1]
+        kernels = examination.examine(text)[1]
     except PtxError:
         return ""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import llvmlite.binding as llvm
 import pytest
 
-from kaas.softgpu import jit, machine_code, target
+from kaas.softgpu import examination, machine_code, target
 from kaas.softgpu.codegen import kernel as codegen
 from tests.softgpu.harness import HEADER
 
@@ -25,7 +25,7 @@ def long(branches: int, kept: int = 20) -> str:
 
 def merges(branches: int) -> int:
     """How often the compiler merges what a register holds on two ways."""
-    _, kernels = jit.examine(long(branches))
+    _, kernels = examination.examine(long(branches))
     module = llvm.parse_assembly(codegen.generate(kernels["k"], (32, 1, 1), target.host()).text, llvm.create_context())
     tuning = llvm.create_pipeline_tuning_options(speed_level=1)
     builder = llvm.create_pass_builder(machine_code._machine(target.host()), tuning)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from kaas.softgpu import c_interface, jit, machine_code, target
+from kaas.softgpu import c_interface, examination, machine_code, target
 from kaas.softgpu.c_interface import INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_GPU, CompileError
 from kaas.softgpu.disk_cache import DiskCache
 from kaas.softgpu.target import Target, host
@@ -46,7 +46,7 @@ def test_a_second_load_neither_reads_nor_compiles(
     runner: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adds(Gpu(runner, tmp_path))
-    monkeypatch.setattr(jit, "examine", forbid)
+    monkeypatch.setattr(examination, "examine", forbid)
     monkeypatch.setattr(machine_code, "assemble", forbid)
     adds(Gpu(runner, tmp_path))
 
@@ -307,3 +307,23 @@ def test_what_is_announced_is_given_up(way: str, tmp_path: Path) -> None:
     )
     assert done.stderr == ""
     assert sum(1 for path in tmp_path.rglob("*") if path.is_file()) < 50
+
+
+FINDS = """
+import ctypes, sys
+from pathlib import Path
+from kaas import softgpu
+from kaas.softgpu.jit import Compiler
+softgpu.load([1 << 20])
+compiler = Compiler(ctypes.CDLL("libcuda.so.1"), Path(sys.argv[1]))
+module = compiler.load(b".version 8.0\\n.target sm_80\\n.address_size 64\\n.visible .entry k() { ret; }\\n")
+assert compiler.compile(module, 0, (32, 1, 1))
+print(any(name.startswith(("kaas.softgpu.ptx", "kaas.softgpu.codegen")) for name in sys.modules))
+"""
+
+
+def test_who_finds_code_in_the_cache_imports_no_compiler(tmp_path: Path) -> None:
+    """An executor starts often where devices fail, and requests wait for it."""
+    command = [sys.executable, "-c", FINDS, str(tmp_path)]
+    compiled, found = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2))
+    assert (compiled, found) == ("True\n", "False\n")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kaas.softgpu import jit, machine_code, target
+from kaas.softgpu import examination, machine_code, target
 from kaas.softgpu.codegen import kernel as codegen
 from tests.softgpu.conftest import Gpu
 from tests.softgpu.harness import HEADER
@@ -108,7 +108,7 @@ behind: ld.param.u64 %o, [out]; mul.wide.u32 %w, %t, 4; add.s64 %o, %o, %w; st.g
 def test_a_whole_warp_needs_no_mask(name: str, kernel: str) -> None:
     """In machine code: vectors of floats are loaded as they are, which the guard `i < count` does not hinder."""
     processor = target.of(name)
-    _, kernels = jit.examine(KERNELS.read_text())
+    _, kernels = examination.examine(KERNELS.read_text())
     code = codegen.generate(kernels[kernel], (256, 1, 1), processor)
     lines = code.text.splitlines()
     assert any("= load <32 x float>, ptr" in line and "align 4" in line for line in lines)

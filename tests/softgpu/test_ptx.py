@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kaas.softgpu import instructions, jit
+from kaas.softgpu import examination, instructions
+from kaas.softgpu.module_info import ModuleInfo
 from kaas.softgpu.ptx import inline
 from kaas.softgpu.ptx import parser as ptx_parser
 from kaas.softgpu.ptx.model import Address, Immediate, Instruction, PtxError, Register, Symbol, Unsupported, Vector
@@ -20,8 +21,8 @@ def entry(body: str, parameters: str = "", before: str = "") -> str:
     return f"{HEADER}{before}\n.visible .entry k({parameters}) {{\n{body}\n}}\n"
 
 
-def examine(text: str) -> jit.ModuleInfo:
-    return jit.examine(text)[0]
+def examine(text: str) -> ModuleInfo:
+    return examination.examine(text)[0]
 
 
 def only(text: str) -> Instruction:

@@ -17,10 +17,8 @@ from kaas.softgpu.codegen.values import VECTOR
 from kaas.softgpu.instructions import operation
 from kaas.softgpu.ptx.inline import Kernel
 from kaas.softgpu.ptx.model import PtxError
-from kaas.softgpu.target import Target
+from kaas.softgpu.target import ENTRY, GLOBALS, Target
 
-ENTRY = "kaas_kernel"
-GLOBALS = "kaas_globals"
 ROUNDS = 1024
 """After so many rounds of its loops a warp lets others run, in case it waits for them."""
 

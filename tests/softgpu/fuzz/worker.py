@@ -19,7 +19,8 @@ from cuda.bindings import driver
 
 from kaas import softgpu
 from kaas.softgpu.c_interface import CompileError
-from kaas.softgpu.jit import Compiler, KernelInfo
+from kaas.softgpu.jit import Compiler
+from kaas.softgpu.module_info import KernelInfo
 from tests.softgpu.fuzz.mutations import image
 
 DEVICE_BYTES = 64 << 20
