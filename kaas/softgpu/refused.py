@@ -94,7 +94,7 @@ def reason(opcode: str) -> str:
     return next((f"{name}, of {REFUSED[name]}" for name in names if name in REFUSED), "")
 
 
-_REGISTERS = {"%current_graph_exec": _GRAPHS, "%envreg": _GRID, "%cluster": _CLUSTER, "%nclusterid": _CLUSTER}
+_REGISTERS = {"%current_graph_exec": _GRAPHS, "%cluster": _CLUSTER, "%nclusterid": _CLUSTER}
 
 
 def register(name: str) -> str:

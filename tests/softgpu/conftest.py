@@ -36,6 +36,7 @@ class Launch(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("sources", ctypes.c_void_p),
         ("source_count", ctypes.c_uint32),
+        ("cooperative", ctypes.c_uint32),
     ]
 
 
@@ -98,6 +99,7 @@ class Gpu:
         reached: tuple[np.ndarray, ...] = (),
         stop: np.ndarray | None = None,
         touched: Touched | None = None,
+        cooperative: bool = False,
     ) -> None:
         """Arguments: arrays (their address is passed), NumPy scalars and bytes (a struct by value).
 
@@ -134,6 +136,7 @@ class Gpu:
             None if touched is None else ctypes.addressof(touched),
             None,
             name.encode(),
+            cooperative=cooperative,
         )
         error = ctypes.create_string_buffer(400)
         result = self.library.kaas_run(ctypes.byref(launch), error, len(error))

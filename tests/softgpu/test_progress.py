@@ -59,6 +59,16 @@ def test_blocks_that_wait_for_earlier_ones(gpu: Any) -> None:
     np.testing.assert_array_equal(out, before[:, None] + np.arange(32))
 
 
+@pytest.mark.parametrize(("grid", "block"), [(1, 32), (5, 64), (64, 32), (300, 1)])
+def test_blocks_that_wait_for_later_ones(gpu: Any, grid: int, block: int) -> None:
+    """In a cooperative launch, whose blocks are under way together, each with shared memory of its own."""
+    ready, out = np.zeros(grid + 1, np.uint32), np.zeros((grid, block), np.uint32)
+    ready[grid] = 1
+    gpu.run(PROGRESS, "look_ahead", grid, block, ready, out, cooperative=True)
+    np.testing.assert_array_equal(ready, np.arange(grid + 1, 0, -1))
+    np.testing.assert_array_equal(out, np.repeat(np.arange(grid, 0, -1)[:, None] * 10 + 1, block, 1))
+
+
 @pytest.mark.parametrize("space", [".local", ""])
 def test_what_a_loop_waits_for_may_pass_through_local_memory(gpu: Any, space: str) -> None:
     """As in code that is not optimised."""

@@ -104,7 +104,7 @@ def test_instructions_without_code(gpu: Any) -> None:
             assert f"line {line}: no code for {known}: {name}.what.ever.b32 %r, %r" in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["%envreg2", "%cluster_ctaid.x", "%clock99"])
+@pytest.mark.parametrize("name", ["%envreg3", "%cluster_ctaid.x", "%clock99"])
 def test_registers_without_code(gpu: Any, name: str) -> None:
     with pytest.raises(CompileError, match=f"line 7: no code for {refused.register(name)}: mov.u32 %r, {name}"):
         gpu.compiler.load(entry(f"{DECLARED}mov.u32 %r, {name};").encode())

@@ -9,9 +9,11 @@ from kaas.softgpu.codegen.values import SCALAR, VECTOR, Value, Width, integer
 
 # Byte offsets of the fields of kaas_warp (abi.h).
 WARP_FIELDS = {"ctaid": 0, "nctaid": 12, "warp": 24, "live": 28, "shared": 32, "local": 40, "dynamic": 48, "total": 52}
+WARP_FIELDS |= {"grid": 72}
 
 _FIELDS = {f"%{name}.{axis}": (name, index) for name in ("ctaid", "nctaid") for index, axis in enumerate("xyz")}
 _CONSTANTS = {"%warp_size": 32, "WARP_SZ": 32, "%gridid": 0, "%smid": 0, "%nsmid": 1, "%warpsize": 32}
+_GRID = {"%envreg1": 4, "%envreg2": 0}  # halves of an address: so cooperative_groups take them
 _CONSTANTS |= {f"%pm{n}{bits}": 0 for n in range(8) for bits in ("", "_64")}
 _CLOCKS = {"%clock": "i32", "%clock_hi": "i32", "%clock64": "i64"}
 _TIMERS = {"%globaltimer": "i64", "%globaltimer_lo": "i32", "%globaltimer_hi": "i32"}
@@ -25,7 +27,7 @@ _LANE_MASKS = {
 _OTHERS = {"%laneid", "%warpid", "%nwarpid", "%dynamic_smem_size", "%total_smem_size"}
 _INDICES = {f"%{name}.{axis}" for name in ("tid", "ntid") for axis in "xyz"}
 
-NAMES = frozenset({*_FIELDS, *_CONSTANTS, *_CLOCKS, *_TIMERS, *_LANE_MASKS, *_OTHERS, *_INDICES})
+NAMES = frozenset({*_FIELDS, *_CONSTANTS, *_CLOCKS, *_TIMERS, *_LANE_MASKS, *_OTHERS, *_INDICES, *_GRID})
 
 
 def special(e: Emitter, name: str) -> Value:
@@ -48,6 +50,8 @@ def special(e: Emitter, name: str) -> Value:
     if name in _FIELDS:
         field, index = _FIELDS[name]
         return Value(UNIFORM, "i32", [warp_field(e, WARP_FIELDS[field] + 4 * index, "i32")])
+    if name in _GRID:
+        return Value(UNIFORM, "i32", [warp_field(e, WARP_FIELDS["grid"] + _GRID[name], "i32")])
     if name == "%warpid":
         return Value(UNIFORM, "i32", [warp_field(e, WARP_FIELDS["warp"], "i32")])
     if name == "%nwarpid":

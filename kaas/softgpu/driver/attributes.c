@@ -1,4 +1,4 @@
-/* Attributes of streams and of kernel nodes: priorities are kept; the other hints are taken and forgotten. */
+/* Attributes of streams and of kernel nodes: priorities, and that a launch is cooperative, are kept; hints are forgotten. */
 #include "driver.h"
 
 #include <string.h>
@@ -53,6 +53,7 @@ CUresult cuGraphKernelNodeGetAttribute(CUgraphNode node, CUlaunchAttributeID id,
   TRY(check(id));
   memset(value, 0, sizeof *value);
   if (id == CU_LAUNCH_ATTRIBUTE_PRIORITY) value->priority = node->priority;
+  if (id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) value->cooperative = (int)node->op.kernel.launch.cooperative;
   return CUDA_SUCCESS;
 }
 
@@ -61,7 +62,9 @@ CUresult cuGraphKernelNodeSetAttribute(CUgraphNode node, CUlaunchAttributeID id,
   TRY(kernel_node(node));
   TRY(check(id));
   CUlaunchAttribute attribute = {.id = id, .value = *value};
-  TRY(launch_attributes_check(&attribute, 1));
+  bool cooperative = node->op.kernel.launch.cooperative != 0;
+  TRY(launch_attributes_take(&attribute, 1, &cooperative));
+  node->op.kernel.launch.cooperative = cooperative;
   if (id == CU_LAUNCH_ATTRIBUTE_PRIORITY) node->priority = clamp(value->priority);
   return CUDA_SUCCESS;
 }
@@ -70,5 +73,6 @@ CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to, CUgraphNode from) {
   TRY(kernel_node(to));
   TRY(kernel_node(from));
   to->priority = from->priority;
+  to->op.kernel.launch.cooperative = from->op.kernel.launch.cooperative;
   return CUDA_SUCCESS;
 }

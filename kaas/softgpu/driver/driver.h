@@ -293,9 +293,12 @@ size_t param_storage_bytes(const kernel *kern); /* of the parameter buffer, at l
 CUresult kernel_prepare(kernel *kern, CUcontext ctx, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
                         kernel_call *call); /* checks; the parameters are left to kernel_pack */
 CUresult kernel_announce(const kernel_call *call); /* its code will be wanted: the compiler may begin */
-CUresult kernel_compile(kernel_call *call);        /* fills in launch.fn if it is still missing */
+CUresult kernel_compile(kernel_call *call); /* before it runs: a last check; fills in launch.fn if it is still missing */
 CUresult kernel_checked(kernel *kern, device *dev, const uint32_t block[3], kaas_kernel_fn *fn); /* for strict mode */
-CUresult launch_attributes_check(const CUlaunchAttribute *attributes, unsigned count);
+/* Whether all blocks of a cooperative launch fit on the device at once, by its occupancy; for any other launch: yes. */
+CUresult kernel_check_resident(const kernel_call *call);
+/* What they ask for: *cooperative stays as it is if they do not speak of it. */
+CUresult launch_attributes_take(const CUlaunchAttribute *attributes, unsigned count, bool *cooperative);
 CUresult kernel_pack(const kernel *kern, kernel_args args, uint8_t *buffer);
 /* Memory for packed parameters (copied from params unless NULL), followed by a pointer to each of them. */
 CUresult kernel_storage(const kernel *kern, const uint8_t *params, void **storage);

@@ -163,6 +163,18 @@ static int blocks_per_sm(const kernel *kern, int block_size, size_t dynamic_shar
   return (int)(blocks < SM_BLOCKS ? blocks : SM_BLOCKS);
 }
 
+CUresult kernel_check_resident(const kernel_call *call) {
+  const kaas_launch *l = &call->launch;
+  if (!l->cooperative) return CUDA_SUCCESS;
+  uint64_t blocks = (uint64_t)l->grid[0] * l->grid[1] * l->grid[2];
+  int threads = (int)(l->block[0] * l->block[1] * l->block[2]), processors = processor_count();
+  int each = blocks_per_sm(call->kern, threads, l->dynamic_shared_bytes, &devices[l->device]);
+  REQUIRE(blocks <= (uint64_t)each * (uint64_t)processors, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+          "kernel %s: a cooperative launch of %llu blocks; %d multiprocessors have room for %d each at once",
+          call->kern->info->name, (unsigned long long)blocks, processors, each);
+  return CUDA_SUCCESS;
+}
+
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int block_size,
                                                               size_t dynamic_shared, unsigned flags) {
   kernel *kern;

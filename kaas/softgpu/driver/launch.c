@@ -75,6 +75,7 @@ CUresult kernel_announce(const kernel_call *call) {
 
 CUresult kernel_compile(kernel_call *call) {
   uint64_t module;
+  TRY(kernel_check_resident(call));
   if (call->launch.fn != NULL) return CUDA_SUCCESS;
   TRY(library_module(call->kern->lib, &devices[call->launch.device], &module));
   return get_variant(call->kern, module, call->launch.block, atomic_load(&strict), &call->launch.fn);
@@ -144,7 +145,7 @@ CUresult kernel_pack(const kernel *kern, kernel_args args, uint8_t *buffer) {
 }
 
 static CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
-                       CUstream stream, kernel_args args) {
+                       CUstream stream, kernel_args args, bool cooperative) {
   kernel *kern;
   CUcontext ctx;
   CUstream s;
@@ -155,6 +156,7 @@ static CUresult launch(CUfunction function, const uint32_t grid[3], const uint32
   REQUIRE(s->ctx == ctx, CUDA_ERROR_INVALID_HANDLE,
           "kernel %s: the stream belongs to another context than the current one", kern->info->name);
   TRY(kernel_prepare(kern, ctx, grid, block, shared, &o.kernel));
+  o.kernel.launch.cooperative = cooperative;
   TRY(kernel_compile(&o.kernel));
   uint8_t raw[param_storage_bytes(kern) + PARAM_ALIGNMENT];
   uint8_t *params = (uint8_t *)(((uintptr_t)raw + PARAM_ALIGNMENT - 1) & ~(uintptr_t)(PARAM_ALIGNMENT - 1));
@@ -167,16 +169,22 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
                         unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **params,
                         void **extra) {
   return launch(function, (uint32_t[]){grid_x, grid_y, grid_z}, (uint32_t[]){block_x, block_y, block_z}, shared, stream,
-                (kernel_args){params, extra});
+                (kernel_args){params, extra}, false);
 }
 
-CUresult launch_attributes_check(const CUlaunchAttribute *attributes, unsigned count) {
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                                   CUstream stream, void **params) {
+  return launch(function, (uint32_t[]){grid_x, grid_y, grid_z}, (uint32_t[]){block_x, block_y, block_z}, shared, stream,
+                (kernel_args){params, NULL}, true);
+}
+
+CUresult launch_attributes_take(const CUlaunchAttribute *attributes, unsigned count, bool *cooperative) {
   for (unsigned i = 0; i < count; i++) {
     const CUlaunchAttribute *a = &attributes[i];
-    bool cooperative = a->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && a->value.cooperative != 0;
+    if (a->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) *cooperative = a->value.cooperative != 0;
     bool cluster = a->id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
                    (uint64_t)a->value.clusterDim.x * a->value.clusterDim.y * a->value.clusterDim.z > 1;
-    REQUIRE(!cooperative, CUDA_ERROR_NOT_SUPPORTED, "cooperative launches are not supported");
     REQUIRE(!cluster, CUDA_ERROR_NOT_SUPPORTED, "block clusters are not supported");
   }
   return CUDA_SUCCESS; /* the others are hints */
@@ -185,7 +193,9 @@ CUresult launch_attributes_check(const CUlaunchAttribute *attributes, unsigned c
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra) {
   REQUIRE_POINTER(config);
   REQUIRE(config->numAttrs == 0 || config->attrs != NULL, CUDA_ERROR_INVALID_VALUE, "%s: attrs is NULL", __func__);
-  TRY(launch_attributes_check(config->attrs, config->numAttrs));
-  return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
-                        config->blockDimY, config->blockDimZ, config->sharedMemBytes, config->hStream, params, extra);
+  bool cooperative = false;
+  TRY(launch_attributes_take(config->attrs, config->numAttrs, &cooperative));
+  return launch(function, (uint32_t[]){config->gridDimX, config->gridDimY, config->gridDimZ},
+                (uint32_t[]){config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes,
+                config->hStream, (kernel_args){params, extra}, cooperative);
 }

@@ -88,8 +88,8 @@
   X(cuStreamGetGreenCtx, 12040, why)
 
 #define REFUSED_CLUSTERS(X, why) \
-  X(cuLaunchCooperativeKernel, 9000, why) X(cuLaunchCooperativeKernelMultiDevice, 9000, why) \
-  X(cuOccupancyMaxActiveClusters, 11070, why) X(cuOccupancyMaxPotentialClusterSize, 11070, why)
+  X(cuLaunchCooperativeKernelMultiDevice, 9000, why) X(cuOccupancyMaxActiveClusters, 11070, why) \
+  X(cuOccupancyMaxPotentialClusterSize, 11070, why)
 
 #define REFUSED_LOGS(X, why) \
   X(cuCheckpointProcessCheckpoint, 12080, why) X(cuCheckpointProcessGetRestoreThreadId, 12080, why) \
@@ -128,7 +128,7 @@
   REFUSED_SHARED(X, "memory shared between processes") \
   REFUSED_MULTICAST(X, "memory of several devices at one address") \
   REFUSED_GREEN(X, "green contexts") \
-  REFUSED_CLUSTERS(X, "clusters and cooperative launches") \
+  REFUSED_CLUSTERS(X, "clusters, and cooperative launches of several devices") \
   REFUSED_LOGS(X, "checkpoints, core dumps and logs of the driver") \
   REFUSED_OLD(X, "the first CUDA's launches: use cuLaunchKernel") \
   REFUSED_PRIVATE(X, "private tables, which the CUDA runtime library wants of NVIDIA's driver: use the driver's calls") \

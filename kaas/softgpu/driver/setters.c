@@ -22,6 +22,7 @@ CUresult set_kernel(op *o, void **storage, const CUDA_KERNEL_NODE_PARAMS *p) {
   const uint32_t grid[3] = {p->gridDimX, p->gridDimY, p->gridDimZ},
                  block[3] = {p->blockDimX, p->blockDimY, p->blockDimZ};
   TRY(kernel_prepare(kern, ctx, grid, block, p->sharedMemBytes, &call));
+  call.launch.cooperative = o->kernel.launch.cooperative; /* an attribute of the node */
   bool runs = o->kernel.launch.fn != NULL; /* a step of an instance does; a node's code is not wanted yet */
   TRY(runs ? kernel_compile(&call) : kernel_announce(&call));
   bool same = *storage != NULL && o->kernel.kern == kern;

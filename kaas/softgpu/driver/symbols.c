@@ -93,6 +93,7 @@
   X(cuKernelGetFunction, 12000, cuKernelGetFunction) X(cuKernelGetLibrary, 12050, cuKernelGetLibrary) \
   X(cuKernelGetName, 12030, cuKernelGetName) X(cuKernelGetParamInfo, 12040, cuKernelGetParamInfo) \
   X(cuKernelSetAttribute, 12000, cuKernelSetAttribute) X(cuKernelSetCacheConfig, 12000, cuKernelSetCacheConfig) \
+  X(cuLaunchCooperativeKernel, 9000, cuLaunchCooperativeKernel) \
   X(cuLaunchHostFunc, 10000, cuLaunchHostFunc) X(cuLaunchKernel, 4000, cuLaunchKernel) \
   X(cuLaunchKernelEx, 11060, cuLaunchKernelEx) X(cuLibraryEnumerateKernels, 12040, cuLibraryEnumerateKernels) \
   X(cuLibraryGetGlobal, 12000, cuLibraryGetGlobal) X(cuLibraryGetKernel, 12000, cuLibraryGetKernel) \

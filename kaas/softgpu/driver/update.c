@@ -41,6 +41,11 @@ static CUgraphExecUpdateResult update_branch(branch *b, CUgraphNode node, bool a
   return result;
 }
 
+static CUgraphExecUpdateResult compare_kernels(const kernel_call *old, const kernel_call *fresh) {
+  if (old->launch.cooperative != fresh->launch.cooperative) return CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED;
+  return kernel_check_resident(fresh) == CUDA_SUCCESS ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR;
+}
+
 /* One node: compared (apply false), then copied over. */
 static CUgraphExecUpdateResult update_step(step *s, CUgraphNode node, bool apply, CUgraphNode *culprit) {
   *culprit = node;
@@ -49,6 +54,7 @@ static CUgraphExecUpdateResult update_step(step *s, CUgraphNode node, bool apply
   if (s->op.kind == OP_BRANCH) return update_branch(s->op.branch, node, apply, culprit);
   if (s->op.kind == OP_GRAPH_ALLOC || s->op.kind == OP_GRAPH_FREE)
     return s->op.block == node->op.block ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
+  if (!apply && s->op.kind == OP_KERNEL) return compare_kernels(&s->op.kernel, &node->op.kernel);
   if (!apply) return CU_GRAPH_EXEC_UPDATE_SUCCESS;
   if (s->op.kind != OP_KERNEL) {
     s->op = node->op;

@@ -12,6 +12,12 @@
 #define KAAS_WARP 32
 #define KAAS_SHARED_ALIGN 1024 /* also in ptx/limits.py */
 
+/* What the blocks of a cooperative launch meet at, as CUDA's cooperative_groups lay it out. Zeros at first. */
+typedef struct kaas_grid {
+  uint32_t bytes;
+  uint32_t barrier; /* of the whole grid; kernels count in it themselves */
+} kaas_grid;
+
 /* Field offsets are known to codegen/special.py (WARP_FIELDS): change both. */
 typedef struct kaas_warp {
   uint32_t ctaid[3];
@@ -24,6 +30,7 @@ typedef struct kaas_warp {
   uint32_t shared_bytes;
   struct kaas_block *block; /* the runner's own */
   const volatile uint32_t *stop; /* looked at after many rounds of a loop: not 0 once the launch shall end */
+  kaas_grid *grid; /* of a cooperative launch: what %envreg1 and %envreg2 tell; else NULL */
 } kaas_warp;
 
 /* params: the parameter buffer, laid out at the offsets of the kernel's parameters. */
@@ -99,6 +106,7 @@ typedef struct kaas_launch {
   const char *name;              /* of the kernel, for messages; NULL: it has none */
   const kaas_source *sources;    /* of the kernel's image */
   uint32_t source_count;
+  uint32_t cooperative;          /* its blocks may wait for one another: all are under way at once */
 } kaas_launch;
 
 /* Runs every block; returns 0, or the CUresult of a trap, a bad access or a stop. error (may be NULL) receives a sentence. */

@@ -3,7 +3,8 @@
  * Warp 0 runs on the stack of its thread. Only when it meets a barrier, or has gone many rounds of a loop, does a second
  * stack come into play, on which the next warps run until they do too. A warp that waits for another without a barrier
  * thus gets what it waits for; so does a block that waits for an earlier one, since blocks start in order on threads of
- * their own. Blocks that wait for later ones may wait for ever.
+ * their own. Blocks that wait for later ones may wait for ever, unless the launch is cooperative: there all warps have a
+ * stack of their own, and one that has gone many rounds of a loop gives way to another block (runner_cooperative.c).
  */
 #define _GNU_SOURCE
 #include "block.h"
@@ -102,6 +103,12 @@ static void report_deadlock(kaas_block *block) {
   kaas_abandon(block, LAUNCH_FAILED, text);
 }
 
+/* The stack on which a warp runs from now on: where it was switched away from, or a fresh one. */
+static void *enter(kaas_block *block, uint32_t warp) {
+  block->running = warp;
+  return block->state[warp] == READY ? block->stack_pointer[warp] : prepare_stack(block, block->stacks_in_use++);
+}
+
 /* Saves the running warp (or the end of the thread's own stack) and goes to the next that can run. */
 static void switch_away(kaas_block *block, void **save) {
   uint32_t next = next_warp(block, block->running);
@@ -110,14 +117,8 @@ static void switch_away(kaas_block *block, void **save) {
     kaas_switch(save, block->outside_pointer);
     return;
   }
-  if (block->state[next] == READY) {
-    if (next == block->running && save == &block->stack_pointer[next]) return;
-    block->running = next;
-    kaas_switch(save, block->stack_pointer[next]);
-    return;
-  }
-  block->running = next;
-  kaas_switch(save, prepare_stack(block, ++block->stacks_in_use));
+  if (next == block->running && block->state[next] == READY && save == &block->stack_pointer[next]) return;
+  kaas_switch(save, enter(block, next));
 }
 
 static void release(kaas_block *block, uint32_t id) {
@@ -165,12 +166,22 @@ static void fiber_main(void) {
   leave(block); /* not reached: nothing switches back to a stack whose warps have ended */
 }
 
-void kaas_run_block(kaas_block *block) {
-  uint32_t count = block->warp_count;
+void kaas_begin_block(kaas_block *block) {
   memset(block->state, 0, sizeof block->state);
   block->running = block->ended = block->stacks_in_use = 0;
   if (block->barriers_used) memset(block->barriers, 0, sizeof block->barriers);
   block->barriers_used = 0;
+}
+
+int kaas_go_on(kaas_block *block) {
+  uint32_t latest = block->stacks_in_use ? block->running : block->warp_count - 1; /* so that the first comes first */
+  kaas_switch(&block->outside_pointer, enter(block, next_warp(block, latest)));
+  return block->ended == block->warp_count;
+}
+
+void kaas_run_block(kaas_block *block) {
+  uint32_t count = block->warp_count;
+  kaas_begin_block(block);
   run_fresh_warps(block);
   if (block->ended != count) switch_away(block, &block->outside_pointer);
 }
@@ -220,7 +231,10 @@ uint32_t kaas_rt_barrier_or(kaas_warp *warp, uint32_t id, uint32_t threads, uint
 
 void kaas_rt_rest(kaas_warp *warp) {
   if (__builtin_expect(*warp->stop, 0)) kaas_stop(warp);
-  switch_away(warp->block, &warp->block->stack_pointer[warp->warp]);
+  kaas_block *block = warp->block;
+  void **save = &block->stack_pointer[warp->warp];
+  if (__builtin_expect(block->launch->cooperative, 0)) kaas_switch(save, block->outside_pointer);
+  else switch_away(block, save);
 }
 
 void kaas_stop(kaas_warp *warp) {

@@ -3,6 +3,8 @@
 #define KAAS_SOFTGPU_BLOCK_H
 #include "abi.h"
 
+#include <stdatomic.h>
+
 enum { MAX_WARPS = 32, BARRIERS = 16, STACK_BYTES = 512 << 10, GUARD_BYTES = 64 << 10 };
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, LAUNCH_FAILED = 719 }; /* CUresult */
 enum { ILLEGAL_ADDRESS = 700, LAUNCH_TIMEOUT = 702, ASSERT = 710, MISALIGNED_ADDRESS = 716, INVALID_PC = 718, HARDWARE_STACK_ERROR = 714 };
@@ -43,11 +45,39 @@ typedef struct kaas_block {
   kaas_range known; /* memcheck: a live range, as of known_at_change */
   uint64_t known_at_change;
   struct kaas_pages *pages; /* what the launch has touched so far, if it wants to know */
+  struct kaas_block *next;  /* of a cooperative launch: the next of those that a thread has under way */
 } kaas_block;
+
+/* A launch, or what is left of it, of which several threads take blocks. */
+typedef struct kaas_job {
+  const kaas_launch *launch;
+  uint64_t blocks;
+  atomic_uint_fast64_t next;
+  atomic_int result;
+  char *error;
+  size_t error_bytes;
+  uint64_t chunk;  /* blocks that a thread takes at a time */
+  kaas_grid *grid; /* of a cooperative launch */
+} kaas_job;
+
+/* runner.c: the shared and local memory of a block for this launch, and its place in the grid; `at` becomes the next. */
+int kaas_prepare_block(kaas_block *block, const kaas_launch *launch) __attribute__((visibility("hidden")));
+void kaas_find_place(const uint32_t grid[3], uint64_t index, uint32_t at[3]) __attribute__((visibility("hidden")));
+void kaas_place_block(kaas_block *block, uint32_t at[3]) __attribute__((visibility("hidden")));
+void kaas_free_block(void *block) __attribute__((visibility("hidden")));
+/* What became of a block that has left by its escape. */
+int kaas_after_escape(kaas_block *block) __attribute__((visibility("hidden")));
+
+/* runner_cooperative.c: begins blocks of a cooperative launch, and goes on with all of them in turn until they end. */
+int kaas_take_cooperative(kaas_job *work, char *error, size_t error_bytes) __attribute__((visibility("hidden")));
 
 /* Runs all warps of the block that `warps` describe. Does not return if one traps or a barrier is never met: block->result
  * and the message are set, and control goes to block->escape. */
 void kaas_run_block(kaas_block *block) __attribute__((visibility("hidden")));
+/* A block of a cooperative launch: begins it; then runs one of its warps, on a stack of its own, until that rests. Whether
+ * all have ended. */
+void kaas_begin_block(kaas_block *block) __attribute__((visibility("hidden")));
+int kaas_go_on(kaas_block *block) __attribute__((visibility("hidden")));
 /* Ends the launch from inside a warp, with this result and message. */
 _Noreturn void kaas_abandon(kaas_block *block, int result, const char *message) __attribute__((visibility("hidden")));
 /* Ends a launch that is to stop. */

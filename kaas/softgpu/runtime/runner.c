@@ -3,7 +3,6 @@
 #include "block.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,7 +61,7 @@ static int grow_shared(kaas_block *block, size_t bytes) {
 
 static const volatile uint32_t never;
 
-static int prepare_block(kaas_block *block, const kaas_launch *launch) {
+int kaas_prepare_block(kaas_block *block, const kaas_launch *launch) {
   uint32_t threads = launch->block[0] * launch->block[1] * launch->block[2];
   size_t shared = (size_t)launch->static_shared_bytes + launch->dynamic_shared_bytes;
   size_t local = (size_t)launch->local_bytes * KAAS_WARP;
@@ -90,13 +89,13 @@ static int prepare_block(kaas_block *block, const kaas_launch *launch) {
 }
 
 /* Where block number `index` of the grid is. */
-static void find_place(const uint32_t grid[3], uint64_t index, uint32_t at[3]) {
+void kaas_find_place(const uint32_t grid[3], uint64_t index, uint32_t at[3]) {
   at[0] = (uint32_t)(index % grid[0]);
   at[1] = (uint32_t)(index / grid[0] % grid[1]);
   at[2] = (uint32_t)(index / grid[0] / grid[1]);
 }
 
-static void place_block(kaas_block *block, uint32_t at[3]) {
+void kaas_place_block(kaas_block *block, uint32_t at[3]) {
   for (uint32_t i = 0; i < block->warp_count; i++) memcpy(block->warps[i].ctaid, at, sizeof block->warps[i].ctaid);
   const uint32_t *grid = block->launch->grid; /* on to the next */
   if (++at[0] < grid[0]) return;
@@ -108,16 +107,6 @@ static void place_block(kaas_block *block, uint32_t at[3]) {
 
 /* --- threads */
 
-typedef struct job {
-  const kaas_launch *launch;
-  uint64_t blocks;
-  atomic_uint_fast64_t next;
-  atomic_int result;
-  char *error;
-  size_t error_bytes;
-  uint64_t chunk;
-} job;
-
 static pthread_key_t block_key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -125,13 +114,13 @@ static struct {
   pthread_mutex_t busy; /* held by the launch that uses the other threads */
   pthread_mutex_t lock;
   pthread_cond_t work, idle;
-  job *job;
+  kaas_job *job;
   uint64_t generation;
   uint32_t threads, working;
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER,
           .idle = PTHREAD_COND_INITIALIZER};
 
-static void free_block(void *memory) {
+void kaas_free_block(void *memory) {
   kaas_block *block = memory;
   for (uint32_t i = 0; i < MAX_WARPS; i++)
     if (block->stacks[i]) munmap(block->stacks[i], STACK_BYTES + GUARD_BYTES);
@@ -154,7 +143,7 @@ static kaas_block *block_of_thread(void) {
   return kaas_current_block;
 }
 
-static int after_escape(kaas_block *block) {
+int kaas_after_escape(kaas_block *block) {
   block->in_kernel = 0;
   if (block->faulted) kaas_tell_fault(block);
   return block->result;
@@ -163,12 +152,12 @@ static int after_escape(kaas_block *block) {
 /* Runs blocks [from, to); stops at the first that fails. */
 static __attribute__((noinline)) int run_range(kaas_block *block, uint64_t from, uint64_t to) {
   uint32_t at[3];
-  find_place(block->launch->grid, from, at);
+  kaas_find_place(block->launch->grid, from, at);
   block->result = OK;
-  if (__builtin_setjmp(block->escape)) return after_escape(kaas_current_block);
+  if (__builtin_setjmp(block->escape)) return kaas_after_escape(kaas_current_block);
   block->in_kernel = 1;
   for (uint64_t index = from; index < to; index++) {
-    place_block(block, at);
+    kaas_place_block(block, at);
     if (__builtin_expect(*block->warps->stop, 0)) kaas_stop(block->warps);
     kaas_run_block(block);
   }
@@ -176,19 +165,26 @@ static __attribute__((noinline)) int run_range(kaas_block *block, uint64_t from,
   return OK;
 }
 
-static void take_part(job *work) {
-  kaas_block *block = block_of_thread();
-  char error[400] = "";
-  int result = block ? prepare_block(block, work->launch) : OUT_OF_MEMORY;
-  if (block) block->error = error, block->error_bytes = sizeof error;
+static int take_ranges(kaas_job *work, char *error, size_t error_bytes) {
+  kaas_block *block = kaas_current_block;
+  int result = kaas_prepare_block(block, work->launch);
+  block->error = error;
+  block->error_bytes = error_bytes;
   while (result == OK && atomic_load(&work->result) == OK) {
     uint64_t from = atomic_fetch_add(&work->next, work->chunk);
     if (from >= work->blocks) break;
     uint64_t to = from + work->chunk < work->blocks ? from + work->chunk : work->blocks;
     result = run_range(block, from, to);
   }
-  if (work->launch->touched && block && block->pages) kaas_tell_touched(block);
-  int expected = OK;
+  if (work->launch->touched && block->pages) kaas_tell_touched(block);
+  return result;
+}
+
+static void take_part(kaas_job *work) {
+  char error[400] = "";
+  int result = OUT_OF_MEMORY, expected = OK;
+  if (block_of_thread())
+    result = (work->launch->cooperative ? kaas_take_cooperative : take_ranges)(work, error, sizeof error);
   if (result != OK && atomic_compare_exchange_strong(&work->result, &expected, result) && work->error)
     snprintf(work->error, work->error_bytes, "%s", error);
 }
@@ -200,7 +196,7 @@ static void *pool_main(void *unused) {
   for (;;) {
     while (pool.generation == seen || !pool.job) pthread_cond_wait(&pool.work, &pool.lock);
     seen = pool.generation;
-    job *work = pool.job;
+    kaas_job *work = pool.job;
     pool.working++;
     pthread_mutex_unlock(&pool.lock);
     take_part(work);
@@ -221,7 +217,7 @@ static void forget_pool(void) {
 }
 
 static void start(void) {
-  pthread_key_create(&block_key, free_block);
+  pthread_key_create(&block_key, kaas_free_block);
   pthread_atfork(NULL, NULL, forget_pool);
 }
 
@@ -247,10 +243,11 @@ static uint32_t start_pool(void) {
   return pool.threads;
 }
 
-static void share(job *work) {
+static void share(kaas_job *work) {
   uint32_t threads = start_pool();
   uint64_t left = work->blocks - atomic_load(&work->next);
-  work->chunk = left / (8 * (uint64_t)(threads + 1)) + 1;
+  uint64_t parts = work->launch->cooperative ? 1 : 8;
+  work->chunk = left / (parts * (threads + 1)) + 1;
   pthread_mutex_lock(&pool.lock);
   pool.job = work;
   pool.generation++;
@@ -285,13 +282,33 @@ static int run_short(kaas_block *block, uint64_t blocks, uint64_t *done) {
   return OK;
 }
 
+/* One thread can run all blocks of a cooperative launch: the others help only if no other launch has them. */
+static int run_cooperative(kaas_block *block, uint64_t blocks) {
+  kaas_grid *grid = calloc(1, sizeof *grid); /* on the heap: kernels learn its address, and get none of a stack */
+  if (!grid) return OUT_OF_MEMORY;
+  grid->bytes = sizeof *grid;
+  kaas_job work = {.launch = block->launch, .blocks = blocks, .chunk = blocks, .grid = grid, .error = block->error,
+                   .error_bytes = block->error_bytes};
+  atomic_init(&work.next, 0);
+  atomic_init(&work.result, OK);
+  if (blocks > 1 && !pthread_mutex_trylock(&pool.busy)) {
+    share(&work);
+    pthread_mutex_unlock(&pool.busy);
+  } else {
+    take_part(&work);
+  }
+  free(grid);
+  return atomic_load(&work.result);
+}
+
 static int run_blocks(kaas_block *block, uint64_t blocks) {
+  if (__builtin_expect(block->launch->cooperative, 0)) return run_cooperative(block, blocks);
   if (blocks == 1) return run_range(block, 0, 1);
   uint64_t done = 0;
   int result = run_short(block, blocks, &done);
   if (result != OK || done == blocks) return result;
   if (blocks - done == 1 || pthread_mutex_trylock(&pool.busy)) return run_range(block, done, blocks);
-  job work = {.launch = block->launch, .blocks = blocks, .error = block->error, .error_bytes = block->error_bytes};
+  kaas_job work = {.launch = block->launch, .blocks = blocks, .error = block->error, .error_bytes = block->error_bytes};
   atomic_init(&work.next, done);
   atomic_init(&work.result, OK);
   share(&work);
@@ -306,7 +323,7 @@ int kaas_run(const kaas_launch *launch, char *error, size_t error_bytes) {
   if (!blocks || !threads || threads > MAX_WARPS * KAAS_WARP) return INVALID_VALUE;
   pthread_once(&once, start);
   kaas_block *block = block_of_thread();
-  if (!block || prepare_block(block, launch) != OK) return OUT_OF_MEMORY;
+  if (!block || kaas_prepare_block(block, launch) != OK) return OUT_OF_MEMORY;
   block->error = error;
   block->error_bytes = error_bytes;
   kaas_watch_faults(block);

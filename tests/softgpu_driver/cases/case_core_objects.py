@@ -145,9 +145,8 @@ def test_kernels_from_files_and_handles(tmp_path: Path) -> None:
 
 
 def test_what_an_sm_80_device_has_not(stream: Stream, add: Kernel) -> None:
-    for option in ({"is_cooperative": True}, {"cluster": 1}):
-        with pytest.raises(Exception, match="not supported"):
-            launch(stream, LaunchConfig(grid=1, block=1, **option), add, np.uint64(0), np.int32(0), np.int32(0))
+    with pytest.raises(Exception, match="not supported"):
+        launch(stream, LaunchConfig(grid=1, block=1, cluster=1), add, np.uint64(0), np.int32(0), np.int32(0))
     with pytest.raises(Exception, match="NOT_SUPPORTED"):
         GraphDefinition().instantiate(GraphCompleteOptions(device_launch=True))
     GraphDefinition().instantiate(GraphCompleteOptions(auto_free_on_launch=True, upload_stream=stream))

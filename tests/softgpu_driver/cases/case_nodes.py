@@ -131,7 +131,12 @@ def test_kernel_attributes(notes: Notes) -> None:
     assert ok(driver.cuGraphKernelNodeGetAttribute(second, ids.CU_LAUNCH_ATTRIBUTE_PRIORITY)).priority == -3
     value.cooperative = 1
     cooperative = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-    fails(Error.CUDA_ERROR_NOT_SUPPORTED, driver.cuGraphKernelNodeSetAttribute, first, cooperative, value)
+    ok(driver.cuGraphKernelNodeSetAttribute(first, cooperative, value))
+    assert ok(driver.cuGraphKernelNodeGetAttribute(first, cooperative)).cooperative == 1
+    assert ok(driver.cuGraphKernelNodeGetAttribute(second, cooperative)).cooperative == 0
+    ok(driver.cuGraphKernelNodeSetParams(first, params))  # which say nothing of attributes
+    ok(driver.cuGraphKernelNodeCopyAttributes(second, first))
+    assert ok(driver.cuGraphKernelNodeGetAttribute(second, cooperative)).cooperative == 1
     fails(BAD, driver.cuGraphKernelNodeGetAttribute, notes.node(1), ids.CU_LAUNCH_ATTRIBUTE_PRIORITY)
 
 

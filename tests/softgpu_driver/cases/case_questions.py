@@ -137,7 +137,24 @@ def test_launch_attributes() -> None:
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
     attribute.value.cooperative = 1
     config.attrs = [attribute]
-    fails(Error.CUDA_ERROR_NOT_SUPPORTED, driver.cuLaunchKernelEx, config, Kernels()["add"], arguments, 0)
+    ok(driver.cuLaunchKernelEx(config, Kernels()["add"], arguments, 0))
+    synchronize()
+    assert (seen == 6).all()
+
+
+def test_cooperative_launches() -> None:
+    """As many blocks as the occupancy of all multiprocessors says, and no more."""
+    address, seen = device_array(np.zeros(32, np.int32))
+    attributes, add = driver.CUdevice_attribute, Kernels()["add"]
+    assert ok(driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 0)) == 1
+    most = ok(driver.cuDeviceGetAttribute(attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0))
+    most *= ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(add, 32, 0))
+    arguments = ((address, 32, 3), (None, ctypes.c_int, ctypes.c_int))
+    ok(driver.cuLaunchCooperativeKernel(add, most, 1, 1, 32, 1, 1, 0, NO_STREAM, arguments))
+    synchronize()
+    assert (seen == 3).all()
+    too_large = Error.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+    fails(too_large, driver.cuLaunchCooperativeKernel, add, most + 1, 1, 1, 32, 1, 1, 0, NO_STREAM, arguments)
 
 
 def test_occupancy_follows_the_limits_of_a_multiprocessor() -> None:
