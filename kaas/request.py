@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -83,10 +83,12 @@ def check_names(task: KTask, names: Iterable[str]) -> None:
     Raises:
         MissingInput, UnexpectedInput: names are not exactly the kTask's inputs.
     """
-    check_taken(f"kTask {task.label!r}", task.label, task.inputs, names)
+    check_taken(f"kTask {task.label!r}", task.label, task.inputs, names, task.scalars)
 
 
-def check_taken(what: str, label: str, inputs: Iterable[Buffer], names: Iterable[str]) -> None:
+def check_taken(
+    what: str, label: str, inputs: Iterable[Buffer], names: Iterable[str], scalars: Container[str] = ()
+) -> None:
     """As `check_names`, for inputs that a kTask or something else takes, which `what` calls it and `label` names.
 
     Raises:
@@ -97,6 +99,8 @@ def check_taken(what: str, label: str, inputs: Iterable[Buffer], names: Iterable
     for name in sorted(given - taken.keys(), key=str):
         near = tuple(difflib.get_close_matches(str(name), taken))
         hint = f"; did you mean {near[0]!r}?" if near else f"; its inputs are {', '.join(sorted(taken)) or 'none'}"
+        if name in scalars:
+            hint = f": that is a scalar, which is given as scalars={{{name!r}: ...}}"
         raise UnexpectedInput(f"{what} has no input {name!r}{hint}", task=label, buffer=str(name), near=near)
     for buffer in taken.values():
         if buffer.name not in given:
@@ -273,7 +277,9 @@ def encode_scalars(task: Taker, scalars: Mapping[str, Any] | None) -> dict[str, 
 def _encode_scalar(task: Taker, name: str, kind: str, given: Mapping[str, Any]) -> bytes:
     if name not in given:
         raise MissingScalar(
-            f"kTask {task.label!r}: scalar {name!r} ({kind}) was not given", task=task.label, scalar=name
+            f"kTask {task.label!r}: scalar {name!r} ({kind}) was not given; scalars={{{name!r}: ...}} gives it",
+            task=task.label,
+            scalar=name,
         )
     value = given[name]
     try:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kaas.config import SOFTWARE_GPU_BYTES, SOFTWARE_GPUS, Device
-from kaas.errors import DeviceUnavailable, InvalidRequest
+from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest
 from kaas.executor import software
 from kaas.graph import KTask
 from kaas.request import View, check_names, encode_scalars, mapping
@@ -85,7 +85,11 @@ def run(
     check_names(task, given)
     encoded = encode_scalars(task, scalars)
     sources = {name: source_of(value) for name, value in given.items()}
-    return interruptible(executor_for(device), Request(task, sources, encoded, profile=profile, limit_s=limit_s))
+    executor = executor_for(device)
+    if executor.lost is not None:
+        message = f"an earlier kTask has cost this process its device; a new process has one. {executor.lost.message}"
+        raise DeviceLost(message, **executor.lost.fields)
+    return interruptible(executor, Request(task, sources, encoded, profile=profile, limit_s=limit_s))
 
 
 def interruptible(executor: Executor, request: Request) -> Result:

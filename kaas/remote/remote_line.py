@@ -44,7 +44,10 @@ HUNG_UP = (
 )
 FULL = "the server takes no more connections of this key now"
 REFUSED = "the server does not take this key"
-NOT_IT = "whoever is there does not have this server's key, or does not speak this protocol"
+NOT_IT = (
+    "whoever is there does not have this server's key, or does not speak this protocol; a server with keys talks to a "
+    "client that gives its own only: kaas.Client(address, keys=...)"
+)
 
 _MORE, _AT_ONCE = int(zmq.SNDMORE), int(zmq.DONTWAIT)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import ray
 from typer.testing import CliRunner
@@ -100,3 +101,15 @@ def test_inside_an_etask_the_cause_is_the_users_own(start: Callable[..., bool]) 
         ray.get(fails.remote())
     assert "of the user's" in str(raised.value)
     assert "kaas/pool/core.py" not in str(raised.value)
+
+
+def test_a_scalar_is_told_from_an_input() -> None:
+    code = kaas.Library.from_file(Path(__file__).parents[1] / "api" / "kernels" / "steps.ptx")
+    x, y = kaas.Buffer("x", 256, "float32"), kaas.Buffer("y", 256, "float32")
+    factor = kaas.Scalar("factor", "f32")
+    task = kaas.KTask([kaas.Kernel(code, "scale", 1, 256, [kaas.In(x), kaas.Out(y), factor, kaas.u32(256)])], [y])
+    ones = np.ones(256, np.float32)
+    with pytest.raises(errors.UnexpectedInput, match=r"'factor': that is a scalar, .* scalars=\{'factor': \.\.\.\}"):
+        kaas.run_local(task, {"x": ones, "factor": 2.0})
+    with pytest.raises(errors.MissingScalar, match=r"scalar 'factor' \(f32\) was not given; scalars=\{'factor'"):
+        kaas.run_local(task, {"x": ones})
