@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 import kaas
+from kaas.pool import sandbox
 from kaas.remote import tasks, wire
 from kaas.remote.keys import OwnKeys, new_client, own_keys, prepare
 from kaas.serve_command import READY
@@ -128,6 +129,7 @@ def started(
         "state": str(folder / "state"),
         "pool": {"devices": [DEVICE]},
         "code": {"any": True},
+        "sandbox": sandbox.available(),
         **settings,
     }
     if not insecure:
