@@ -44,7 +44,7 @@ def test_an_executor_that_is_killed_again_and_again_shows_with_its_cause(serve: 
     server = serve({"metrics_port": 0, "administrators": ["boss"]})
     boss, alice = server.speaker("boss"), server.speaker()
     assert get(server, "/readyz")[0] == 200
-    assert json.loads(get(server, "/healthz")[1]) == {"live": True, "ready": True, "trouble": []}
+    assert json.loads(get(server, "/healthz")[1]) == {"live": True, "ready": True, "trouble": [], "disk_full": False}
     executor = boss.ask("status")["devices"][0]["pid"]
     stopped = [pid for pid in server.children() if pid != executor]
     assert not stopped
