@@ -173,7 +173,9 @@ def test_two_executors_that_want_each_others_outputs() -> None:
         here, there = ray.get(refs)
         if here.device == there.device:
             continue
+        spins = spinning(2)  # else each would run where its input is; so it runs on the device that is free first
         onto_there, onto_here = ray.get([keep(ref) for ref in refs])
+        ray.get(spins)
         if (onto_there.device, onto_here.device) == (there.device, here.device):
             crossed = [onto_there, onto_here]
     for seed, resident in enumerate(crossed):

@@ -380,7 +380,7 @@ def test_nothing_comes_if_all_stays(setting: Setting) -> None:
 
 def test_outputs_of_no_bytes_come_too(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     data = {"some": np.arange(6, dtype=np.uint8), "empty": np.empty(0, np.uint8)}
-    result = Result(scale_task(), data, RunStats({}, {}, (), (), 0.0))
+    result = Result(scale_task(), data, RunStats({"plan": 0.0, "total": 0.0}, {}, (), (), 0.0))
     monkeypatch.setattr(setting.executor, "run", lambda *_: result)
     setting.pool.meet(SCALE)
     message, _, _ = packed(SCALE, {"x": numbers()}, {"factor": 2.0})

@@ -228,7 +228,7 @@ def test_modules_that_take_too_long_are_refused() -> None:
 
 
 def test_a_server_says_so_and_does_not_start(tmp_path: Path) -> None:
-    said = refused(tmp_path, {"steps": {"bad": "tests.remote.steps:nothing"}})
+    said = refused(tmp_path, {"steps": {"bad": "tests.remote.steps:nothing"}, "log": {"level": "error"}})
     assert said == (
         "InvalidConfig: steps.bad is 'tests.remote.steps:nothing': "
         "module 'tests.remote.steps' has no function 'nothing'\n"
@@ -242,7 +242,8 @@ def test_what_modules_print_is_not_what_the_server_says(serve: Serve) -> None:
 
 def test_a_server_without_its_folder_starts_no_step(serve: Serve, tmp_path: Path) -> None:
     serve()
-    assert refused(tmp_path, {"steps": {"bad": "tests.remote.broken_steps:f"}}).startswith("UsageUnavailable: ")
+    settings = {"steps": {"bad": "tests.remote.broken_steps:f"}, "log": {"level": "error"}}
+    assert refused(tmp_path, settings).startswith("UsageUnavailable: ")
 
 
 def test_a_server_that_ends_leaves_nothing_of_its_steps(serve: Serve) -> None:
