@@ -32,6 +32,8 @@ SETTINGS = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "passwd", 
 """Below /etc; other files there may be secrets."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri")
 """Below /dev."""
+NAMED = ("KAAS_SOFTGPU_MODEL",)
+"""Variables of the environment that name a file which an executor reads."""
 CACHES, BUILT = ("softgpu", "nvidia", "tmp"), ("blas", "nvrtc")
 """Of the cache, what an executor writes: compiled kernels; and what compilers make that it starts. The driver library
 is not among it: the next executor loads that before it is in its sandbox."""
@@ -62,6 +64,7 @@ class Sandbox:
         """
         hidden = [Path(path).resolve() for path in self.hidden]
         settings = [Path("/etc") / name for name in SETTINGS]
+        settings += [Path(os.environ[name]) for name in NAMED if os.environ.get(name)]
         devices = [device for name in DEVICES for device in Path("/dev").glob(name)]
         rules = Landlock(strict=False)
         for path in visible([*map(Path, (*SYSTEM, *self.packages)), *settings, *python_folders()], hidden):

@@ -113,8 +113,9 @@ class JsonLines(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What `extra` gave, and the traceback if there is one."""
-    fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    """What `extra` gave, and the traceback if there is one. Names with an underscore are other packages' own: Ray marks
+    each record of its processes so."""
+    fields = {name: value for name, value in vars(record).items() if name not in _STANDARD and name[0] != "_"}
     if record.exc_info:
         fields[TRACEBACK] = "".join(traceback.format_exception(*record.exc_info))
     return fields
