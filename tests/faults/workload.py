@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,15 +12,18 @@ import numpy as np
 
 import kaas
 from kaas.errors import KaasError
+from kaas.executor.arena import GAP_BYTES
 from kaas.executor.executor import Executor, Request, Source
 from kaas.executor.tiers import granules
+from kaas.softgpu import MEMCHECK_VARIABLE
 from tests.executor.interpreter import interpret
 
 SIZES = (64, 1000, 3000)
 """Elements of the buffers of a kTask."""
 OBJECTS = 3
 """Objects of each size, so many that only a part of them fits."""
-CACHE_BYTES = 76 << 10
+CACHE_BYTES = (76 << 10) + (4 * GAP_BYTES if os.environ.get(MEMCHECK_VARIABLE) == "1" else 0)
+"""Under memcheck each buffer of an arena has a gap behind it."""
 HOST_BYTES = 48 << 10
 WHOLE_BYTES = 16 << 10
 BLOCK = 128
