@@ -29,6 +29,9 @@ CLIENTS = ("alice", "bob", "boss")
 """Who have keys."""
 DEVICE = {"kind": "software", "memory_bytes": 256 << 20}
 
+CONTEXT: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+"""Of all speakers: one that is collected with a failed test's would wait for its open sockets for ever."""
+
 T = TypeVar("T", bound=wire.FromServer)
 
 
@@ -153,8 +156,7 @@ class Speaker:
     """A connection, whatever is said on it. numbers are counted from 1."""
 
     def __init__(self, endpoint: str, keys: OwnKeys | None) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = socket = self._context.socket(zmq.DEALER)
+        self.socket = socket = CONTEXT.socket(zmq.DEALER)
         socket.linger = 0
         if keys is not None:
             socket.curve_serverkey = keys.server_key.encode()
@@ -218,4 +220,3 @@ class Speaker:
 
     def close(self) -> None:
         self.socket.close()
-        self._context.term()
