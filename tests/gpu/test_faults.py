@@ -16,6 +16,7 @@ from cuda.bindings import driver
 import kaas
 from kaas.config import Device
 from kaas.errors import InputFailed, OutOfDeviceMemory, RequestTooLarge
+from kaas.executor import local
 from kaas.executor.device import call, open_device
 from kaas.executor.executor import Executor, Request, Source
 from kaas.executor.local import run_local
@@ -39,7 +40,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def executor(kind: str) -> Iterator[Executor]:
-    """Plans with all memory that the device has when it is opened."""
+    """Plans with all memory that the device has when it is opened: `run_local` of earlier tests gives back its own."""
+    while local._executors:
+        local._executors.popitem()[1].close()
     made = Executor(open_device(kind, 0), host_cache_bytes=0)
     yield made
     made.close()

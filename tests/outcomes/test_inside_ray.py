@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,8 @@ def fresh(work: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("work", CALLS, ids=lambda work: str(work.__name__))
 def test_in_a_task(work: Callable[[], Any]) -> None:
     """Each in a process of its own, which ends with it."""
-    task: Any = ray.remote(max_calls=1, num_cpus=0)(fresh)
+    own = {"env_vars": {"KAAS_TEST_PROCESS": token_hex(8)}}  # a process that earlier tests have used is not fresh
+    task: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own)(fresh)
     np.testing.assert_allclose(ray.get(task.remote(work), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
 
 
