@@ -11,23 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda.bindings import driver
 
-import kaas
 from kaas.config import Device
 from kaas.errors import InputFailed, OutOfDeviceMemory, RequestTooLarge
-from kaas.executor import local
-from kaas.executor.device import call, open_device
+from kaas.executor.device import open_device
 from kaas.executor.executor import Executor, Request, Source
 from kaas.executor.local import run_local
 from tests.gpu import stored
 from tests.gpu.faults import SYMBOLS
+from tests.gpu.taken import MIB, check, reading
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-MIB = 1 << 20
-OBJECT_BYTES = 32 * MIB
-LEFT_BYTES = 16 * MIB
 ROOM_BYTES = 4 * MIB
 
 
@@ -39,36 +34,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def executor(kind: str) -> Iterator[Executor]:
-    """Plans with all memory that the device has when it is opened: `run_local` of earlier tests gives back its own."""
-    while local._executors:
-        local._executors.popitem()[1].close()
-    made = Executor(open_device(kind, 0), host_cache_bytes=0)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def small(kind: str) -> Iterator[Executor]:
     made = Executor(open_device(kind, 0), cache_bytes=ROOM_BYTES)
     yield made
     made.close()
-
-
-def reading(nbytes: int) -> kaas.KTask:
-    """Doubles the first elements of an object."""
-    library = kaas.Library.from_file(Path(__file__).parent / "kernels" / "cases.ptx")
-    w, y = kaas.Buffer("w", nbytes // 4, "float32"), kaas.Buffer("y", 40, "float32")
-    args: list[Any] = [kaas.Pointers([kaas.In(w), kaas.In(w)]), kaas.u32(2), kaas.Out(y), kaas.u32(40)]
-    return kaas.KTask([kaas.Kernel(library, "add_rows", 2, 32, args)], [y])
-
-
-def check(executor: Executor, nbytes: int, value: int) -> Any:
-    """Reads an object that is full of a value; gives what the request did."""
-    source = Source(key=b"%d-%d" % (nbytes, value), fetch=lambda: np.full(nbytes // 4, value, np.float32))
-    result = executor.run(Request(reading(nbytes), {"w": source}, {}))
-    np.testing.assert_array_equal(result.outputs["y"], np.full(40, 2 * value, np.float32))
-    return result.stats
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
@@ -112,17 +81,8 @@ def test_an_input_that_cannot_be_had(small: Executor) -> None:
     check(small, MIB, 3)
 
 
-def test_memory_that_others_took(executor: Executor) -> None:
-    """The driver has less than it had: what is cached makes room; what still does not fit fails by itself."""
-    check(executor, OBJECT_BYTES, 1)
-    with executor.device.current():
-        taken = call(driver.cuMemAlloc, executor.device.free_bytes() - LEFT_BYTES)
-    try:
-        assert check(executor, OBJECT_BYTES, 2).evicted
-        with pytest.raises((OutOfDeviceMemory, RequestTooLarge)):
-            check(executor, 3 * OBJECT_BYTES, 3)
-        check(executor, OBJECT_BYTES, 4)
-    finally:
-        with executor.device.current():
-            call(driver.cuMemFree, taken)
-    check(executor, OBJECT_BYTES, 5)
+def test_memory_that_others_took(kind: str) -> None:
+    """In a process that has used the device for nothing else."""
+    command = [sys.executable, "-m", "tests.gpu.taken", kind]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,0 +1,62 @@
+"""`python -m tests.gpu.taken KIND`: most of a device's memory goes to others while an executor runs there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+import kaas
+from kaas.errors import OutOfDeviceMemory, RequestTooLarge
+from kaas.executor.device import call, open_device
+from kaas.executor.executor import Executor, Request, Source
+
+MIB = 1 << 20
+DEVICE_BYTES = 256 * MIB
+OBJECT_BYTES = 32 * MIB
+LEFT_BYTES = 16 * MIB
+
+
+def reading(nbytes: int) -> kaas.KTask:
+    """Doubles the first elements of an object."""
+    library = kaas.Library.from_file(Path(__file__).parent / "kernels" / "cases.ptx")
+    w, y = kaas.Buffer("w", nbytes // 4, "float32"), kaas.Buffer("y", 40, "float32")
+    args: list[Any] = [kaas.Pointers([kaas.In(w), kaas.In(w)]), kaas.u32(2), kaas.Out(y), kaas.u32(40)]
+    return kaas.KTask([kaas.Kernel(library, "add_rows", 2, 32, args)], [y])
+
+
+def check(executor: Executor, nbytes: int, value: int) -> Any:
+    """Reads an object that is full of a value; gives what the request did."""
+    source = Source(key=b"%d-%d" % (nbytes, value), fetch=lambda: np.full(nbytes // 4, value, np.float32))
+    result = executor.run(Request(reading(nbytes), {"w": source}, {}))
+    np.testing.assert_array_equal(result.outputs["y"], np.full(40, 2 * value, np.float32))
+    return result.stats
+
+
+def main() -> None:
+    """The driver has less than it had: what is cached makes room; what still does not fit fails by itself."""
+    kind = sys.argv[1]
+    device = open_device(kind, 0, memory_bytes=DEVICE_BYTES if kind == "software" else None)
+    executor = Executor(device, host_cache_bytes=0)
+    check(executor, OBJECT_BYTES, 1)
+    with device.current():
+        taken = call(driver.cuMemAlloc, device.free_bytes() - LEFT_BYTES)
+    assert check(executor, OBJECT_BYTES, 2).evicted
+    try:
+        check(executor, 3 * OBJECT_BYTES, 3)
+    except (OutOfDeviceMemory, RequestTooLarge):
+        pass
+    else:
+        raise AssertionError("what does not fit ran")
+    check(executor, OBJECT_BYTES, 4)
+    with device.current():
+        call(driver.cuMemFree, taken)
+    check(executor, OBJECT_BYTES, 5)
+    executor.close()
+
+
+if __name__ == "__main__":
+    main()
