@@ -84,6 +84,7 @@ async def run(orders: PoolOrders, says: int) -> None:
     machine.hosts.kill_all()
     await service.clients.answered()
     service.close()
+    machine.objects.close()
 
 
 def opened_store(wanted: str | Store | None) -> Store:

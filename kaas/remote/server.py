@@ -53,6 +53,7 @@ async def serve(
             machine.hosts.kill_all()
             await service.clients.answered()
             service.close()
+            machine.objects.close()
 
 
 async def _serve(

@@ -51,6 +51,7 @@ class Had:
 
     async def __aexit__(self, *_: object) -> None:
         self.state.close()
+        self.objects.close()
 
     def _held(self, client: str, what: str, nbytes: int) -> None:
         self.held[client, what] = nbytes
