@@ -114,11 +114,15 @@ def fresh(work: Callable[[], Any]) -> Any:
     return work()
 
 
+def own_process() -> dict[str, Any]:
+    """The `runtime_env` of a process that no earlier test has used."""
+    return {"env_vars": {"KAAS_TEST_PROCESS": token_hex(8)}}
+
+
 @pytest.mark.parametrize("work", CALLS, ids=lambda work: str(work.__name__))
 def test_in_a_task(work: Callable[[], Any]) -> None:
     """Each in a process of its own, which ends with it."""
-    own = {"env_vars": {"KAAS_TEST_PROCESS": token_hex(8)}}  # a process that earlier tests have used is not fresh
-    task: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own)(fresh)
+    task: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own_process())(fresh)
     np.testing.assert_allclose(ray.get(task.remote(work), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
 
 
@@ -130,14 +134,14 @@ class Actor:
 
 
 def test_in_an_actor() -> None:
-    actor: Any = ray.remote(num_cpus=0)(Actor).remote()
+    actor: Any = ray.remote(num_cpus=0, runtime_env=own_process())(Actor).remote()
     np.testing.assert_allclose(ray.get(actor.run.remote(invoke), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
 
 
 def test_in_a_nested_task() -> None:
     @ray.remote(max_calls=1, num_cpus=0)
     def outer() -> Any:
-        inner: Any = ray.remote(max_calls=1, num_cpus=0)(fresh)
+        inner: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own_process())(fresh)
         return ray.get(inner.remote(invoke))
 
     np.testing.assert_allclose(ray.get(outer.remote(), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
