@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
+import selectors
 import socket as sockets
 import sys
 import threading
@@ -205,13 +205,18 @@ class Attacker:
         far = self.tcp()
         near.settimeout(PATIENCE_S)
         heard = bytearray()
+        both = selectors.DefaultSelector()
+        for source in (near, far):
+            both.register(source, selectors.EVENT_READ)
         ends_s = monotonic() + RECORD_S
         while (left_s := ends_s - monotonic()) > 0:
-            for source in select.select([near, far], [], [], left_s)[0]:
+            for key, _ in both.select(left_s):
+                source = near if key.fileobj is near else far
                 data = source.recv(1 << 16)
                 (far if source is near else near).sendall(data)
                 if source is near:
                     heard += data
+        both.close()
         for each in (socket, near, far, relay):
             each.close()
         return bytes(heard)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from kaas.pool.processes import pidfd
 from kaas.store import SqliteStore
-from tests.patience import PATIENCE_S
+from tests.patience import readable
 
 ROOT = Path(__file__).parents[2]
 BEGINS = """
@@ -74,7 +73,7 @@ def said(file: int) -> list[str]:
     """The next line; an unbuffered program writes it in pieces."""
     line = b""
     while not line.endswith(b"\n"):
-        assert select.select([file], [], [], PATIENCE_S)[0]
+        assert readable(file)
         piece = os.read(file, 1 << 10)
         assert piece, f"it ended after {line!r}"
         line += piece
@@ -94,7 +93,7 @@ def opening(folder: Path) -> int:
 
 
 def ends(process: int) -> None:
-    assert select.select([process], [], [], PATIENCE_S)[0]
+    assert readable(process)
     os.close(process)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from kaas.pool.status import Status
 from kaas.process_session import ProcessSession
 from kaas.session import HERE
 from tests.api.conftest import DEVICE_BYTES, add_task, both_task, crash_task, numbers, scale_task, spin_task
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, readable
 
 ROOT = Path(__file__).parents[2]
 DEVICES = [kaas.Device("software", DEVICE_BYTES)] * 2
@@ -111,7 +110,7 @@ def watched(*pids: int) -> list[int]:
 def all_end(files: list[int]) -> bool:
     """Whether the processes end, all of them, in time."""
     for file in files:
-        if not select.select([file], [], [], PATIENCE_S)[0]:
+        if not readable(file):
             return False
         os.close(file)
     return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, readable
 
 ROOT = Path(__file__).parents[2]
 BEGINS = """
@@ -58,7 +57,7 @@ def program() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         started.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=environment))
         stdout = started[-1].stdout
         assert stdout is not None, "a pipe"
-        assert select.select([stdout], [], [], PATIENCE_S)[0]
+        assert readable(stdout)
         assert stdout.readline() == "begins\n"
         return started[-1]
 

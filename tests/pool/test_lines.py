@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import select
 import signal
 import socket
 import subprocess
@@ -27,7 +26,7 @@ from kaas.pool.connect import connect
 from kaas.pool.lines import LARGE_BYTES, PROBE_BYTES, Line, LineLost
 from kaas.pool.messages import Address, Cancel, Hello, Refused, Release, Result, Submit, Welcome
 from kaas.pool.stream import Stream
-from tests.patience import PATIENCE_S, until
+from tests.patience import PATIENCE_S, readable, until
 from tests.pool.exchanges import NODE, Running
 
 LOCAL = "127.0.0.1"
@@ -70,7 +69,7 @@ class Raw:
     def receive(self) -> list[Any]:
         """The next message."""
         while not self._got:
-            assert select.select([self.socket], [], [], PATIENCE_S)[0]
+            assert readable(self.socket)
             self._got += self.stream.read()
         return self._got.pop(0)
 

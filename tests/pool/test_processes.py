@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from kaas.pool.messages import VERSION, Hello
 from kaas.pool.process_pool import Machine
 from kaas.pool.processes import Child, how_it_ended, on_end, pidfd
 from tests.loops import run
-from tests.patience import PATIENCE_S
+from tests.patience import readable
 
 CHILD = """
 import os, subprocess, sys, threading
@@ -112,7 +111,7 @@ def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
         assert compiler is not None
         end(child)
         await gone.wait()
-        assert await asyncio.to_thread(select.select, [compiler], [], [], PATIENCE_S) == ([compiler], [], [])
+        assert await asyncio.to_thread(readable, compiler)
         os.close(compiler)
 
     for end in (Child.kill_group, lambda child: child.process.kill(), lambda child: child.process.terminate()):
@@ -186,7 +185,7 @@ def test_children_end_with_a_parent_that_is_killed() -> None:
     watched = pidfd(int(parent.stdout.readline()))
     assert watched is not None
     parent.communicate()
-    assert select.select([watched], [], [], 30)[0]
+    assert readable(watched)
     os.close(watched)
 
 

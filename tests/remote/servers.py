@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from kaas.pool import sandbox
 from kaas.remote import tasks, wire
 from kaas.remote.keys import OwnKeys, new_client, own_keys, prepare
 from kaas.serve_command import READY
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, readable
 
 ROOT = Path(__file__).parents[2]
 STEPS = kaas.Library.from_file(ROOT / "tests" / "api" / "kernels" / "steps.ptx")
@@ -73,7 +72,7 @@ class Server:
 
     def _ready(self) -> str:
         assert self.process.stdout is not None, "a pipe"
-        assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], "it says nothing"
+        assert readable(self.process.stdout), "it says nothing"
         line = self.process.stdout.readline().decode()
         assert line.startswith(READY), (line, self.errors.read_text())
         return line.split()[-1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kaas.softgpu.build import build
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, readable
 from tests.softgpu.fuzz.mutations import ROOT, image
 
 RUN_LIMIT_S = 0.2
@@ -71,7 +70,7 @@ class Worker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{name}\n".encode())
-        if not select.select([self.process.stdout], [], [], PATIENCE_S)[0]:
+        if not readable(self.process.stdout):
             self.end()
             self.start()
             return f"no answer within {PATIENCE_S:.0f} s"
