@@ -10,39 +10,28 @@ import pytest
 import kaas
 from kaas.errors import UnsupportedCode
 
-GOOD = """
-.visible .entry fill(.param .u64 y)
-{
- .reg .b32 %i;
- .reg .b64 %y, %at;
- mov.u32 %i, %tid.x;
- ld.param.u64 %y, [y];
- mul.wide.u32 %at, %i, 4;
- add.u64 %y, %y, %at;
- st.global.u32 [%y], %i;
- ret;
-}
-"""
-BAD = """
-.visible .entry sample(.param .u64 y)
-{
- .reg .b32 %r<4>;
- .reg .b64 %t;
- ld.param.u64 %t, [y];
- tex.1d.v4.u32.s32 {%r0, %r1, %r2, %r3}, [%t, {%r0}];
- ret;
-}
-"""
-WIDE = """
-.visible .entry wide(.param .u64 y)
-{
- .reg .b128 %q<2>;
+
+def entry(name: str, registers: str, body: str) -> str:
+    """A kernel of one argument, whose address is in %y."""
+    return f"""
+.visible .entry {name}(.param .u64 y)
+{{
+ {registers}
  .reg .b64 %y;
  ld.param.u64 %y, [y];
- ld.global.b128 %q0, [%y];
+ {body}
  ret;
-}
+}}
 """
+
+
+FILL = """mov.u32 %i, %tid.x;
+ mul.wide.u32 %at, %i, 4;
+ add.u64 %y, %y, %at;
+ st.global.u32 [%y], %i;"""
+GOOD = entry("fill", ".reg .b32 %i; .reg .b64 %at;", FILL)
+BAD = entry("sample", ".reg .b32 %r<4>;", "tex.1d.v4.u32.s32 {%r0, %r1, %r2, %r3}, [%y, {%r0}];")
+WIDE = entry("wide", ".reg .b128 %q<2>;", "ld.global.b128 %q0, [%y];")
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 
 
@@ -51,12 +40,16 @@ def task(library: kaas.Library, symbol: str) -> kaas.KTask:
     return kaas.KTask([kaas.Kernel(library, symbol, 1, 32, [kaas.Out(y)])], [y])
 
 
+def fills(library: kaas.Library, symbol: str = "fill") -> None:
+    """Run a kernel of a library, which stores the number of each thread."""
+    np.testing.assert_array_equal(kaas.run_local(task(library, symbol), {})["y"], np.arange(32))
+
+
 @pytest.mark.usefixtures("softgpu")
 @pytest.mark.parametrize("text", [HEAD + GOOD + BAD, HEAD + BAD + GOOD])
 def test_the_others_run_and_that_one_is_refused_by_name_and_line(text: str) -> None:
     library = kaas.Library.from_ptx(text)
-    outputs = kaas.run_local(task(library, "fill"), {})
-    np.testing.assert_array_equal(outputs["y"], np.arange(32))
+    fills(library)
     line = 1 + text[: text.index("tex.1d")].count("\n")
     with pytest.raises(UnsupportedCode, match=f"kernel sample: .*line {line}: no code for tex, of textures") as caught:
         kaas.run_local(task(library, "sample"), {})
@@ -68,8 +61,7 @@ def test_the_others_run_and_that_one_is_refused_by_name_and_line(text: str) -> N
 @pytest.mark.usefixtures("softgpu")
 def test_registers_of_a_kind_that_is_unknown_here_concern_their_kernel_only() -> None:
     library = kaas.Library.from_ptx(HEAD + GOOD + WIDE)
-    outputs = kaas.run_local(task(library, "fill"), {})
-    np.testing.assert_array_equal(outputs["y"], np.arange(32))
+    fills(library)
     with pytest.raises(UnsupportedCode, match=r"kernel wide: .*line \d+: no code for '.reg .b128 %q<2>'"):
         kaas.run_local(task(library, "wide"), {})
 
@@ -90,8 +82,7 @@ def test_dynamic_parallelism_as_nvcc_13_compiles_it_is_refused_in_words(symbol: 
     library = kaas.Library.from_file(LAUNCHES)
     with pytest.raises(UnsupportedCode, match=rf"kernel {symbol}: .*line \d+: {words}"):
         kaas.run_local(task(library, symbol), {})
-    outputs = kaas.run_local(task(library, "fill"), {})
-    np.testing.assert_array_equal(outputs["y"], np.arange(32))
+    fills(library)
 
 
 @pytest.mark.usefixtures("softgpu")
@@ -99,5 +90,4 @@ def test_an_image_that_has_every_kernel_is_preferred() -> None:
     """A library with an image for newer GPUs and one that runs here."""
     plain = GOOD.replace("fill", "sample")
     images = [kaas.Library.from_ptx(HEAD + GOOD + BAD).images[0], kaas.Library.from_ptx(HEAD + GOOD + plain).images[0]]
-    outputs = kaas.run_local(task(kaas.Library(tuple(images)), "sample"), {})
-    np.testing.assert_array_equal(outputs["y"], np.arange(32))
+    fills(kaas.Library(tuple(images)), "sample")
