@@ -34,7 +34,7 @@ from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.transport import Call, Reply, Survivor
 from kaas.store import SqliteStore
 from tests.patience import PATIENCE_S
-from tests.pool.test_core import INFO, RECORD, TWO_SLOTS, FakeWorkers, begin, call, settle
+from tests.pool.fake_workers import INFO, RECORD, TWO_SLOTS, FakeWorkers, begin, call, settle
 
 LEFT = Call("f", "bob", None, 0, function="the key of f")
 

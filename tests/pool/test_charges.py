@@ -13,7 +13,7 @@ from kaas.pool.events import Decision, Event, RequestDone
 from kaas.pool.policies.exclusive import Exclusive
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.transport import Reply
-from tests.pool.test_core import RECORD, FakeWorkers, begin, call, play, settle
+from tests.pool.fake_workers import RECORD, FakeWorkers, begin, call, play, settle
 
 HEARD: list[RequestDone] = []
 

@@ -14,8 +14,8 @@ from kaas.pool.etasks import ETasks
 from kaas.pool.events import WorkerKind
 from kaas.pool.transport import Call, Order
 from tests.api.flows import WorkerForEachFlow
-from tests.pool.test_core import FakeWorkers, Scenario, begin, failure_of, settle
-from tests.pool.test_core import play as play_core
+from tests.pool.fake_workers import FakeWorkers, Scenario, begin, failure_of, settle
+from tests.pool.fake_workers import play as play_core
 
 
 class SlowToClose(FakeWorkers):

@@ -9,7 +9,7 @@ import pytest
 from kaas.config import Config, Device
 from kaas.errors import DeviceUnavailable
 from kaas.pool.core import Pool
-from tests.pool.test_core import FakeWorkers, play, settle
+from tests.pool.fake_workers import FakeWorkers, play, settle
 
 
 def test_a_device_that_cannot_start_is_an_error_with_its_cause() -> None:

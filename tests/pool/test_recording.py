@@ -42,7 +42,7 @@ from kaas.pool.status import WorkerInfo
 from kaas.pool.transport import Call, Reply
 from kaas.pool.wire import RunRecord
 from tests.patience import PATIENCE_S
-from tests.pool.test_core import FakeWorkers, settle
+from tests.pool.fake_workers import FakeWorkers, settle
 
 ROOT = Path(__file__).parent.parent.parent
 KEYS = [bytes([number] * 20) for number in range(6)]

@@ -19,8 +19,8 @@ from kaas.pool.transport import Reply
 from kaas.store import FUNCTIONS
 from tests.api.conftest import scale_task
 from tests.patience import PATIENCE_S
-from tests.pool.test_clients import OUTPUT, SIGNATURE, SPEC, TASK_BYTES, Stage, X, invocation, play
-from tests.pool.test_core import settle
+from tests.pool.client_stage import OUTPUT, SIGNATURE, SPEC, TASK_BYTES, Stage, X, invocation, play
+from tests.pool.fake_workers import settle
 
 __all__ = ["play"]
 LARGE = scale_task(100_000)

@@ -17,7 +17,7 @@ from kaas.pool.sessions import Sessions
 from kaas.pool.transport import Call
 from kaas.store import SqliteStore
 from tests.patience import PATIENCE_S
-from tests.pool.test_core import FakeWorkers, begin, call, failure_of, play, settle
+from tests.pool.fake_workers import FakeWorkers, begin, call, failure_of, play, settle
 
 
 def test_a_client_is_gone_with_the_last_session_that_used_it() -> None:

@@ -31,7 +31,7 @@ from kaas.pool.quarantine import CLIENT_WINDOW_S, STORY_LENGTH, Quarantine
 from kaas.pool.suspects import Case, Verdict, charged_s, judge
 from kaas.pool.transport import Call, Order, Reply
 from kaas.store import SqliteStore
-from tests.pool.test_core import LOST, RECORD, TWO_SLOTS, FakeWorkers, begin, call, failure_of, play, settle
+from tests.pool.fake_workers import LOST, RECORD, TWO_SLOTS, FakeWorkers, begin, call, failure_of, play, settle
 
 
 @pytest.mark.parametrize("told", [False, True])

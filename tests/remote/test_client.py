@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
 import pickle
 import subprocess
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -18,52 +14,25 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas import receiving
 from kaas.errors import (
     DeadlineExceeded,
     InvalidConfig,
     InvalidRequest,
     MissingProvider,
-    NotInitialized,
     QueueFull,
     RequestTooLarge,
     UnknownObject,
-    Unreachable,
     WrongShape,
     WrongSize,
 )
-from kaas.remote import later, remote_calls, wire
+from kaas.remote import remote_calls, wire
 from kaas.remote.credit import PART
 from kaas.remote.keys import OwnKeys
-from kaas.remote.open_calls import Call
-from kaas.remote.remote_calls import RemoteCalls
 from tests.patience import PATIENCE_S
+from tests.remote.client_setting import LIBRARY, ONES, TASK, WIDTH, asked, client, server, small
 from tests.remote.fake_server import LIMITS, FakeServer
 
-WIDTH = 8
-LIBRARY = kaas.Library.from_ptx(".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f() { ret; }\n")
-X, W, Y = (kaas.Buffer(name, WIDTH, "float32") for name in "xwy")
-TASK = kaas.KTask([kaas.Kernel(LIBRARY, "f", 1, 1, [kaas.In(X), kaas.Out(Y)])], [Y])
-WEIGHED = kaas.KTask([kaas.Kernel(LIBRARY, "f", 1, 1, [kaas.In(X), kaas.In(W), kaas.Out(Y)])], [Y])
-ONES = np.ones(WIDTH, np.float32)
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    server = FakeServer()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def client(server: FakeServer) -> Iterator[kaas.Client]:
-    with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
-        yield client
-
-
-def asked(server: FakeServer, number: int) -> None:
-    """So many Invokes have come."""
-    server.until(lambda: len(server.of(wire.Invoke)) >= number)
+__all__ = ["client", "server"]
 
 
 # --- calls
@@ -228,13 +197,6 @@ def test_threads_share_a_client(server: FakeServer, client: kaas.Client) -> None
     assert len(server.of(wire.Hello)) == 1
 
 
-# --- credit
-
-
-def small(requests: int) -> wire.Limits:
-    return wire.Limits(requests, LIMITS.credit_bytes, LIMITS.frame_bytes)
-
-
 def test_no_more_is_open_than_may_be(server: FakeServer, client: kaas.Client) -> None:
     server.limits, server.silent = small(2), True
     futures = [client.call(TASK, {"x": ONES}) for _ in range(2)]
@@ -277,328 +239,6 @@ def test_an_answer_that_nobody_waits_for_is_acknowledged(server: FakeServer, cli
     future = client.call(TASK, {"x": ONES})
     assert (future.result(PATIENCE_S) == 2).all()
     server.until(lambda: any(12345 in message.numbers for message in server.of(wire.Received)))
-
-
-# --- connections and lives
-
-
-@pytest.mark.parametrize("life", ["first", "second"])
-def test_what_has_no_answer_is_asked_again(server: FakeServer, client: kaas.Client, life: str) -> None:
-    function = client.register(TASK)
-    server.silent = True
-    futures = [client.call(function, {"x": ONES * n}, deadline_s=60.0) for n in range(3)]
-    asked(server, 3)
-    server.silent = False
-    server.again(life)
-    assert [future.result(PATIENCE_S)[0] for future in futures] == [0, 2, 4]
-    first, second = server.of(wire.Invoke)[:3], server.of(wire.Invoke)[3:]
-    assert [(invoke.number, invoke.key) for invoke in first] == [(invoke.number, invoke.key) for invoke in second]
-    assert all(0 < invoke.deadline_s < 60.0 for invoke in second)
-    assert len({hello.session for hello in server.of(wire.Hello)}) == 1
-
-
-def test_calls_wait_for_a_server_that_is_coming(server: FakeServer, client: kaas.Client) -> None:
-    function = client.register(TASK)
-    server.stop()
-    futures = [client.call(function, {"x": ONES}) for _ in range(3)]
-    server.start()
-    assert all((future.result(PATIENCE_S) == 2).all() for future in futures)
-
-
-def test_a_cancelled_call_is_not_asked_again(server: FakeServer, client: kaas.Client) -> None:
-    function = client.register(TASK)
-    server.silent = True
-    future = client.call(function, {"x": ONES})
-    asked(server, 1)
-    server.stop()
-    assert future.cancel()
-    server.start()
-    server.silent = False
-    client.call(function, {"x": ONES}).result(PATIENCE_S)
-    assert len(server.of(wire.Invoke)) == 2
-
-
-def test_nothing_new_goes_to_a_server_that_ends(server: FakeServer, client: kaas.Client) -> None:
-    function = client.register(TASK)
-    server.silent = True
-    before = client.call(function, {"x": ONES})
-    asked(server, 1)
-    server.say(wire.Goodbye("it ends"))
-    assert client.status() == {"asked": "status"}  # Goodbye came before its answer
-    after = client.call(function, {"x": 2 * ONES})
-    server.answer_all()
-    assert (before.result(PATIENCE_S) == 2).all()
-    assert len(server.of(wire.Invoke)) == 1
-    server.again("second")
-    assert (after.result(PATIENCE_S) == 4).all()
-
-
-def test_a_server_that_has_forgotten_the_session_is_greeted_again(server: FakeServer, client: kaas.Client) -> None:
-    function = client.register(TASK)
-    server.failing = [wire.Failure(0, "UnknownSession", "who is there?")]
-    assert (client.call(function, {"x": ONES}).result(PATIENCE_S) == 2).all()
-    assert len(server.of(wire.Hello)) == 2
-
-
-def test_where_nobody_is_a_call_says_so(server: FakeServer) -> None:
-    server.stop()
-    with kaas.Client(server.address, patience_s=0.1) as client:
-        with pytest.raises(Unreachable) as raised:
-            client.register(TASK)
-        assert raised.value.address == server.address
-        server.start()
-        function = client.register(TASK)
-        server.stop()
-        server.silent = True
-        future = client.call(function, {"x": ONES})
-        with pytest.raises(Unreachable):
-            future.result(PATIENCE_S)
-
-
-def test_a_deadline_ends_while_nobody_is_there(server: FakeServer, client: kaas.Client) -> None:
-    function = client.register(TASK)
-    server.stop()
-    ended = threading.Event()
-    future = client.call(function, {"x": ONES}, deadline_s=0.05)
-    future.add_done_callback(lambda _: ended.set())  # nobody waits for it
-    assert ended.wait(PATIENCE_S)
-    assert isinstance(future.exception(), DeadlineExceeded)
-
-
-def test_a_closed_client_ends_what_is_open(server: FakeServer) -> None:
-    server.silent = True
-    client = kaas.Client(server.address)
-    future = client.call(TASK, {"x": ONES})
-    asked(server, 1)
-    client.close()
-    client.close()
-    with pytest.raises(NotInitialized):
-        future.result(PATIENCE_S)
-    with pytest.raises(NotInitialized):
-        client.call(TASK, {"x": ONES})
-    server.until(lambda: bool(server.of(wire.Cancel)))
-
-
-def test_what_is_asked_while_a_client_closes_ends(client: kaas.Client) -> None:
-    def make(number: int) -> wire.Ask:
-        client.close()
-        return wire.Ask(number, "status")
-
-    question = client.calls.ask(make)
-    assert isinstance(question.error, NotInitialized)
-
-
-def test_who_has_no_credit_while_a_client_closes_waits_for_none(
-    client: kaas.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = client.calls
-
-    def no_credit(*_: Any, **__: Any) -> bool:
-        client.close()
-        return False
-
-    monkeypatch.setattr(calls, "_entered", no_credit)
-    with pytest.raises(NotInitialized):
-        calls.submit(Call(calls, wire.Invoke(1, "f"), (), 10, tuple, "f"))
-
-
-def test_a_forked_process_needs_a_client_of_its_own(client: kaas.Client) -> None:
-    function = client.register(TASK)
-    child = os.fork()
-    if child == 0:
-        try:
-            client.call(function, {"x": ONES})
-        except NotInitialized:
-            os._exit(0)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_a_forked_process_may_close_what_is_not_its_own(server: FakeServer, client: kaas.Client) -> None:
-    function = client.register(TASK)
-    server.silent = True
-    future = client.call(function, {"x": ONES})
-    asked(server, 1)
-    child = os.fork()
-    if child == 0:
-        client.close()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    server.answer_all()
-    assert (future.result(PATIENCE_S) == 2).all()
-    assert not server.of(wire.Cancel)
-
-
-def assert_rid_of(calls: weakref.ref[RemoteCalls]) -> None:
-    """Nobody has them any more, once threads that have nothing to do have ended: each may still begin the next."""
-    for name in ("kaas-connection", "kaas-answers", "kaas-later"):
-        for thread in threading.enumerate():
-            if thread.name == name:
-                thread.join(PATIENCE_S)
-    gc.collect()
-    assert calls() is None
-
-
-def test_a_client_that_is_forgotten_is_closed(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (receiving, later):
-        monkeypatch.setattr(module, "LINGER_S", 0.01)
-
-    def used() -> weakref.ref[RemoteCalls]:
-        client, done = kaas.Client(server.address), threading.Event()
-        client.call(TASK, {"x": ONES}).add_done_callback(lambda _: done.set())
-        assert done.wait(PATIENCE_S)
-        return weakref.ref(client.calls)
-
-    assert_rid_of(used())
-
-
-def test_whose_cancellation_is_interrupted_is_watched_until_its_answer_comes(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (receiving, later):
-        monkeypatch.setattr(module, "LINGER_S", 0.01)
-
-    def interrupt(_: kaas.Future) -> None:
-        raise KeyboardInterrupt
-
-    def used() -> weakref.ref[RemoteCalls]:
-        client = kaas.Client(server.address)
-        server.silent = True
-        future = client.call(TASK, {"x": ONES})
-        future.add_done_callback(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            future.cancel()
-        asked(server, 1)
-        server.answer_all()
-        return weakref.ref(client.calls)
-
-    assert_rid_of(used())
-
-
-# --- registering and values
-
-
-def test_only_what_the_server_lacks_is_sent(server: FakeServer, client: kaas.Client) -> None:
-    told: list[tuple[int, int]] = []
-    weights = np.arange(WIDTH, dtype=np.float32)
-    client.register(WEIGHED, {"w": weights}, progress=lambda *there: told.append(there))
-    assert told[-1] == (told[-1][1],) * 2
-    chunks, puts = len(server.of(wire.Chunk)), len(server.of(wire.Put))
-    assert (chunks, puts) == (1, 1)
-    function = client.register(WEIGHED, {"w": weights})
-    assert (len(server.of(wire.Chunk)), len(server.of(wire.Put))) == (chunks, puts)
-    assert (function.call(ONES).result(PATIENCE_S) == 2).all()
-    other = client.put("other", weights)
-    client.register(WEIGHED, {"w": other})
-    assert server.of(wire.Register)[-1].constants == {"w": "other"}
-    with pytest.raises(InvalidRequest):
-        client.register(WEIGHED, {"w": ONES[:3]})
-
-
-def test_a_signed_task_goes_with_its_signature(server: FakeServer) -> None:
-    with kaas.Client(server.address, signatures={TASK.key: b"signed"}) as client:
-        client.register(TASK)
-    assert [register.signature for register in server.of(wire.Register)] == [b"signed"]
-
-
-def test_a_value_that_is_replaced_while_it_is_read_is_not_mixed(server: FakeServer, client: kaas.Client) -> None:
-    before, after = (np.full(4 * wire.CHUNK_BYTES // 8, number, np.float64) for number in (1, 2))
-    client.put("values", before)
-    server.putting = [after.tobytes()]
-    assert (client.get("values") == after).all()
-
-
-def test_an_upload_goes_on_where_it_broke_off(server: FakeServer, client: kaas.Client) -> None:
-    values = np.random.default_rng(0).random(6 * wire.CHUNK_BYTES // 8)
-    server.breaks_after = 3 * wire.CHUNK_BYTES
-    told: list[int] = []
-    client.put("values", values, progress=lambda there, _: told.append(there))
-    assert len(server.of(wire.Upload)) == 2
-    assert told[-1] == values.nbytes
-    assert (client.get("values") == values).all()
-    offsets = [chunk.offset for chunk in server.of(wire.Chunk)]
-    assert offsets.count(0) == offsets.count(wire.CHUNK_BYTES) == 1
-
-
-def test_a_model_is_called_by_the_shapes_of_its_inputs(server: FakeServer, client: kaas.Client) -> None:
-    def variant(rows: int) -> kaas.Variant:
-        x, y = kaas.Buffer("x", (rows, WIDTH), "float32"), kaas.Buffer("y", (rows, WIDTH), "float32")
-        task = kaas.KTask([kaas.Kernel(LIBRARY, "f", 1, 1, [kaas.In(x), kaas.In(W), kaas.Out(y)])], [y])
-        return kaas.Variant(task, (x, kaas.Buffer("unread", rows, "float32")))
-
-    model = kaas.CompiledModel("m", [variant(1), variant(2)], {"w": ONES})
-    function = client.register(model)
-    assert len(server.of(wire.Put)) == 1
-    for rows in (1, 2):
-        inputs = {"x": np.ones((rows, WIDTH), np.float32), "unread": np.ones(rows, np.float32)}
-        assert client.call(function, inputs).result(PATIENCE_S).shape == (rows, WIDTH)
-    assert {invoke.function for invoke in server.of(wire.Invoke)} == set(function.keys)
-    there = client.put("there", np.ones((2, WIDTH), np.float32))
-    assert function.variant(x=(2, WIDTH)).call(there, np.ones(2, np.float32)).result(PATIENCE_S).shape == (2, WIDTH)
-    with pytest.raises(InvalidRequest, match="by name"):
-        client.call(function, [there])  # type: ignore[arg-type]
-
-
-# --- asyncio
-
-
-def test_calls_are_awaited(server: FakeServer) -> None:
-    server.limits = small(4)
-
-    async def main() -> None:
-        async with kaas.AsyncClient(server.address, patience_s=PATIENCE_S) as client:
-            function = await client.register(TASK)
-            values = await asyncio.gather(*(client.call(function, {"x": ONES * n}) for n in range(64)))
-            assert [value[0] for value in values] == [2 * n for n in range(64)]
-            assert (await function.call(ONES) == 2).all()
-            there = await client.put("there", ONES)
-            assert (await client.call(TASK, {"x": there}) == 2).all()
-            assert (await client.get("there") == 1).all()
-            assert await client.health() == {"asked": "health"}
-
-    asyncio.run(main())
-
-
-def test_who_is_cancelled_takes_no_credit(server: FakeServer) -> None:
-    server.limits, server.silent = small(1), True
-
-    async def main() -> None:
-        async with kaas.AsyncClient(server.address, patience_s=PATIENCE_S) as client:
-            function = await client.register(TASK)
-            first = asyncio.create_task(client.call(function, {"x": ONES}))
-            await asyncio.to_thread(asked, server, 1)
-            waits = asyncio.create_task(client.call(function, {"x": ONES}))
-            with pytest.raises(DeadlineExceeded):
-                await client.call(function, {"x": ONES}, deadline_s=0.05)
-            for task in (waits, first):
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            server.silent = False
-            assert (await client.call(function, {"x": ONES}) == 2).all()
-
-    asyncio.run(main())
-
-
-def test_an_event_loop_never_waits_for_credit(server: FakeServer) -> None:
-    server.limits, server.silent = small(1), True
-
-    async def main() -> None:
-        with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
-            function = await asyncio.to_thread(client.register, TASK)
-            first = client.call(function, {"x": ONES})
-            late = client.call(function, {"x": ONES}, deadline_s=0.05)
-            with pytest.raises(DeadlineExceeded):
-                await late
-            waits = client.call(function, {"x": ONES})
-            waits.cancel()
-            first.cancel()
-            server.silent = False
-            many = [client.call(function, {"x": ONES * n}) for n in range(300)]
-            for n, future in enumerate(many):
-                assert (await future)[0] == 2 * n
-
-    asyncio.run(main())
 
 
 # --- what it needs

@@ -20,7 +20,7 @@ from kaas.remote import wire
 from kaas.remote.gateway import Gateway, Keeping
 from kaas.remote.metering import Meter
 from kaas.remote.values import Given
-from tests.pool.test_core import settle
+from tests.pool.fake_workers import settle
 
 LIMITS = wire.Limits(requests=8, credit_bytes=1 << 20, frame_bytes=1 << 20)
 VALUE = b"four"

@@ -25,7 +25,7 @@ from kaas.errors import InvalidRequest, PoolStopped
 from kaas.pool.trace_context import continued
 from kaas.pool.tracing import DEVICES, LIMIT, STAGES, Trace, Traced, Tracer, chrome, chrome_events
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
-from tests.pool.test_core import RECORD, FakeWorkers, begin, call, play, settle
+from tests.pool.fake_workers import RECORD, FakeWorkers, begin, call, play, settle
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

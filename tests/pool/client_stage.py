@@ -1,0 +1,203 @@
+"""The pool's service over a fake exchange: a test sends what programs send, and sees what they get."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kaas.config import Config, Device
+from kaas.error_codec import decode_error
+from kaas.errors import KaasError
+from kaas.pool import messages, service, wire
+from kaas.pool.held import HeldRefs
+from kaas.pool.messages import Block, Failure, Hello, Register, Submit
+from kaas.pool.packing import Caller, Signature, pack
+from kaas.pool.readiness import Readiness
+from kaas.pool.service import Service
+from kaas.store import SqliteStore
+from tests.api.conftest import numbers, scale_task
+from tests.patience import PATIENCE_S
+from tests.pool.fake_workers import FakeWorkers, settle
+
+TASK = scale_task()
+SIGNATURE = Signature.of(TASK)
+SPEC, TASK_BYTES = wire.encode(SIGNATURE.spec), TASK.to_msgpack()
+BLOCK = Block(1, 2, 0, 4000)
+OUTPUT = b"output"
+
+
+@dataclass(frozen=True)
+class Ref:
+    """What stands for an ObjectRef."""
+
+    key: bytes
+
+    def binary(self) -> bytes:
+        return self.key
+
+
+X = Ref(b"x" * 28)
+
+
+class FakePeer(str):
+    """The other end of a line."""
+
+    pid, shares = 1, True
+
+
+class FakeExchange:
+    """Sockets that keep what is sent."""
+
+    address = messages.Address("life", "node", "ipc://nowhere")
+
+    def __init__(self, *_: Any) -> None:
+        self.sent: list[tuple[Any, Any, list[Any]]] = []
+        self.forgotten: list[Any] = []
+
+    def open(self, receive: Callable[..., None], greet: Callable[..., None]) -> None:
+        self.receive, self.greet = receive, greet
+
+    def send(self, peer: Any, header: Any, frames: Sequence[Any] = ()) -> None:
+        self.sent.append((peer, header, list(frames)))
+
+    def forget(self, peer: Any) -> None:
+        self.forgotten.append(peer)
+
+    def hide(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class FakeExecutors:
+    """Keeps what is for executors."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, Any]] = []
+
+    def greet(self, peer: Any, hello: Hello) -> None:
+        self.heard.append((peer, hello))
+
+    def receive(self, peer: Any, message: Any, frames: Sequence[Any]) -> None:  # noqa: ARG002
+        self.heard.append((peer, message))
+
+    async def survivors(self) -> list[Any]:
+        return []
+
+
+class FakeGround:
+    """What a pool stands on, made of nothing. Objects whose keys are in `missing` do not exist yet."""
+
+    node, host, again = "node", None, False
+
+    def __init__(self) -> None:
+        self.missing: set[bytes] = set()
+        self.objects = HeldRefs(Readiness(asyncio.get_running_loop(), self._exist))
+        self.executors, self.transport = FakeExecutors(), FakeWorkers()
+        self.here: list[Hello] = []
+
+    def _exist(self, refs: Sequence[Ref], *_: Any) -> tuple[list[Ref], list[Ref]]:
+        there = [ref for ref in refs if ref.key not in self.missing]
+        return there, [ref for ref in refs if ref not in there]
+
+    def workers(self, *_: Any) -> Any:
+        return self.executors, self.transport
+
+    def came(self, hello: Hello) -> None:
+        self.here.append(hello)
+
+
+class Stage:
+    """A pool, and the programs that talk to it."""
+
+    def __init__(self, pool: Service, ground: FakeGround) -> None:
+        self.service = pool
+        self.ground = ground
+        self.workers = ground.transport
+        self.peers: dict[str, FakePeer] = {}
+        self.exchange: Any = pool._exchange
+
+    async def greet(self, peer: str, session: str = "s", incarnation: str = "1") -> None:
+        self.exchange.greet(
+            self.peers.setdefault(peer, FakePeer(peer)), Hello(messages.VERSION, "client", session, incarnation, 1)
+        )
+
+    async def say(self, peer: str, message: Any, *frames: bytes) -> None:
+        self.exchange.receive(peer, message, list(frames))
+        await settle()
+
+    async def submit(self, number: int, peer: str = "p", beside: Sequence[Any] = (), **options: Any) -> None:
+        await self.say(peer, Submit(number, beside), invocation(**options))
+
+    def answers(self) -> list[tuple[Any, Any]]:
+        """What was sent since it was last asked, each message with its peer."""
+        sent = [(peer, header) for peer, header, _ in self.exchange.sent]
+        self.exchange.sent.clear()
+        return sent
+
+    def error(self) -> KaasError:
+        """The one that was sent, alone."""
+        [(_, header, frames)] = self.exchange.sent
+        assert isinstance(header, Failure)
+        self.exchange.sent.clear()
+        return decode_error(frames[0])
+
+
+def invocation(ref: Any = None, value: Any = None, **caller: Any) -> bytes:
+    inputs = {"x": ref or (numbers() if value is None else value)}
+    store: Any = RefStore()
+    message, _ = pack(SIGNATURE, inputs, {"factor": 2.0}, Caller("alice", **caller), store)
+    return message
+
+
+class RefStore:
+    """What packing needs: refs are `Ref`, none of which is known to be complete."""
+
+    def is_ref(self, value: Any) -> bool:
+        return isinstance(value, Ref)
+
+    def complete(self, refs: Sequence[Any]) -> bool:  # noqa: ARG002
+        return False
+
+
+Scenario = Callable[[Stage], Awaitable[None]]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a scenario on a pool with one device and a program `p` of session `s`, which has registered its function."""
+    monkeypatch.setattr(service, "Exchange", FakeExchange)
+
+    def run(scenario: Scenario, **config: Any) -> None:
+        async def main() -> None:
+            ground: Any = FakeGround()
+            store = SqliteStore(":memory:")
+            store.open()
+            pool = await Service.open("test", Config(devices=(Device(),), **config), ground, store)
+            await settle()
+            stage = Stage(pool, ground)
+            await stage.greet("p")
+            await stage.say("p", Register(), SPEC, TASK_BYTES)
+            await scenario(stage)
+            await pool.stop()
+            await pool.clients.answered()
+            pool.close()
+
+        asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+
+    return run
+
+
+def blocks(number: int) -> tuple[Submit, bytes]:
+    message = wire.Invocation(
+        SIGNATURE.key, "alice", None, 3, True, {}, [], [wire.ObjectInput("x", 0, None, False)], None
+    )
+    return Submit(number, [BLOCK]), wire.encode(message)
+
+
+async def _sent(stage: Stage, count: int) -> None:
+    while len(stage.exchange.sent) < count:
+        await asyncio.sleep(0)

@@ -1,0 +1,168 @@
+"""The way to the executors over a fake exchange: a test says what executors say, and sees what they get."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kaas.errors import KaasError
+from kaas.pool import wire
+from kaas.pool.blocks import Inbox
+from kaas.pool.events import StartWorker, WorkerKind
+from kaas.pool.executors import Executors
+from kaas.pool.functions import RegisteredFunction
+from kaas.pool.lives import Adoption
+from kaas.pool.messages import Address, Hello
+from kaas.pool.payloads import Payload
+from kaas.pool.residents import Residents
+from kaas.pool.status import WorkerInfo
+from kaas.pool.stream import close_all
+from kaas.pool.transport import Call, Reply, WorkerLost
+from tests.api.conftest import scale_task
+from tests.patience import PATIENCE_S
+from tests.pool.fake_workers import INFO, settle
+
+TASK = scale_task()
+FUNCTION = RegisteredFunction.of(wire.FunctionSpec(TASK.key), TASK, b"its kTask")
+LARGE = RegisteredFunction(
+    "large", "large", FUNCTION.spec, FUNCTION.introduction, FUNCTION.outputs * 2, (1 << 20,) * 2, False, {}
+)
+RECORD = wire.RunRecord({"run": 1.0}, {}, [], [], 0.5)
+START = StartWorker(3, WorkerKind.EXECUTOR, 1)
+ADDRESS = Address("life", "node", "ipc:///nowhere")
+MESSAGE = b"an invocation"
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Names an object, as Ray's references do."""
+
+    name: bytes
+
+    def binary(self) -> bytes:
+        return self.name
+
+
+@dataclass(frozen=True)
+class FakeChannel:
+    local: bool = True
+
+
+@dataclass(frozen=True)
+class FakePeer:
+    name: str = "peer"
+    channel: FakeChannel = FakeChannel()
+
+
+PEER = FakePeer()
+
+
+class FakeExchange:
+    """sent: to whom, the header, the frames. files: what lay in those that went with the last message."""
+
+    address = ADDRESS
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, Any, list[Any]]] = []
+        self.files: list[bytes] = []
+        self.forgotten: list[Any] = []
+        self.inbox = Inbox()
+
+    def send(self, peer: Any, header: Any, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> None:
+        self.sent.append((peer, header, list(frames)))
+        self.files = [os.pread(file, 100, 0).rstrip(b"\0") for file in files]
+        close_all(files)
+
+    def forget(self, peer: Any) -> None:
+        self.forgotten.append(peer)
+
+    def headers(self) -> list[Any]:
+        return [header for _, header, _ in self.sent]
+
+
+class FakeHosts:
+    """has: what it supplies. parcels: what can be collected, by number."""
+
+    def __init__(self) -> None:
+        self.started: asyncio.Future[WorkerInfo] = asyncio.get_running_loop().create_future()
+        self.adoptions: list[Adoption] = []
+        self.adopting = asyncio.Event()
+        self.has: list[list[Any]] | KaasError | None = None
+        self.supplied: list[tuple[int, int, Sequence[Any]]] = []
+        self.parcels: dict[int, list[Any]] = {}
+        self.killed: list[int] = []
+
+    async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
+        assert (start, address) == (START, ADDRESS)
+        return await self.started
+
+    async def survivors(self, address: Address) -> Sequence[Adoption]:
+        assert address == ADDRESS
+        await self.adopting.wait()
+        return self.adoptions
+
+    def supply(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
+        self.supplied.append((worker, number, refs))
+        if isinstance(self.has, KaasError):
+            raise self.has
+        return self.has
+
+    async def collect(self, worker: int, parcel: int, count: int) -> Sequence[Any]:
+        assert worker == START.worker
+        if parcel not in self.parcels:
+            raise WorkerLost("gone with its parcels")
+        assert len(self.parcels[parcel]) == count
+        return self.parcels.pop(parcel)
+
+    async def ended(self, worker: int) -> str:
+        return f"{worker} ended"
+
+    def kill(self, worker: int) -> None:
+        self.killed.append(worker)
+
+
+class Stage:
+    """Executors with worker 3 on device 1, and all that they talk to."""
+
+    def __init__(self) -> None:
+        self.exchange, self.hosts = FakeExchange(), FakeHosts()
+        self.residents = Residents(asyncio.get_running_loop())
+        self.executors = Executors(self.exchange, self.hosts, self.residents)  # type: ignore[arg-type]
+
+    async def open(self, peer: FakePeer = PEER) -> None:
+        self.hosts.started.set_result(INFO)
+        starting = await begin(self.executors.start(START))
+        self.greet(peer)
+        assert await starting is INFO
+
+    def greet(self, peer: Any = PEER, worker: int = 3) -> None:
+        self.executors.greet(peer, Hello(1, "executor", str(worker), "once", 1))
+
+    def say(self, message: Any, *frames: Any, peer: Any = PEER) -> None:
+        self.executors.receive(peer, message, frames)
+
+    async def run(self, payload: Any, slot: int = 0) -> asyncio.Task[Reply]:
+        return await begin(self.executors.run(3, slot, Call("f", "alice", None, 0, payload=payload)))
+
+
+async def begin(work: Awaitable[Any]) -> asyncio.Task[Any]:
+    task = asyncio.ensure_future(work)
+    await settle()
+    return task
+
+
+def play(scenario: Callable[[Stage], Awaitable[None]], opened: bool = True) -> None:
+    async def main() -> None:
+        stage = Stage()
+        if opened:
+            await stage.open()
+        await scenario(stage)
+
+    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+
+
+def small(*refs: Any, frames: Sequence[Any] = (MESSAGE,), **options: Any) -> Payload:
+    return Payload(FUNCTION, frames, refs, **options)

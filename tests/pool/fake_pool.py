@@ -1,0 +1,156 @@
+"""A pool that answers what a test says, and the session of a program that speaks to it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import kaas
+from kaas.errors import PoolStopped
+from kaas.pool import messages, wire
+from kaas.pool.exchange import Exchange
+from kaas.pool.loop import PoolLoop
+from kaas.pool.messages import Register, Submit
+from kaas.pool.packing import Caller, Signature, pack
+from kaas.session_calls import Calls
+from tests.api.conftest import add_task, numbers
+from tests.patience import PATIENCE_S
+
+LARGE = wire.INLINE_INPUT_BYTES  # float32, so four times what goes into a message
+
+
+class FakePool:
+    """One life of a pool: what arrives waits for the test, which answers."""
+
+    def __init__(self) -> None:
+        self.arrived: queue.Queue[tuple[Any, Any, Sequence[Any]]] = queue.Queue()
+        self._loop = PoolLoop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._exchange = self._on_loop(self._open)
+        self._peer: Any = None
+
+    def _open(self) -> Exchange:
+        exchange = Exchange(self._loop, "here", None)
+        exchange.open(lambda *arrived: self.arrived.put(arrived), lambda *_: None)
+        return exchange
+
+    def _on_loop(self, function: Callable[[], Any]) -> Any:
+        async def called() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(PATIENCE_S)
+
+    @property
+    def address(self) -> messages.Address:
+        address: messages.Address = self._exchange.address
+        return address
+
+    def expect(self, kind: type) -> tuple[Any, Sequence[Any]]:
+        """The next that arrives, which is of this kind."""
+        self._peer, header, frames = self.arrived.get(timeout=PATIENCE_S)
+        assert type(header) is kind, header
+        return header, frames
+
+    def expect_submit(self) -> tuple[Submit, Sequence[Any]]:
+        """Likewise, after what introduces the function."""
+        self._peer, header, frames = self.arrived.get(timeout=PATIENCE_S)
+        return self.expect(Submit) if isinstance(header, Register) else (header, frames)
+
+    def send(self, header: Any, *frames: Any) -> None:
+        self._on_loop(lambda: self._exchange.send(self._peer, header, frames))
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        self._on_loop(self._exchange.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+        self._loop.close()
+
+
+@dataclass(eq=False)
+class Ref:
+    """Names an object."""
+
+    number: int
+
+    def binary(self) -> bytes:
+        return self.number.to_bytes(28, "little")
+
+
+class FakeStore:
+    is_ref = staticmethod(lambda value: isinstance(value, Ref))
+
+    @staticmethod
+    def put(value: Any) -> Any:
+        raise AssertionError(f"{value!r} does not go beside the call")
+
+    @staticmethod
+    def complete(refs: Sequence[Any]) -> bool:
+        assert refs, "nobody asks of none"
+        return True
+
+
+@dataclass(eq=False)
+class FakeSession:
+    """What calls see of a session: its pools, one life after the other; after the last there is none."""
+
+    lives: list[FakePool]
+    name: str = "fake"
+    id: str = "0123"
+    held: list[tuple[str, list[Any]]] = field(default_factory=list)
+    calls: Calls | None = None
+    moved_on: threading.Event = field(default_factory=threading.Event)
+
+    def address(self) -> tuple[messages.Address, str]:
+        if not self.lives:
+            self.moved_on.set()
+            raise PoolStopped("pool 'fake' is gone", pool="fake")
+        return self.lives.pop(0).address, "here"
+
+    def hold(self, life: str, refs: list[Any]) -> None:
+        self.held.append((life, refs))
+
+    def drop(self, life: str, keys: list[bytes]) -> None:
+        calls_of(self).drop(keys, life)
+
+
+@pytest.fixture
+def pool() -> Iterator[FakePool]:
+    pool = FakePool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def session(pool: FakePool) -> Iterator[FakeSession]:
+    session = FakeSession([pool])
+    session.calls = Calls.connected(session)
+    yield session
+    session.calls.end(PoolStopped("the test has ended"))
+
+
+def sent(session: FakeSession, task: kaas.KTask | None = None, **inputs: Any) -> kaas.Future:
+    """A call; without inputs, of a kTask with two."""
+    task = task or add_task()
+    signature, calls = Signature.of(task), calls_of(session)
+    with calls.aside(FakeStore()) as aside:
+        given = inputs or {"a": numbers(), "b": numbers(seed=1)}
+        return calls.submit(signature, *pack(signature, given, None, Caller("client"), aside))
+
+
+def calls_of(session: FakeSession) -> Calls:
+    assert session.calls is not None
+    return session.calls
+
+
+def held_blocks(session: FakeSession, pool: FakePool) -> tuple[kaas.Future, Submit]:
+    future = sent(session, add_task(LARGE), a=numbers(LARGE), b=numbers(LARGE))
+    return future, pool.expect_submit()[0]

@@ -1,0 +1,160 @@
+"""The pool's core in a loop of a test, over workers made of futures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kaas.config import Config, Device
+from kaas.errors import DeviceLost, KaasError
+from kaas.executor.tiers import TierUse
+from kaas.pool import core
+from kaas.pool.core import Pool
+from kaas.pool.events import StartWorker
+from kaas.pool.status import WorkerInfo
+from kaas.pool.transport import Call, Order, Reply, WorkerLost
+from kaas.pool.wire import RunRecord
+from tests.patience import PATIENCE_S
+
+INFO = WorkerInfo(1, "node", "fake", 1 << 30, (8, 0))
+TWO_SLOTS = replace(INFO, slots=2)
+TIERS = {"device": TierUse(2, 20, compulsory=1), "store": TierUse(1, 10)}
+RECORD = RunRecord({"kernels": 0.25, "total": 0.5}, TIERS, [b"x"], [], 0.25)
+
+
+class FakeWorkers:
+    """A transport whose workers do as the test says."""
+
+    def __init__(self, info: WorkerInfo = INFO) -> None:
+        self.info = info
+        self.runs: list[tuple[int, str, asyncio.Future[Reply]]] = []
+        self.slots: list[int] = []
+        self.ends: dict[int, asyncio.Future[str]] = {}
+        self.killed: list[int] = []
+        self.stopped: list[int] = []
+        self.trouble = ""
+        self.orders: list[tuple[int, Any]] = []
+        self.decided: list[tuple[int, Any]] = []
+        self.refuses: KaasError | None = None
+        self.slow: dict[int, asyncio.Future[None]] = {}
+        self.refuse_to_start: Exception | None = None
+        self.hang_at_start = False
+
+    async def start(self, start: StartWorker) -> WorkerInfo:
+        self.ends[start.worker] = asyncio.get_running_loop().create_future()
+        if self.refuse_to_start is not None:
+            raise self.refuse_to_start
+        if self.hang_at_start:
+            raise WorkerLost(await asyncio.shield(self.ends[start.worker]))
+        return self.info
+
+    async def run(self, worker: int, slot: int, call: Call) -> Reply:
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.slots.append(slot)
+        self.runs.append((worker, call.label, answer))
+        return await answer
+
+    async def upkeep(self, worker: int, order: Order) -> Reply:
+        self.orders.append((worker, order.payload))
+        if worker in self.slow:
+            await self.slow[worker]
+        return self.upkept(worker, order.payload)
+
+    async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:
+        self.decided.append((worker, {key: call.label for key, call in named.items()}))
+        return self.upkept(worker)
+
+    async def evict(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        self.decided.append((worker, keys))
+        return self.upkept(worker, Reply(record=RunRecord({}, {}, [], list(keys), 0.0)))
+
+    async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        self.decided.append((worker, keys))
+        if worker in self.slow:
+            await self.slow[worker]
+        return self.upkept(worker)
+
+    async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        return await self.evict(worker, keys)
+
+    def upkept(self, worker: int, payload: Any = None) -> Reply:
+        if worker in self.ends and self.ends[worker].done():
+            raise WorkerLost("gone")
+        if self.refuses is not None:
+            return Reply(error=self.refuses)
+        return payload if isinstance(payload, Reply) else Reply(record=RECORD)
+
+    async def ended(self, worker: int) -> str:
+        return await self.ends[worker]
+
+    async def stop(self, worker: int) -> str:
+        self.stopped.append(worker)
+        return self.trouble
+
+    def kill(self, worker: int) -> None:
+        self.killed.append(worker)
+        self.die(worker, "killed")
+
+    def die(self, worker: int, why: str) -> None:
+        if not self.ends[worker].done():
+            self.ends[worker].set_result(why)
+        for at, _, answer in self.runs:
+            if at == worker and not answer.done():
+                answer.set_exception(WorkerLost(why))
+
+    def reply(self, value: Any = "value") -> None:
+        """Let the last run end."""
+        self.runs[-1][2].set_result(value if isinstance(value, Reply) else Reply(value, record=RECORD))
+
+
+async def settle() -> None:
+    """Let everything happen that can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def call(label: str = "f", *, deadline_s: float | None = None, retries: int = 3) -> Call:
+    return Call(label, "alice", deadline_s, retries)
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool ends workers right at its run limit."""
+    monkeypatch.setattr(core, "GRACE_S", 0.0)
+
+
+LOST = DeviceLost("illegal address", call="cuStreamSynchronize", code=700)
+
+
+Scenario = Callable[[Pool, FakeWorkers], Awaitable[None]]
+
+
+def play(scenario: Scenario, *, devices: int = 1, workers: FakeWorkers | None = None, **config: Any) -> None:
+    async def main() -> None:
+        transport = workers or FakeWorkers()
+        pool = Pool("test", Config(devices=(Device(),) * devices, **config), transport)
+        pool.open()
+        await settle()
+        await scenario(pool, transport)
+        await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), timeout=PATIENCE_S))
+
+
+async def begin(submission: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    task = asyncio.get_running_loop().create_task(submission)
+    await settle()
+    return task
+
+
+async def failure_of(task: asyncio.Task[Any]) -> BaseException:
+    with pytest.raises((KaasError, asyncio.CancelledError)) as caught:
+        await task
+    return caught.value
+
+
+TIMED_OUT = DeviceLost("'endless' ran longer than its limit", code=core.TIMED_OUT)

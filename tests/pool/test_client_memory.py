@@ -1,0 +1,169 @@
+"""Memory and objects that programs name in what they send: held while a request needs them, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from kaas.errors import InvalidRequest
+from kaas.pool import held, wire
+from kaas.pool.messages import Cancel, Drop, Failure, Named, Release, Result, Submit
+from tests.patience import PATIENCE_S
+from tests.pool.client_stage import BLOCK, OUTPUT, Stage, X, _sent, blocks, invocation, play
+from tests.pool.fake_workers import settle
+
+__all__ = ["play"]
+
+
+def test_blocks_are_free_with_the_answer(play: Callable[..., None]) -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.say("p", *blocks(1))
+        stage.workers.reply([OUTPUT])
+        await settle()
+        assert stage.answers() == [("p", Result(1))]
+
+    play(scenario)
+
+
+def test_blocks_of_a_cancelled_request_are_free_when_it_ends(play: Callable[..., None]) -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.say("p", *blocks(1))
+        await stage.say("p", *blocks(2))
+        await stage.say("p", Cancel(2))
+        assert stage.answers() == [("p", Release(2))], "it was only queued"
+        await stage.say("p", Cancel(1))
+        await stage.say("p", Cancel(1))
+        assert stage.answers() == []
+        stage.workers.reply([OUTPUT])
+        await settle()
+        assert stage.answers() == [("p", Release(1))]
+
+    play(scenario)
+
+
+def test_blocks_of_a_request_past_its_deadline_are_free_when_it_ends(play: Callable[..., None]) -> None:
+    async def scenario(stage: Stage) -> None:
+        submit, message = blocks(1)
+        soon = wire.encode(msgspec.structs.replace(wire.decode_invocation(message), deadline_s=0.05))
+        await stage.say("p", submit, soon)
+        await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
+        assert stage.answers() == [("p", Failure(1, held=True))]
+        await stage.greet("q", incarnation="2")
+        stage.workers.reply([OUTPUT])
+        await settle()
+        assert stage.answers() == [("q", Release(1))]
+
+    play(scenario)
+
+
+# --- objects
+
+
+def test_objects_that_the_session_holds(play: Callable[..., None]) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.ground.objects.hold("s", [X])
+        await stage.submit(1, beside=[Named(X.key)], ref=X)
+        [request] = stage.service.pool._requests.values()
+        assert list(request.call.payload.refs) == [X]
+        assert request.call.uses[0].key == X.key
+
+    play(scenario)
+
+
+def test_objects_that_it_is_about_to_hold(play: Callable[..., None]) -> None:
+    """What tells of them travels another way."""
+
+    async def scenario(stage: Stage) -> None:
+        stage.ground.objects.hold("other", [X])
+        for number in (1, 2):
+            await stage.submit(number, beside=[Named(X.key), BLOCK], ref=X)
+        await stage.say("p", Cancel(2))
+        assert stage.answers() == [("p", Release(2))]
+        assert stage.workers.runs == []
+        stage.ground.objects.hold("s", [X])
+        await settle()
+        stage.workers.reply([OUTPUT])
+        await settle()
+        assert stage.answers() == [("p", Result(1))]
+
+    play(scenario)
+
+
+def test_objects_that_come_before_the_wait_has_begun(play: Callable[..., None]) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.exchange.receive(stage.peers["p"], Submit(1, [Named(X.key)]), [invocation(ref=X)])
+        stage.ground.objects.hold("s", [X])
+        await settle()
+        assert len(stage.workers.runs) == 1
+
+    play(scenario)
+
+
+def test_objects_that_it_never_holds(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(stage: Stage) -> None:
+        monkeypatch.setattr(held, "HOLD_LIMIT_S", 0.0)
+        stage.ground.objects.hold("s", [X])
+        await stage.say("p", Drop([X.key]))
+        await stage.submit(1, beside=[Named(X.key)], ref=X)
+        await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
+        assert isinstance(stage.error(), InvalidRequest)
+        stage.ground.objects.hold("s", [X])
+        await stage.submit(1, beside=[Named(X.key)], ref=X)
+        assert len(stage.workers.runs) == 1
+
+    play(scenario)
+
+
+def test_holds_are_counted(play: Callable[..., None]) -> None:
+    """A drop may overtake the hold that it takes back."""
+
+    async def scenario(stage: Stage) -> None:
+        objects = stage.ground.objects
+        await stage.say("p", Drop([X.key]))
+        objects.hold("s", [X])
+        assert not objects._sessions["s"]
+        objects.hold("s", [X, X])
+        await stage.say("p", Drop([X.key]))
+        assert objects.ref("s", Named(X.key)) is X
+        await stage.say("p", Drop([X.key]))
+        with pytest.raises(InvalidRequest):
+            objects.ref("s", Named(X.key))
+
+    play(scenario)
+
+
+def test_a_hold_that_was_dropped_already_is_not_the_one_that_is_waited_for(play: Callable[..., None]) -> None:
+    """A call is cancelled and another names the same object, before the pool hears of either hold."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.say("p", Drop([X.key]))
+        await stage.submit(1, beside=[Named(X.key)], ref=X)
+        stage.ground.objects.hold("s", [X])
+        await settle()
+        assert (stage.answers(), stage.workers.runs) == ([], [])
+        stage.ground.objects.hold("s", [X])
+        await asyncio.wait_for(_run(stage), PATIENCE_S)
+
+    play(scenario)
+
+
+def test_what_does_not_exist_yet_is_waited_for(play: Callable[..., None]) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.ground.missing = {X.key}
+        stage.ground.objects.hold("s", [X])
+        await stage.submit(1, beside=[Named(X.key)], ref=X, deadline_s=60.0)
+        assert stage.service.status().waiting == 1
+        await stage.say("p", Cancel(1))
+        await stage.submit(2, beside=[Named(X.key)], ref=X)
+        stage.ground.missing.clear()
+        await asyncio.wait_for(_run(stage), PATIENCE_S)
+
+    play(scenario)
+
+
+async def _run(stage: Stage) -> None:
+    while not stage.workers.runs:
+        await asyncio.sleep(0)

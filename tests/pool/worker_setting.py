@@ -1,0 +1,223 @@
+"""An executor's worker on a software device, at the end of a real line; a test is its pool."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from queue import Queue
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from kaas.config import Device
+from kaas.error_codec import decode_error
+from kaas.errors import KaasError
+from kaas.executor.device import open_device
+from kaas.executor.executor import Executor
+from kaas.pool import messages, wire
+from kaas.pool.exchange import Exchange, Peer
+from kaas.pool.executor_worker import ExecutorWorker
+from kaas.pool.loop import PoolLoop
+from kaas.pool.lost import InputLost
+from kaas.pool.messages import Done, FromPeer, Hello, Named, ToPeer
+from kaas.pool.packing import Caller, Signature, pack
+from tests.api.conftest import add_task, scale_task
+from tests.patience import PATIENCE_S
+
+CACHE_BYTES = 16 << 20
+DEVICE = Device("software", CACHE_BYTES)
+T = TypeVar("T")
+
+
+class Pool:
+    """One life of a pool: an exchange on a loop in a thread, and what the worker says to it."""
+
+    def __init__(self) -> None:
+        self.heard: Queue[tuple[FromPeer, Sequence[Any]]] = Queue()
+        self.peers: list[Peer] = []
+        self.came = threading.Event()
+        self._last = 0
+        self._loop = PoolLoop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._exchange = Exchange(self._loop, "here")
+        self._on_loop(lambda: self._exchange.open(lambda _, *said: self.heard.put(said), self._greet))
+        self.address = self._exchange.address
+
+    def _greet(self, peer: Peer, hello: Hello) -> None:
+        assert (hello.role, hello.name) == ("executor", "3")
+        self.peers.append(peer)
+        self.came.set()
+
+    def _on_loop(self, function: Callable[[], T]) -> T:
+        async def call() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(PATIENCE_S)
+
+    def tell(self, header: ToPeer, *frames: Any, files: Sequence[int] = ()) -> None:
+        self._on_loop(lambda: self._exchange.send(self.peers[-1], header, frames, files))
+
+    def number(self) -> int:
+        self._last += 1
+        return self._last
+
+    def meet(self, signature: Signature) -> None:
+        self.tell(messages.Meet(), wire.encode(signature.spec), signature.task.to_msgpack())
+
+    def run(
+        self,
+        message: bytes,
+        beside: Sequence[messages.Attached] = (),
+        *frames: Any,
+        files: Sequence[int] = (),
+        **options: Any,
+    ) -> int:
+        number = self.number()
+        header = messages.Run(number, options.pop("slot", 0), beside=beside, **options)
+        self.tell(header, message, *frames, files=files)
+        return number
+
+    def next(self) -> tuple[FromPeer, Sequence[Any]]:
+        return self.heard.get(timeout=PATIENCE_S)
+
+    def done(self, number: int) -> tuple[Done, Sequence[Any]]:
+        header, frames = self.next()
+        assert isinstance(header, Done)
+        assert header.number == number
+        return header, frames
+
+    def error(self, number: int) -> KaasError:
+        header, (error,) = self.done(number)
+        assert header.failed
+        return decode_error(error)
+
+    def outputs(self, number: int) -> list[np.ndarray[Any, Any]]:
+        header, frames = self.done(number)
+        assert not header.failed, decode_error(frames[0])
+        return [np.frombuffer(frame, np.float32) for frame in frames]
+
+    def end(self) -> None:
+        self._on_loop(self._exchange.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+        self._loop.close()
+
+
+class Ref:
+    """A reference to an object in a store that is this process."""
+
+    def __init__(self, key: bytes, value: Any) -> None:
+        self.key = key
+        self.value = value
+
+    def binary(self) -> bytes:
+        return self.key
+
+
+class Values:
+    """How a worker gets objects: those of references, once they may be had."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.asked = threading.Semaphore(0)
+
+    def __call__(self, value: Any, made: Mapping[bytes, Any]) -> Any:
+        if not isinstance(value, Ref):
+            return value
+        self.asked.release()
+        assert self.open.wait(PATIENCE_S)
+        if isinstance(value.value, InputLost):
+            if value.value.key not in made:
+                raise value.value
+            return made[value.value.key]
+        if isinstance(value.value, Exception):
+            raise value.value
+        return value.value
+
+
+class Setting:
+    """A worker with the pool that it serves."""
+
+    def __init__(self, slots: int = 1) -> None:
+        self.values = Values()
+        self.left = threading.Event()
+        self.told: dict[str, tuple[bytes, bytes]] = {}
+        self.worker = ExecutorWorker(
+            DEVICE,
+            {"slots": slots},
+            "3",
+            "here",
+            get=self.values,
+            introduce=self.told.__getitem__,
+            line_lost=self.left.set,
+        )
+        self.executor = Executor(
+            open_device("software", 1),
+            slots=slots,
+            cache_bytes=CACHE_BYTES,
+            host_cache_bytes=0,
+            on_write_back=self.worker.written,
+        )
+        self.pool = Pool()
+        self.worker.serve(self.executor, self.pool.address)
+
+    def close(self) -> None:
+        self.values.open.set()
+        self.pool.end()
+        assert self.left.wait(PATIENCE_S)
+        self.executor.close()
+
+
+@pytest.fixture
+def setting(softgpu: tuple[int, ...]) -> Iterator[Setting]:  # noqa: ARG001 - its devices are in this process
+    made = Setting()
+    yield made
+    made.close()
+
+
+class NoStore:
+    def is_ref(self, value: Any) -> bool:
+        return isinstance(value, Ref)
+
+    def put(self, value: Any) -> Ref:
+        return Ref(b"unnamed" + bytes(21), value)
+
+    def set_aside(self, data: Any) -> Ref:
+        return self.put(np.frombuffer(data, np.uint8))
+
+    def put_all(self, values: Sequence[Any]) -> Ref:
+        return self.put(tuple(values))
+
+    def complete(self, refs: Sequence[Any]) -> bool:  # noqa: ARG002 - as a Store's
+        return True
+
+
+SCALE, ADD = Signature.of(scale_task()), Signature.of(add_task())
+
+
+def packed(
+    signature: Signature, inputs: Mapping[str, Any], scalars: Mapping[str, Any] | None = None, **options: Any
+) -> tuple[bytes, list[Named], list[Any]]:
+    """An invocation, what it names, and the references."""
+    constants = options.pop("constants", None)
+    message, refs = pack(signature, inputs, scalars, Caller("alice", **options), NoStore(), constants)
+    return message, [Named(ref.binary()) for ref in refs], refs
+
+
+def named(number: int, value: Any) -> Ref:
+    return Ref(number.to_bytes(28, "big"), value)
+
+
+def order(action: str, *functions: str, objects: bool = False) -> bytes:
+    return wire.encode(wire.Upkeep(action, None, functions, objects, True, "alice"))
+
+
+@pytest.fixture
+def two_slots(softgpu: tuple[int, ...]) -> Iterator[Setting]:  # noqa: ARG001 - as above
+    made = Setting(slots=2)
+    yield made
+    made.close()
