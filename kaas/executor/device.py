@@ -634,11 +634,13 @@ class GraphInstance:
 
     def set_parameters(self, indices: Iterable[int], blocks: Sequence[ParameterBlock]) -> None:
         """Gives the launches with these indices, wherever they come, the parameters that their blocks hold now."""
+        handle, set_parameters = self.handle, driver.cuGraphExecKernelNodeSetParams
         for index in indices:
             params = blocks[index].node_params
             for node in self._nodes[index]:
-                status = driver.cuGraphExecKernelNodeSetParams(self.handle, node, params)[0]
-                check("cuGraphExecKernelNodeSetParams", status)
+                status = set_parameters(handle, node, params)[0]
+                if status:  # here too, since there are many
+                    check("cuGraphExecKernelNodeSetParams", status)
 
     def launch(self, stream: Stream, times: int = 1) -> None:
         for _ in range(times):

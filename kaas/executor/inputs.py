@@ -89,7 +89,8 @@ class ByValue(msgspec.Struct):
     Fields:
         staged: (buffer's index, bytes) of those in host memory.
         placed, moved: arrays that lie on the device, by the buffer's index: read where they are, or copied since some
-            kernel writes them or they are not aligned as kernels expect. (Address, who keeps the memory.)
+            kernel writes them, they are not aligned as kernels expect, or they are small and read often. (Address, who
+            keeps the memory.)
         resident: bit i: that with index i lies in the arena.
         others: indices of the inputs that are objects with a key instead.
     """
@@ -111,7 +112,7 @@ class Inputs(msgspec.Struct):
         constants: those that a function binds.
         by_value: what is passed by value.
         shared, copied: (buffer's index, key, offset) of objects that are read where they are cached, or copied since
-            some kernel writes them or a view of them is not aligned as kernels expect.
+            some kernel writes them, a view of them is not aligned as kernels expect, or they are small and read often.
         resident: bit i: the buffer with index i lies in the arena.
         kept: the outputs that stay on the device, by index, with the keys that they get; made: the same by key. They
             are among the objects. kept_mask: bit i: that with index i.
@@ -167,7 +168,7 @@ def stage(plan: Plan, sources: Mapping[str, Source], device: int, stream: int) -
                 tensor = tensor_of(buffer.name, value, stream)
                 check_fit(buffer, tensor.nbytes, tensor.dtype, source.offset_bytes, tensor.shape)
                 address = tensor.address + (source.offset_bytes or 0)
-                if index in plan.private or address % _ALIGNMENT_BYTES:
+                if index in plan.private or index in plan.often_read or address % _ALIGNMENT_BYTES:
                     by_value.moved[index] = address, tensor
                 else:
                     by_value.placed[index] = address, tensor
@@ -259,9 +260,12 @@ def _arrive(
 
 
 def _use(plan: Plan, inputs: Inputs, index: int, key: bytes, source: Source, offset_bytes: int) -> None:
+    apart = index in plan.private or offset_bytes % _ALIGNMENT_BYTES
     if source.constant:
         inputs.constants.add(key)
-    if index in plan.private or offset_bytes % _ALIGNMENT_BYTES:
+    elif index in plan.often_read:
+        apart = True
+    if apart:
         inputs.copied.append((index, key, offset_bytes))
         inputs.resident |= 1 << index
     else:

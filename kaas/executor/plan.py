@@ -38,6 +38,11 @@ Table = tuple[tuple[int, int], ...]
 """What a table of pointers holds: (index of a buffer, offset in bytes) of each."""
 
 
+OFTEN_READS, OFTEN_BYTES = 4, 64 << 10
+"""From so many launches on, up to this size, an object that is another one in each request is copied to where the
+launches look for it: that takes less than pointing each of them to the object."""
+
+
 class Patch(NamedTuple):
     """Where an address or a scalar goes: the launch, the byte in its parameters, and what is added to an address.
 
@@ -60,6 +65,7 @@ class Plan:
         tenants, order: what may lie in the arena, and when each holds something.
         globals: of those of its libraries that have any.
         inputs, private, outputs: indices of buffers: read first, also written, returned.
+        often_read: indices of small inputs that many launches read.
         zeroed: indices of those that start as zeros: all that say so, and every output that is no input. What no
             kernel writes there must not be an earlier request's, and copying an output takes longer than clearing it.
         prints: whether the code may print.
@@ -79,6 +85,7 @@ class Plan:
     order: Order = field(repr=False)
     inputs: tuple[int, ...]
     private: frozenset[int]
+    often_read: frozenset[int]
     outputs: tuple[int, ...]
     zeroed: tuple[int, ...]
     input_names: frozenset[str]
@@ -160,6 +167,11 @@ def make_plan(
         order=Order(len(task.kernels), task.edges),
         inputs=tuple(index[buffer] for buffer in task.inputs),
         private=frozenset(index[buffer] for buffer in task.private_inputs),
+        often_read=frozenset(
+            index[buffer]
+            for buffer in task.inputs
+            if buffer.nbytes <= OFTEN_BYTES and len(builder.accesses[index[buffer]]) >= OFTEN_READS
+        ),
         outputs=tuple(index[buffer] for buffer in task.outputs),
         zeroed=tuple(index[buffer] for buffer in _zeroed(task)),
         input_names=frozenset(buffer.name for buffer in task.inputs),

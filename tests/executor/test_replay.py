@@ -5,16 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kaas
 from kaas import softgpu as software
 from kaas.executor.executor import Executor, Request, Source
+from kaas.executor.plan import OFTEN_BYTES, OFTEN_READS
 from kaas.executor.replay import CHAIN_GROWTH, MAX_CHAIN_KERNELS, MAX_INSTANCES, split
 from kaas.request import encode_scalars
 from tests.executor.conftest import KERNELS
@@ -83,6 +86,54 @@ def test_every_iteration_has_the_values_of_its_request(executor: Executor, libra
     chains = next(iter(executor._slots)).replays[task.key]._chains
     assert sorted(chains) == [1, 4, 16, 64]
     assert {len(chain._instances) for chain in chains.values()} == {MAX_INSTANCES}
+
+
+def read_by(launches: int, library: kaas.Library, n: int) -> kaas.KTask:
+    """y = x + launches * w."""
+    x, w, y = (kaas.Buffer(name, n, "int32") for name in "xwy")
+    steps = [x, *(kaas.Buffer(f"t{k}", n, "int32") for k in range(1, launches)), y]
+    kernels = [
+        kaas.Kernel(library, "add", -(-n // 64), 64, [kaas.In(one), kaas.In(w), kaas.Out(next_), kaas.i32(n)])
+        for one, next_ in pairwise(steps)
+    ]
+    return kaas.KTask(kernels, [y])
+
+
+@pytest.mark.parametrize(
+    ("launches", "n", "constant", "calls"),
+    [
+        (OFTEN_READS, N, False, 0),
+        (OFTEN_READS - 1, N, False, OFTEN_READS - 1),
+        (OFTEN_READS, OFTEN_BYTES // 4 + 1, False, OFTEN_READS),
+        (OFTEN_READS, N, True, OFTEN_READS),
+    ],
+    ids=["often", "not often", "large", "constant"],
+)
+def test_a_small_object_that_many_launches_read_comes_to_them(
+    executor: Executor,
+    library: kaas.Library,
+    monkeypatch: pytest.MonkeyPatch,
+    launches: int,
+    n: int,
+    constant: bool,
+    calls: int,
+) -> None:
+    """Otherwise each of these launches is pointed to it; calls: of the driver for that, for one more object."""
+    task, x = read_by(launches, library, n), np.arange(n, dtype=np.int32)
+    made, real = [0], driver.cuGraphExecKernelNodeSetParams
+
+    def count(*args: Any) -> Any:
+        made[0] += 1
+        return real(*args)
+
+    monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", count)
+    for number in range(1, 8):
+        w = Source(np.full(n, number, np.int32), key=b"read-%d-%d-%d" % (launches, n, number), constant=constant)
+        made[0] = 0
+        result = executor.run(Request(task, {"x": Source(x), "w": w}, {}))
+        np.testing.assert_array_equal(result.outputs["y"], x + launches * number)
+        if number > MAX_INSTANCES:
+            assert made[0] == calls
 
 
 @given(iterations=st.one_of(st.integers(1, 2000), st.integers(1, 2**63)), kernels=st.integers(1, 300))
