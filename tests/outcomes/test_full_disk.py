@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,13 @@ from kaas.remote import reserve
 from kaas.remote.metering import Meter
 from kaas.remote.reserve import LEAST_BYTES, RESERVE_BYTES, Reserve
 from kaas.remote.usage_file import Journal
+from tests.outcomes.disks import DISK_BYTES, can_mount, fill, on_small_disk, within
 from tests.patience import PATIENCE_S
 from tests.remote.servers import WIDTH, Server, scaled
 from tests.remote.states import Had
 
 ONES = np.ones(WIDTH, np.float32)
-DISK_BYTES = RESERVE_BYTES + (10 << 20)
 FULL = r"No space left|disk is full"
-MOUNT = 'mount -t tmpfs -o size={size},mode=700 none "$1" && shift && exec "$@"'
-
-
-def can_mount(tmp_path: Path) -> bool:
-    """Whether this user may have a small disk of its own, in a namespace."""
-    command = ["unshare", "-Urm", "sh", "-c", MOUNT.format(size=DISK_BYTES), "sh", str(tmp_path), "true"]
-    try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-def within(server: Server, path: Path) -> Path:
-    """A file as the server sees it."""
-    return Path(f"/proc/{server.process.pid}/root{path}")
-
-
-def fill(path: Path) -> None:
-    """As another program that writes until there is no room."""
-    with path.open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1 << 9):
-            try:
-                while file.write(bytes(size)) == size:
-                    pass
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
 
 
 def client(server: Server, name: str) -> kaas.Client:
@@ -63,8 +35,7 @@ def test_a_server_whose_disk_is_full(tmp_path: Path) -> None:
         pytest.skip("this user may not mount a disk in a namespace")
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
-    prefix = ["unshare", "-Urm", "sh", "-c", MOUNT.format(size=DISK_BYTES), "sh", str(state)]
-    server = Server(tmp_path, prefix=prefix)
+    server = Server(tmp_path, prefix=on_small_disk(state))
     seen = within(server, state)
     try:
         with client(server, "alice") as alice, client(server, "bob") as bob:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from kaas.attached import current_session
 from kaas.session import HERE, program_name
 from tests.api.conftest import add_task, both_task, numbers, scale_task
 from tests.patience import PATIENCE_S
+from tests.reference import LITERALS
 
 pytestmark = pytest.mark.ray
 
@@ -105,7 +107,26 @@ def init() -> Any:
     return call()
 
 
-CALLS = [invoke, call, register, put, prefetch, pin, unpin, flush, pardon, stats, status, etask, init]
+def run_local() -> Any:
+    return kaas.run_local(scale_task(), {"x": numbers()}, scalars={"factor": 3})["y"]
+
+
+def model() -> Any:
+    task = add_task()
+    registered = kaas.CompiledModel("sum", [kaas.Variant(task, task.inputs)], {}).register()
+    return ray.get(registered.remote(numbers() * 2, numbers()))
+
+
+CALLS = [
+    *(invoke, call, register, put, prefetch, pin, unpin, flush, pardon, stats, status, etask, init, run_local),
+    model,
+]
+
+
+def test_every_public_function_is_among_them() -> None:
+    """But for `shutdown`, which ends the pool for all, and `cache_root`, which needs none."""
+    functions = {name for name in kaas.__all__ if inspect.isfunction(getattr(kaas, name))} - {*LITERALS}
+    assert functions - {work.__name__ for work in CALLS} == {"shutdown", "cache_root"}
 
 
 def fresh(work: Callable[[], Any]) -> Any:
@@ -126,25 +147,40 @@ def test_in_a_task(work: Callable[[], Any]) -> None:
     np.testing.assert_allclose(ray.get(task.remote(work), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
 
 
+def each_fresh() -> dict[str, Any]:
+    """What CALLS give in this process, each of which attaches by itself: what the last one attached is taken away."""
+    values = {}
+    for work in CALLS:
+        values[work.__name__] = fresh(work)
+        HERE.session = None
+    return values
+
+
+def check(values: dict[str, Any]) -> None:
+    assert list(values) == [work.__name__ for work in CALLS]
+    for name, value in values.items():
+        np.testing.assert_allclose(value, numbers() * 3, rtol=1e-6, err_msg=name)
+
+
 class Actor:
     """Its process is its own, and fresh."""
 
-    def run(self, work: Callable[[], Any]) -> Any:
-        return fresh(work)
+    def run(self) -> dict[str, Any]:
+        return each_fresh()
 
 
 def test_in_an_actor() -> None:
     actor: Any = ray.remote(num_cpus=0, runtime_env=own_process())(Actor).remote()
-    np.testing.assert_allclose(ray.get(actor.run.remote(invoke), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
+    check(ray.get(actor.run.remote(), timeout=PATIENCE_S))
 
 
 def test_in_a_nested_task() -> None:
     @ray.remote(max_calls=1, num_cpus=0)
     def outer() -> Any:
-        inner: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own_process())(fresh)
-        return ray.get(inner.remote(invoke))
+        inner: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own_process())(each_fresh)
+        return ray.get(inner.remote())
 
-    np.testing.assert_allclose(ray.get(outer.remote(), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
+    check(ray.get(outer.remote(), timeout=PATIENCE_S))
 
 
 def client() -> str:
@@ -175,8 +211,12 @@ class AsyncActor:
             return await function.call(x=numbers(), factor=3), self._said
         return await kaas.call(scale_task(), {"x": numbers()}, scalars={"factor": 3}), self._said
 
-    async def work(self, work: Callable[[], Any]) -> Any:
-        return fresh(work)
+    async def blocks(self) -> list[str]:
+        ray.get(ray.put(1))
+        return self._said
+
+    async def work(self) -> dict[str, Any]:
+        return each_fresh()
 
 
 @pytest.mark.parametrize("registered", [True, False])
@@ -188,11 +228,16 @@ def test_an_async_actors_first_call(registered: bool) -> None:
     assert said == []
 
 
-@pytest.mark.parametrize("work", [call, stats, status, pin, put], ids=lambda work: str(work.__name__))
-def test_in_an_async_actor(work: Callable[[], Any]) -> None:
-    """What waits by its nature may do so there too."""
+def test_what_ray_says_of_a_call_that_holds_its_loop_would_be_heard() -> None:
     actor: Any = ray.remote(num_cpus=0)(AsyncActor).remote()
-    np.testing.assert_allclose(ray.get(actor.work.remote(work), timeout=PATIENCE_S), numbers() * 3, rtol=1e-6)
+    (said,) = ray.get(actor.blocks.remote(), timeout=PATIENCE_S)
+    assert "blocking ray.get" in said
+
+
+def test_in_an_async_actor() -> None:
+    """What waits by its nature may do so there too."""
+    actor: Any = ray.remote(num_cpus=0, runtime_env=own_process())(AsyncActor).remote()
+    check(ray.get(actor.work.remote(), timeout=PATIENCE_S))
 
 
 def test_what_attaches_brings_no_more_than_a_caller_needs() -> None:

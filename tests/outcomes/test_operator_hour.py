@@ -1,5 +1,5 @@
-"""An operator's hour, in a minute: executors are killed, strangers come, functions fault, the server drains; and its
-log, its health, its metrics and `kaas status` say what happened."""
+"""An operator's hour, in a minute: executors are killed, strangers come, functions fault, the disk is full, a device
+fails for good, the server drains; and its log, its health, its metrics and `kaas status` say what happened."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import zmq
 
 import kaas
 from kaas.remote import wire
 from kaas.remote.keys import OwnKeys
+from kaas.softgpu.build import build
+from tests.outcomes.disks import can_mount, fill, on_small_disk, within
 from tests.outcomes.test_operator_log import TRAP
 from tests.outcomes.test_unusable_device import get
 from tests.patience import PATIENCE_S, until
-from tests.remote.conftest import Serve
-from tests.remote.servers import ROOT, WIDTH, Server, Speaker, scaled
+from tests.remote.servers import DEVICE, ROOT, WIDTH, Server, Speaker, scaled
 
 ONES = np.ones(WIDTH, np.float32)
 EVENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: .*")
@@ -42,33 +47,47 @@ def knock(server: Server) -> None:
     stranger.close()
 
 
-def test_an_hour(serve: Serve) -> None:
-    server = serve({"metrics_port": 0, "administrators": ["boss"]})
-    x, y = kaas.Buffer("x", WIDTH, "float32"), kaas.Buffer("y", WIDTH, "float32")
-    trap = kaas.KTask([kaas.Kernel(kaas.Library.from_ptx(TRAP), "trap", 1, 1, [kaas.In(x), kaas.Out(y)])], [y])
-    boss = kaas.Client(server.endpoint, keys=server.key_of("boss"), patience_s=PATIENCE_S)
-    with kaas.Client(server.endpoint, keys=server.key_of("alice"), patience_s=PATIENCE_S) as alice:
+class Compiler:
+    """What the server builds the driver of software GPUs with: a command that copies one, until it is broken."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._command, self._cache = folder / "cc", folder / "cache"
+        self._say(f'while [ "$1" != -o ]; do shift; done; cp {build()} "$2"')
+        monkeypatch.setenv("CC", str(self._command))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(self._cache))
+
+    def _say(self, script: str) -> None:
+        self._command.write_text(f"#!/bin/sh\n{script}\n")
+        self._command.chmod(0o755)
+
+    def breaks(self) -> None:
+        """No executor starts from here on."""
+        self._say("echo 'the toolbox is gone' >&2; exit 1")
+        for library in self._cache.glob("kaas/driver/*/libcuda.so.1"):
+            library.unlink()
+
+
+def test_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not can_mount(tmp_path):
+        pytest.skip("this user may not mount a disk in a namespace")
+    compiler = Compiler(tmp_path, monkeypatch)
+    (tmp_path / "state").mkdir(mode=0o700)
+    settings = {"metrics_port": 0, "administrators": ["boss"], "pool": {"devices": [DEVICE, DEVICE]}}
+    server = Server(tmp_path, settings, prefix=on_small_disk(tmp_path / "state"))
+    boss, alice = (
+        kaas.Client(server.endpoint, keys=server.key_of(name), patience_s=PATIENCE_S) for name in ("boss", "alice")
+    )
+    with closing(server), boss, alice:
         assert get(server, "/readyz")[0] == get(server, "/healthz")[0] == 200
         function = alice.register(scaled(), name="twice")
         knock(server)
-        for _ in range(2):  # a kill, and its calls succeed
-            starts = sample(server, 'kaas_worker_starts_total{device="0"}')
-            os.kill(boss.status()["devices"][0]["pid"], signal.SIGKILL)
-            assert (function.call(x=ONES).result() == 2).all()
-            until(lambda starts=starts: sample(server, 'kaas_worker_starts_total{device="0"}') > starts)  # type: ignore[misc]
-        bad = alice.register(trap, name="bad")
-        for _ in range(2):
-            assert isinstance(bad.call(x=ONES).exception(), kaas.KaasError)
-        assert sample(server, 'kaas_device_faults_total{client="alice"}') == 2
-        assert sample(server, 'kaas_worker_ends_total{cause="died",device="0"}') == 2
-        assert [each["function"] for each in boss.status()["quarantined"]] == ["bad"]
-        until(lambda: get(server, "/readyz")[0] == 200)
-        shown = status(server)
-        assert re.search(r"│ here +│ \d+ +│", shown)
-        assert "in quarantine after 2 faults: bad" in shown
+        executors_die(server, boss, function)
+        functions_fault(server, boss, alice)
+        the_disk_is_full(server, boss, function)
+        compiler.breaks()
+        a_device_is_lost(server, boss, alice, function)
         boss.drain()
-    boss.close()
-    assert server.wait() == 0
+        assert server.wait() == 0
     log = server.errors.read_text().splitlines()
     assert all(EVENT.fullmatch(line) or line.startswith("    ") for line in log), log
     for words in (
@@ -77,11 +96,65 @@ def test_an_hour(serve: Serve) -> None:
         'reason="killed by SIGKILL"',
         "a function ended its device function=bad client=alice",
         "a function is in quarantine function=bad client=alice",
+        "the disk is full",
+        "the toolbox is gone",
         "an administrator has the server drain client=boss",
         "the server drains",
         "the server has ended",
     ):
         assert any(words in line for line in log), words
+
+
+def executors_die(server: Server, boss: kaas.Client, function: Any) -> None:
+    """Twice, and calls succeed."""
+    for _ in range(2):
+        starts = sample(server, 'kaas_worker_starts_total{device="0"}')
+        os.kill(boss.status()["devices"][0]["pid"], signal.SIGKILL)
+        assert (function.call(x=ONES).result() == 2).all()
+        until(lambda starts=starts: sample(server, 'kaas_worker_starts_total{device="0"}') > starts)  # type: ignore[misc]
+    assert sample(server, 'kaas_worker_ends_total{cause="died",device="0"}') == 2
+
+
+def functions_fault(server: Server, boss: kaas.Client, alice: kaas.Client) -> None:
+    x, y = kaas.Buffer("x", WIDTH, "float32"), kaas.Buffer("y", WIDTH, "float32")
+    trap = kaas.KTask([kaas.Kernel(kaas.Library.from_ptx(TRAP), "trap", 1, 1, [kaas.In(x), kaas.Out(y)])], [y])
+    bad = alice.register(trap, name="bad")
+    for _ in range(2):
+        assert isinstance(bad.call(x=ONES).exception(), kaas.KaasError)
+    assert sample(server, 'kaas_device_faults_total{client="alice"}') == 2
+    assert [each["function"] for each in boss.status()["quarantined"]] == ["bad"]
+    until(lambda: get(server, "/readyz")[0] == 200)
+    shown = status(server)
+    assert re.search(r"│ here +│ \d+ +│", shown)
+    assert "in quarantine after 2 faults: bad" in shown
+
+
+def the_disk_is_full(server: Server, boss: kaas.Client, function: Any) -> None:
+    """Of another program's file: calls succeed on the reserve, and all is well once there is room."""
+    file = within(server, server.folder / "state" / "another programs")
+    while not boss.health()["disk_full"]:
+        fill(file)
+        assert (function.call(x=ONES).result() == 2).all()
+    code, said = get(server, "/readyz")
+    assert (code, "its disk is full" in said) == (200, True)
+    assert "its disk is full" in boss.status()["trouble"]
+    file.unlink()
+    assert "its disk is full" not in boss.status()["trouble"]
+    assert (function.call(x=ONES).result() == 2).all()
+
+
+def a_device_is_lost(server: Server, boss: kaas.Client, alice: kaas.Client, function: Any) -> None:
+    """Its executor is killed and starts no more: the cause is told wherever an operator looks, and to no client."""
+    os.kill(boss.status()["devices"][1]["pid"], signal.SIGKILL)
+    until(lambda: boss.status()["devices"][1]["state"] == "lost")
+    assert "the toolbox is gone" in boss.status()["devices"][1]["reason"]
+    code, said = get(server, "/readyz")
+    assert (code, "device 1 is lost: " in said, "the toolbox is gone" in said) == (200, True, True)
+    assert re.search(r'kaas_device_lost\{device="1",reason=".*the toolbox is gone', get(server, "/metrics")[1])
+    assert "the toolbox is gone" in status(server)
+    assert "device 1 is lost" in alice.status()["trouble"]
+    assert "toolbox" not in str(alice.status())
+    assert (function.call(x=ONES).result() == 2).all()
 
 
 def status(server: Server) -> str:

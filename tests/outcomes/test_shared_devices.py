@@ -27,6 +27,7 @@ from kaas.pool.simulator import simulate
 
 MB = 1 << 20
 FAIR = [name for name, policy in POLICIES.items() if getattr(policy, "fair", False)]
+assert "cfs_affinity" in FAIR, "or no policy is tested below"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -160,4 +161,5 @@ def test_loads_count_as_kernels_do(policy: str, weight: int) -> None:
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_temporary_costs_each_other_function_one_reload_at_most(slots: int) -> None:
-    assert temporaries.measure(kaas.Device("software", 8 * MB), 5 * MB // 2, 5 * MB, slots, turns=5) <= 2
+    """Two fit beside each other, and one of them beside the temporary: the other one is loaded again, once."""
+    assert temporaries.measure(kaas.Device("software", 8 * MB), 5 * MB // 2, 5 * MB, slots, turns=5) == 1

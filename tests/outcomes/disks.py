@@ -1,0 +1,43 @@
+"""A small disk for a server's state, which a test can fill."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from pathlib import Path
+
+from kaas.remote.reserve import RESERVE_BYTES
+from tests.remote.servers import Server
+
+DISK_BYTES = RESERVE_BYTES + (10 << 20)
+MOUNT = f'mount -t tmpfs -o size={DISK_BYTES},mode=700 none "$1" && shift && exec "$@"'
+
+
+def on_small_disk(folder: Path) -> list[str]:
+    """The prefix of a command that sees a disk of DISK_BYTES at a folder, in a namespace of its own."""
+    return ["unshare", "-Urm", "sh", "-c", MOUNT, "sh", str(folder)]
+
+
+def can_mount(folder: Path) -> bool:
+    """Whether this user may have such a disk."""
+    try:
+        return subprocess.run([*on_small_disk(folder), "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def within(server: Server, path: Path) -> Path:
+    """A file as the server sees it."""
+    return Path(f"/proc/{server.process.pid}/root{path}")
+
+
+def fill(path: Path) -> None:
+    """As another program that writes until there is no room."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1 << 9):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
