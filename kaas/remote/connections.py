@@ -19,7 +19,7 @@ from kaas.pool.drain import Drain
 from kaas.pool.lines import Frames
 from kaas.pool.node_line import Socket
 from kaas.remote.newcomers import Newcomers, source_of
-from kaas.remote.unfinished import Progress, over_budget
+from kaas.remote.unfinished import HANDSHAKE_BYTES, IDLE_BYTES_PER_S, Progress, over_budget
 
 STRANGERS, STRANGERS_EACH = 128, 64
 """Connections that have not sent a message yet, in all and of one source address; when more come, the source with the
@@ -64,20 +64,20 @@ class Connection(Generic[T]):
     """One, by its descriptor.
 
     Fields:
-        owner: whose it is, once it has sent a message. taken: messages of it that were taken. suspect: it was last seen
-            to do what it may not. unfinished_bytes: that have come since its last message, when it was last looked at.
+        owner: whose it is, once it has sent a message. taken_bytes: of its messages that were taken, as they come over
+            it. suspect: it was last seen to do what it may not. unfinished_bytes: that have come since the last message
+            that was taken, when it was last looked at and none had been taken since the look before.
     """
 
     __slots__ = (
-        "_heard", "_progress", "_taken_then", "_wire_then",
-        "fd", "owner", "since_s", "suspect", "taken", "unfinished_bytes",
+        "_heard", "_progress", "_taken_then",
+        "fd", "owner", "since_s", "suspect", "taken_bytes", "unfinished_bytes",
     )  # fmt: skip
 
     def __init__(self, fd: int, since_s: float) -> None:
         self.fd, self.since_s = fd, since_s
         self.owner: T | None = None
-        self.taken = 0
-        self._taken_then = self._wire_then = self.unfinished_bytes = 0
+        self.taken_bytes = self._taken_then = self.unfinished_bytes = 0
         self._progress = Progress(since_s)
         self.suspect = self._heard = False
 
@@ -90,13 +90,14 @@ class Connection(Generic[T]):
     def looked_at(self, now_s: float, unfinished_bytes: int) -> bool:
         """Whether it is to end: twice in a row it was seen to have sent more than it may without finishing a message,
         or to have finished none for too long. Twice, as its message may have waited for its turn."""
-        if self.taken != self._taken_then:
-            self._taken_then, self._wire_then = self.taken, _received(self.fd)
-            self._progress, self.unfinished_bytes = Progress(now_s), 0
+        if self.taken_bytes != self._taken_then:
+            self._taken_then, self.unfinished_bytes = self.taken_bytes, 0
+            self._progress = Progress(now_s)
             self.suspect = False
             return False
-        self.unfinished_bytes = unfinished = _received(self.fd) - self._wire_then
-        if self.taken:
+        beside = HANDSHAKE_BYTES + int(IDLE_BYTES_PER_S * (now_s - self.since_s)) if self.taken_bytes else 0
+        self.unfinished_bytes = unfinished = max(0, _received(self.fd) - self.taken_bytes - beside)
+        if self.taken_bytes:
             wrong = unfinished > unfinished_bytes or self._progress.stalls(now_s, unfinished)
         else:
             wrong = unfinished > STRANGER_BYTES or now_s - self.since_s > STRANGER_S

@@ -23,6 +23,7 @@ from kaas.pool.node_line import Socket, beat
 from kaas.remote import wire
 from kaas.remote.connections import Connection, Connections, Leaving, Unfinished
 from kaas.remote.keys import Keys, ServerKeys
+from kaas.remote.unfinished import wire_bytes
 
 FRAME_BYTES = 16 << 20
 """Of the largest frame that is taken, unless told otherwise."""
@@ -219,8 +220,9 @@ class RemoteDoor:
         if len(frames) > FRAMES:
             self._put_out(channel)
             return
+        nbytes = wire_bytes(frames, self._keys is not None)
         self._receive(channel, frames)
-        channel.connection.taken += 1
+        channel.connection.taken_bytes += nbytes
 
     def _put_out(self, channel: RemoteChannel) -> None:
         """And all else that has its key, for a while."""

@@ -1,13 +1,14 @@
 """Messages that have begun to come and have not ended: how long each may take, and how much of them all there may be.
 
 ZeroMQ keeps what has come of a message until its end, however many connections there are, and shows none of it. All
-that is known is how many bytes have come over each connection since its last message, heartbeats among them.
+that is known is how many bytes have come over each connection, and how many of them its messages had: the rest is of
+messages whose ends have not come, and heartbeats.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 
 import msgspec
 
@@ -17,6 +18,17 @@ IDLE_MOST_BYTES = 256 << 10
 """Over a connection with so much of them another one is made: it might be a message that comes very slowly."""
 MESSAGE_S, LEAST_BYTES_PER_S = 30.0, 16 << 10
 """A message that takes longer than this comes with at least so many bytes a second, or its connection ends."""
+
+HANDSHAKE_BYTES = 4 << 10
+LONG_BYTES, SHORT_HEAD, LONG_HEAD, SEALED_BYTES = 255, 2, 9, 33
+"""A frame's head has two bytes, or nine if the frame is longer than 255. CURVE seals each with so many bytes more."""
+
+
+def wire_bytes(frames: Iterable[Sized], sealed: bool) -> int:
+    """The bytes of a message on its connection. sealed: by CURVE."""
+    seal = SEALED_BYTES if sealed else 0
+    sizes = (len(frame) + seal for frame in frames)
+    return sum(size + (LONG_HEAD if size > LONG_BYTES else SHORT_HEAD) for size in sizes)
 
 
 class Progress(msgspec.Struct):

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from kaas.pool import node_line
 from kaas.remote import connections, unfinished
 from kaas.remote.connections import STRANGERS
 from kaas.remote.keys import Keys
 from kaas.remote.newcomers import Newcomers, source_of
-from kaas.remote.unfinished import IDLE_BYTES_PER_S, IDLE_MOST_BYTES, MESSAGE_S, Progress, over_budget
+from kaas.remote.unfinished import HANDSHAKE_BYTES, IDLE_BYTES_PER_S, IDLE_MOST_BYTES, MESSAGE_S, Progress, over_budget
 from tests.patience import PATIENCE_S, until
 from tests.remote.doors import LOCAL, Client, Open, client_keys, echo
 
@@ -100,11 +101,15 @@ def test_one_host_is_one_source() -> None:
     assert source_of("") == ""
 
 
+BUDGETS = {"each client's": (6 * FRAME_BYTES, 1 << 40), "in all": (1 << 40, 6 * FRAME_BYTES)}
+
+
 @pytest.fixture
-def unlocked() -> Iterator[Open]:
-    door = Open(
-        None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, unfinished_bytes=(6 * FRAME_BYTES, 1 << 40)
-    )
+def unlocked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Its connections answer no heartbeats, and do not end for that."""
+    monkeypatch.setattr(node_line, "HEARTBEAT_S", 2 * PATIENCE_S)
+    budgets = getattr(request, "param", (1 << 40, 1 << 40))
+    door = Open(None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, unfinished_bytes=budgets)
     echo(door)
     yield door
     door.close()
@@ -129,7 +134,8 @@ def begin(connection: socket.socket, nbytes: int) -> None:
         connection.sendall(frame)
 
 
-def test_many_connections_of_a_client_have_one_budget_of_unfinished_messages(unlocked: Open) -> None:
+@pytest.mark.parametrize("unlocked", BUDGETS.values(), ids=BUDGETS, indirect=True)
+def test_many_connections_have_one_budget_of_unfinished_messages(unlocked: Open) -> None:
     senders = [sender(unlocked) for _ in range(4)]
     for each in senders[:2]:
         begin(each, 2 * FRAME_BYTES)
@@ -153,6 +159,20 @@ def test_a_message_that_stalls_ends_its_connection(unlocked: Open, monkeypatch: 
         begin(stalled, FRAME_BYTES)
         assert ended(stalled)
         assert there(idle)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_bytes_of_messages_that_have_ended_are_known(tmp_path: Path, sealed: bool) -> None:
+    """All but the handshake: or what honest clients send would count as unfinished after some time."""
+    own = client_keys(tmp_path / "keys", "alice") if sealed else None
+    door = Open(Keys(tmp_path / "keys") if sealed else None)
+    with closing(door), closing(Client(door, own)) as client:
+        for size in (0, 1, 221, 222, 223, 254, 255, 256, 70_000) * 20:
+            client.send(bytes(size), b"", bytes(size))
+            door.arrived()
+        (connection,) = door.do(lambda: list(door.door._connections._by_fd.values()))
+        beside = connections._received(connection.fd) - door.do(lambda: connection.taken_bytes)
+        assert 0 < beside < HANDSHAKE_BYTES
 
 
 def test_an_empty_frame_now_and_then_is_no_progress_and_heartbeats_are_no_message() -> None:
