@@ -44,12 +44,13 @@ def test_the_package_brings_the_entry_point() -> None:
 
 
 @pytest.mark.usefixtures("softgpu")
-def test_a_file_out_of_a_file(tmp_path: Path) -> None:
+def test_a_file_out_of_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     made = perceptron("N")
     onnx.save(made, "network.onnx")
     result = run("network.onnx", "--target", "compute_80", "--batch-size", "1", "--batch-size", "3")
     assert result.exit_code == 0, result.output
     assert "written network.kaas" in result.stdout
+    assert capfd.readouterr().err == "", "a success warns of nothing"
     compiled = kaas.load(tmp_path / "network.kaas")
     assert compiled.name == "network"
     assert compiled.about["target"] == "compute_80"

@@ -40,7 +40,7 @@ def get(server: Server, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def test_an_executor_that_is_killed_again_and_again_shows_with_its_cause(serve: Serve) -> None:
+def test_an_executor_that_is_killed_shows_with_its_cause(serve: Serve) -> None:
     server = serve({"metrics_port": 0, "administrators": ["boss"]})
     boss, alice = server.speaker("boss"), server.speaker()
     assert get(server, "/readyz")[0] == 200

@@ -49,6 +49,14 @@ def test_entries_are_there_for_the_next_process(store: SqliteStore) -> None:
     again.close()
 
 
+def test_a_loss_of_power_damages_nothing(store: SqliteStore) -> None:
+    """By what SQLite promises of these two: the newest changes may be lost."""
+    connection = store._connection
+    assert connection is not None
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.execute("PRAGMA synchronous").fetchone() == (1,), "NORMAL"
+
+
 def test_what_fails_changes_nothing_and_the_next_change_works(store: SqliteStore) -> None:
     store.put("a", {"x": b"1"})
     with pytest.raises(sqlite3.Error):
