@@ -142,11 +142,15 @@ def test_it_can_be_awaited_and_waited_for() -> None:
     np.testing.assert_array_equal(asyncio.run(awaited(y)), 2 * numbers(N))
 
 
+def invoked_spin() -> Any:
+    return kaas.invoke(spin_task(), {}, scalars={"steps": STEPS})
+
+
 def spinning(count: int) -> list[Any]:
     """Requests that run, one on each device from the first on; an executor that a test has ended comes back first."""
     while sum(device.info is not None for device in kaas.status().devices) < count:
         pass
-    spins = [kaas.invoke(spin_task(), {}, scalars={"steps": STEPS}) for _ in range(count)]
+    spins = [invoked_spin() for _ in range(count)]
     while kaas.status().running < count:
         pass
     return spins
@@ -173,11 +177,19 @@ def test_two_executors_that_want_each_others_outputs() -> None:
         here, there = ray.get(refs)
         if here.device == there.device:
             continue
-        spins = spinning(2)  # else each would run where its input is; so it runs on the device that is free first
-        onto_there, onto_here = ray.get([keep(ref) for ref in refs])
+        # Else each would run where its input is. So the first to run is that whose input is not on the device which is
+        # free first: that of the first spin.
+        first = spinning(1)
+        free_first = next(number for number, device in enumerate(kaas.status().devices) if device.running)
+        spins = [*first, invoked_spin()]
+        while kaas.status().running < 2:
+            pass
+        wanted = [(ref, one.device) for ref, one in zip(refs, (here, there), strict=True)]
+        wanted.sort(key=lambda each: each[1] == free_first)
+        moved = ray.get([keep(ref) for ref, _ in wanted])
         ray.get(spins)
-        if (onto_there.device, onto_here.device) == (there.device, here.device):
-            crossed = [onto_there, onto_here]
+        if [one.device for one in moved] == [device for _, device in reversed(wanted)]:
+            crossed = moved if wanted[0][0] is refs[0] else moved[::-1]
     for seed, resident in enumerate(crossed):
         np.testing.assert_array_equal(resident, 4 * numbers(N, seed=seed))
 
