@@ -167,30 +167,37 @@ def test_a_busy_executor_gives_out_what_it_has() -> None:
     assert ray.get(spin)
 
 
+def slow_scale_task() -> kaas.KTask:
+    """As `scale_task(N)`, but it takes about STEPS nanoseconds."""
+    scale, spin = scale_task(N), spin_task()
+    return kaas.KTask([*scale.kernels, *spin.kernels], scale.outputs)
+
+
 def test_two_executors_that_want_each_others_outputs() -> None:
-    crossed: list[kaas.Resident] = []
+    """While both are busy, two more requests wait. The first that gets a device has its input on the other one; so has
+    the second, since the first still runs when the other device is free."""
+    crossed: list[tuple[int, kaas.Resident]] = []
     while not crossed:
         (spin,) = spinning(1)
         refs = [keep(numbers(N))]  # on the other device
         ray.get([spin, *refs])
         refs.append(keep(numbers(N, seed=1)))  # on that which has become idle last
-        here, there = ray.get(refs)
-        if here.device == there.device:
+        before = ray.get(refs)
+        if before[0].device == before[1].device:
             continue
-        # Else each would run where its input is. So the first to run is that whose input is not on the device which is
-        # free first: that of the first spin.
         first = spinning(1)
         free_first = next(number for number, device in enumerate(kaas.status().devices) if device.running)
         spins = [*first, invoked_spin()]
         while kaas.status().running < 2:
             pass
-        wanted = [(ref, one.device) for ref, one in zip(refs, (here, there), strict=True)]
-        wanted.sort(key=lambda each: each[1] == free_first)
-        moved = ray.get([keep(ref) for ref, _ in wanted])
+        order = sorted((0, 1), key=lambda each: before[each].device == free_first)
+        slow = kaas.register(slow_scale_task())
+        scalars = {"factor": 2, "steps": STEPS}
+        moved = ray.get([kaas.invoke(slow, {"x": refs[each]}, scalars=scalars, keep=True) for each in order])
         ray.get(spins)
-        if [one.device for one in moved] == [device for _, device in reversed(wanted)]:
-            crossed = moved if wanted[0][0] is refs[0] else moved[::-1]
-    for seed, resident in enumerate(crossed):
+        if [one.device for one in moved] == [before[each].device for each in order[::-1]]:
+            crossed = list(zip(order, moved, strict=True))
+    for seed, resident in crossed:
         np.testing.assert_array_equal(resident, 4 * numbers(N, seed=seed))
 
 
