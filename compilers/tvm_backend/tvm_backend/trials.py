@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import selectors
 import subprocess
 import sys
 import tempfile
@@ -145,7 +145,9 @@ class Bench:
 
     def _answer(self, process: subprocess.Popen[str], limit_s: float) -> dict[str, Any]:
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], limit_s)
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            ready = selector.select(limit_s)
         line = process.stdout.readline() if ready else ""
         if line.endswith("\n"):
             answer: dict[str, Any] = json.loads(line)
