@@ -56,15 +56,25 @@ class Account:
         """Its device seconds per weight."""
         return self.charged_s / self.weight
 
+    @property
+    def started_s(self) -> float:
+        """As `time_s`, without what its last request that runs is estimated at: its time when that began."""
+        return max(0.0, self.charged_s - self.mean_s) / self.weight if self.running else self.time_s
 
-_TIME_S: Callable[[Account], float] = attrgetter("time_s")
+
+_STARTED_S: Callable[[Account], float] = attrgetter("started_s")
 NOBODY = Account("")
 """Whose requests are, of which an earlier life of the pool has left no client; it is among no Accounts."""
 
 
 class Accounts:
-    """All clients. Whoever comes back after a time without requests starts at the time per weight of the least of those
-    who are there, or of the last who was, if it had less: absence saves nothing up."""
+    """All clients. A client that comes back after a time without requests starts at the least time per weight of those
+    who are there, or at that of the last who was, if it had less: absence saves nothing up.
+
+    That least time is one at which a request began, as the virtual time of start-time fair queueing is a start tag. A
+    client with one request at a time would otherwise come back level with the client that runs, and wait for another
+    request of that one whenever an estimate turns out too high.
+    """
 
     def __init__(self, devices: int) -> None:
         self._devices = devices
@@ -144,7 +154,7 @@ class Accounts:
 
     def _least_s(self) -> float:
         """The time per weight at which a client begins."""
-        return min(map(_TIME_S, self._present.values())) if self._present else self._floor_s
+        return min(map(_STARTED_S, self._present.values())) if self._present else self._floor_s
 
     def _absent(self, account: Account) -> None:
         self._present.pop(account.client, None)
