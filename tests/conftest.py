@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from kaas import softgpu as software
+from tests.hanging import HangingTests
 from tests.wheels import build
 
 # Ray reads these when it is imported or started; with the default of this one it would leave a token in the home folder
@@ -90,6 +90,11 @@ def own_ray() -> Iterator[None]:
     ray.shutdown()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A test that hangs fails."""
+    config.pluginmanager.register(HangingTests())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules with a Ray of their own run last."""
     items.sort(key=lambda item: "own_ray" in getattr(item, "fixturenames", ()))
@@ -103,22 +108,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n 2 --dist loadfile` a file stays in one process, and all files that start Ray stay in the same one.
-
-    So at most one Ray runs at a time, as without `-n`, and its start is paid for once.
-    """
+    """With `-n 2 --dist loadfile` files stay together as `tests.processes` says."""
     if config.getoption("dist") != "loadfile":
         return None
-    from xdist.scheduler import LoadFileScheduling
+    from tests.processes import FilesInProcesses
 
-    @cache
-    def starts_ray(file: str) -> bool:
-        return "mark.ray" in (config.rootpath / file).read_text()
-
-    def scope(nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        return "ray" if starts_ray(file) else file
-
-    scheduler = LoadFileScheduling(config, log)
-    scheduler._split_scope = scope
-    return scheduler
+    return FilesInProcesses(config, log)
