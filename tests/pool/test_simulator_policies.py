@@ -111,11 +111,11 @@ def test_affine_is_where_the_bytes_are_or_where_it_ran_last() -> None:
 
 
 def test_who_comes_later_gains_nothing_from_its_absence() -> None:
-    """At 5.5 a has had 5 and an estimate of 1: b begins at 6, and from 7 on they take turns."""
+    """At 5.5 a has had 5 and runs its sixth: b comes in where that one began, at 5, and they take turns."""
     told = requests(*[(0, "A")] * 10, *[(5.5, "B")] * 3)
     result = run(LAST, functions=TWO, requests=told)
     began = [("A" if each.request < 10 else "B") for each in result.dispatches]
-    assert "".join(began) == "AAAAAAABABABA"
+    assert "".join(began) == "AAAAAABABABAA"
 
 
 def test_an_estimate_is_charged_at_once_and_put_right_at_the_end() -> None:
