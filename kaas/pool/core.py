@@ -468,8 +468,7 @@ class Pool:
         self.tell_residency(worker, reply.record)
         was_last = worker.stopping and not worker.running
         self._tell(RequestDone(self._loop.time(), request.id, worker.id, request.slot, outcome, device_s))
-        if self._accounts is not None and (not left or request.call.client in self._sessions):
-            self._accounts.charge(request.call.client, device_s)
+        self._charge(request, device_s, left=left)
         if was_last:
             self._crew.end(worker)
 
@@ -523,32 +522,48 @@ class Pool:
         if not self._crew.drop(worker) or self._stopped:
             return
         self.events.ended(worker, reason, cause)
-        self._tell(WorkerGone(self._loop.time(), worker.id, reason))
+        now, ends = self._loop.time(), list[tuple[Request, Case, float]]()
+        beside = len(worker.running) - 1 + (cause is not None and told_by is None)  # an order about caches, perhaps
         for request in worker.running.values():
-            self._left_behind(request, worker, reason, cause, told_by)
+            pure, retries = request.call.kind is WorkerKind.EXECUTOR, request.call.retries - request.charged
+            case = Case(beside, request is told_by, request.alone, pure, retries)
+            ends.append((request, case, self._had(request, case, now - request.dispatched_s)))
+        self._tell(WorkerGone(now, worker.id, reason, tuple((each.id, had_s) for each, _, had_s in ends if had_s)))
+        for request, case, had_s in ends:
+            self._left_behind(request, worker, reason, cause, case, had_s)
+
+    def _had(self, request: Request, case: Case, run_s: float) -> float:
+        """Device seconds of a request whose worker is gone, charged to its client."""
+        left, told = request.answer.done(), request.record
+        had_s = charged_s(case, judge(case), run_s, request.suspect_s, left) if told is None else told.charged_s
+        if had_s:
+            self._charge(request, had_s, left=left)
+        return had_s
+
+    def _charge(self, request: Request, device_s: float, *, left: bool) -> None:
+        """Keep what a client is charged. left: nobody waits for the answer; perhaps its client has gone."""
+        client = request.call.client
+        if self._accounts is not None and (not left or client in self._sessions):
+            self._accounts.charge(client, device_s)
 
     def _left_behind(
-        self, request: Request, worker: Worker, reason: str, cause: DeviceLost | None, told_by: Request | None
+        self, request: Request, worker: Worker, reason: str, cause: DeviceLost | None, case: Case, had_s: float
     ) -> None:
-        """What becomes of a request whose worker is gone."""
-        call, told = request.call, request is told_by
-        beside = len(worker.running) - 1 + (cause is not None and told_by is None)  # an order about caches, perhaps
-        pure = call.kind is WorkerKind.EXECUTOR
-        case = Case(beside, told, request.alone, pure, call.retries - request.charged)
-        verdict, run_s = judge(case), self._loop.time() - request.dispatched_s
-        if verdict is Verdict.FAULT or (verdict is Verdict.DIED and pure and not beside):
+        """What becomes of a request whose worker is gone. had_s: device seconds that it is charged."""
+        call, verdict = request.call, judge(case)
+        if verdict is Verdict.FAULT or (verdict is Verdict.DIED and case.pure and not case.beside):
             self._blame(request, worker, reason, function=verdict is Verdict.FAULT)
         final = verdict in (Verdict.FAULT, Verdict.DIED)
         refusal = None if final else self._quarantine.refusal(call.identity, call.client)
         left = request.answer.done()
         if final or left or refusal is not None:
             if request.record is None:
-                request.record = unmeasured(charged_s(case, verdict, run_s, request.suspect_s, left))
+                request.record = unmeasured(had_s)
             own = cause if verdict is Verdict.FAULT else refusal
             self._answer(self._leave(request), own or died(request, worker, reason, cause))
         else:
             request.charged += verdict is Verdict.CHARGED
-            request.suspect_s += run_s
+            request.suspect_s += self._loop.time() - request.dispatched_s
             request.attempt += 1
             request.alone = True
             request.worker = None

@@ -178,11 +178,16 @@ class WorkerAdopted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """A worker ended, or never became ready. Requests that ran there are over; those to be retried arrive again."""
+    """A worker ended, or never became ready. Requests that ran there are over; those to be retried arrive again.
+
+    device_s: device seconds that requests there are charged, behind their ids: of a request that ended the worker, or
+    whose caller had left. What others lost with the worker is not charged.
+    """
 
     time_s: float
     worker: int
     reason: str
+    device_s: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,14 @@ import kaas
 from benchmarks import placement, temporaries
 from benchmarks.tenants import N, X, copier, holder, pool
 from kaas import softgpu
+from kaas.errors import DeadlineExceeded
 from kaas.pool.events import Dispatch, RequestArrived, RequestDone
 from kaas.pool.policies import POLICIES
 from kaas.pool.recording import Life, read
 from kaas.pool.simulation.reading import read as scenario_of
 from kaas.pool.simulation.results import Simulated
 from kaas.pool.simulator import simulate
+from tests.api.conftest import STEPS
 
 MB = 1 << 20
 FAIR = [name for name, policy in POLICIES.items() if getattr(policy, "fair", False)]
@@ -154,6 +156,30 @@ def test_loads_count_as_kernels_do(policy: str, weight: int) -> None:
         if not min(left.values()):
             break
     assert had["loads"] / weight == pytest.approx(had["runs"], rel=0.1)
+
+
+@pytest.mark.parametrize("policy", FAIR)
+def test_kernels_that_never_end_count_as_others_do(policy: str) -> None:
+    """Their client waits until the other one has had the device for as long as they had it."""
+    with pool("endless", [kaas.Device("software", 8 * MB)], policy, run_limit_s=1.0):
+        endless = [kaas.call(spinning(ENDLESS + n), {}, client="endless") for n in range(3)]
+        short = [kaas.call(spinning(n), {}, client="short") for n in range(5)]
+        assert isinstance(endless[0].exception(), DeadlineExceeded)
+        for answer in short:
+            answer.result()
+        assert not endless[1].done()
+        for answer in endless[1:]:
+            answer.cancel()
+
+
+ENDLESS = 10**12
+"""Steps of a kernel, about as many nanoseconds."""
+
+
+def spinning(steps: int) -> kaas.KTask:
+    """A kTask of its own for each number of steps, so that none is in quarantine for another."""
+    out = kaas.Buffer("out", 1, "uint32")
+    return kaas.KTask([kaas.Kernel(STEPS, "spin", 1, 1, [kaas.Out(out), kaas.i64(steps)])], [out])
 
 
 # --- a request that passes by costs others little

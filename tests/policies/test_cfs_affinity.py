@@ -84,6 +84,19 @@ def test_weights_divide_and_the_estimate_counts_at_once() -> None:
     assert order == ["light", "heavy", "heavy", "heavy", "light"]  # a tie after three: the older request
 
 
+@pytest.mark.parametrize(("device_s", "first"), [(0.0, "fault"), (1.0, "other")])
+def test_a_client_whose_request_ended_its_worker_has_had_that_time(device_s: float, first: str) -> None:
+    world = idle(1)
+    world.known("fault", present=True)
+    world.known("other", charged_s=0.5, present=True)
+    for client in ("fault", "fault", "other"):
+        world.arrive(client)
+    world.gone(0, device_s=device_s)
+    (worker,) = world.starting
+    world.up(worker)
+    assert world.arrivals[last(world).request].client == first
+
+
 def test_the_penalty_is_not_divided_by_the_weight() -> None:
     """1 s / 2 + 10 x 0.1 s is more than 1.4 s, and would be 1 s if divided."""
     world = idle(1)

@@ -143,15 +143,19 @@ class World:
         slots = self.slots if started.kind is EXECUTOR else 1
         self.tell(WorkerReady(self.time_s, worker, started.kind, started.device, slots, self.memory_bytes))
 
-    def gone(self, worker: int, reason: str = "killed", *, again: int = 0, alone: bool = False) -> None:
-        """again: how many of the requests that ran there arrive once more, alone or not."""
+    def gone(
+        self, worker: int, reason: str = "killed", *, again: int = 0, alone: bool = False, device_s: float = 0.0
+    ) -> None:
+        """again: how many of the requests that ran there arrive once more, alone or not. device_s: that each of them is
+        charged."""
         self.starting.pop(worker, None)
         self.workers.pop(worker, None)
         self.stopping.discard(worker)
         lost = sorted(request for request, (at, _) in self.running.items() if at == worker)
         for request in lost:
             del self.running[request]
-        self.tell(WorkerGone(self.time_s, worker, reason))
+        charged = tuple((request, device_s) for request in lost if device_s)
+        self.tell(WorkerGone(self.time_s, worker, reason, charged))
         for request in lost:
             if request in self.left or again <= 0:
                 self.answered[request] += request not in self.left

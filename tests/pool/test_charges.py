@@ -7,23 +7,26 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from kaas.errors import DeviceUnavailable
+from kaas.errors import DeadlineExceeded, DeviceUnavailable
 from kaas.pool.core import Pool
-from kaas.pool.events import Decision, Event, RequestDone
+from kaas.pool.events import Decision, Event, RequestDone, WorkerGone
 from kaas.pool.policies.exclusive import Exclusive
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.transport import Reply
-from tests.pool.fake_workers import RECORD, FakeWorkers, begin, call, play, settle
+from tests.pool.fake_workers import LOST, RECORD, FakeWorkers, begin, call, failure_of, play, settle
 
 HEARD: list[RequestDone] = []
+GONE: list[WorkerGone] = []
 
 
 class Hearing:
-    """Takes down what requests took."""
+    """Takes down what requests took, and how workers ended."""
 
     def handle(self, event: Event) -> list[Decision]:
         if isinstance(event, RequestDone):
             HEARD.append(event)
+        elif isinstance(event, WorkerGone):
+            GONE.append(event)
         return super().handle(event)  # type: ignore[misc, no-any-return]
 
 
@@ -38,6 +41,7 @@ class Own(Hearing, Exclusive):
 @pytest.fixture(autouse=True)
 def nothing_heard() -> None:
     HEARD.clear()
+    GONE.clear()
 
 
 @pytest.mark.parametrize(("occupied_s", "device_s"), [(2.0, 2.0), (None, RECORD.device_s)])
@@ -68,6 +72,33 @@ def test_the_first_request_of_an_executor_of_its_own_pays_its_start(monkeypatch:
     first, second = HEARD
     assert first.device_s >= 100 + RECORD.device_s
     assert second.device_s == RECORD.device_s
+
+
+@pytest.mark.parametrize(
+    ("reply", "charged"),
+    [
+        (Reply(error=LOST), True),  # alone on the device, so it has ended it itself
+        (Reply(error=DeadlineExceeded("ran too long"), lost="ran too long"), True),
+        (None, False),  # its worker was killed, and it runs again
+    ],
+)
+def test_a_request_that_ends_its_worker_is_charged_for_its_run(reply: Reply | None, charged: bool) -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        running = await begin(pool.submit(call()))
+        if reply is None:
+            workers.die(0, "killed")
+        else:
+            workers.reply(reply)
+        await settle()
+        (gone,) = GONE
+        assert [request for request, device_s in gone.device_s if device_s > 0] == [0] * charged
+        if charged:
+            await failure_of(running)
+        else:
+            workers.reply()
+            await running
+
+    play(scenario, policy=Shared)
 
 
 class OneDevice(FirstComeFirstServed):

@@ -186,10 +186,9 @@ class Accounts:
             account.mean_s += (device_s - account.mean_s) / account.observations
             account.latency_s += (latency_s - account.latency_s) / account.observations
 
-    def refund(self, account: Account, estimate_s: float | None) -> None:
-        """A request ended with its worker: nothing was measured."""
-        account.running -= 1
-        self._charge(account, -(estimate_s or 0.0))
+    def lost(self, account: Account, estimate_s: float | None, device_s: float) -> None:
+        """A request ended with its worker: charge what it pays of that, which tells nothing of the next ones."""
+        self.measured(account, estimate_s, device_s, None)
 
     def _charge(self, account: Account, device_s: float) -> None:
         account.charged_s = max(0.0, account.charged_s + device_s)

@@ -266,13 +266,13 @@ class Scheduler:
         self._stir(worker.crew)
 
     def _lose(self, event: WorkerGone) -> None:
-        worker = self._fleet.gone(event)
+        worker, charged_s = self._fleet.gone(event), dict(event.device_s)
         for request in worker.running.values():
             worker.crew.running -= 1
             del self._requests[request.id]
             self._locality.ended(request, worker.device.index)
             if request.account is not NOBODY:
-                self._accounts.refund(request.account, request.estimate_s)
+                self._accounts.lost(request.account, request.estimate_s, charged_s.get(request.id, 0.0))
                 self._accounts.ended(request.account)
                 self._freed(worker, request.account)
         if not worker.device.workers:
