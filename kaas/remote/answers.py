@@ -60,7 +60,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 DEEPEST = 8
 """Of lists and maps in a field, one in the other."""
 LONGEST_MESSAGE = 16 << 10
-"""Characters."""
+"""Characters, as of any text in a field."""
 
 
 def failure_of(number: int, error: BaseException) -> Failure:
@@ -96,8 +96,12 @@ def _field(name: str, value: Any) -> Any:
     if name not in SAID:
         return plain(value)
     if isinstance(value, str):
-        return without_addresses(without_paths(value))
-    return [without_addresses(without_paths(str(each))) for each in value]
+        return _said(value)
+    return [_said(str(each)) for each in value]
+
+
+def _said(text: str) -> str:
+    return without_addresses(without_paths(text[:LONGEST_MESSAGE]))
 
 
 def plain(value: Any, depth: int = DEEPEST) -> Any:
@@ -106,7 +110,7 @@ def plain(value: Any, depth: int = DEEPEST) -> Any:
         case None | bool() | float() | bytes():
             return value
         case str():
-            return _text(value)
+            return _text(value[:LONGEST_MESSAGE])
         case int():
             return value if -(2**63) <= value < 2**64 else str(value)
         case tuple() | list() if depth:

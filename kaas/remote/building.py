@@ -34,6 +34,9 @@ LIMIT_S = 120.0
 """How long that process may take for one."""
 NICENESS = 10
 """Of that process: requests of others come first."""
+LONGEST_LABEL = 200
+"""Characters by which people know a kTask. One without a name has the first kernel's symbol and digits of its key, and
+a mangled symbol may be as long as it likes."""
 _STEP = "building a kTask"
 
 
@@ -91,7 +94,7 @@ def build(sent: SentTask, libraries: Mapping[str, Library]) -> tuple[Facts, byte
 def _facts(task: KTask) -> Facts:
     return Facts(
         task.key,
-        task.label,
+        _short(task.label),
         [codec.from_buffer(buffer) for buffer in task.inputs],
         [codec.from_buffer(buffer) for buffer in task.outputs],
         dict(task.scalars),
@@ -99,6 +102,12 @@ def _facts(task: KTask) -> Facts:
         len(task.kernels),
         [library.hash for library in task.libraries],
     )
+
+
+def _short(label: str) -> str:
+    """Its end has the digits of the key."""
+    half = LONGEST_LABEL // 2
+    return label if len(label) <= LONGEST_LABEL else f"{label[: half - 1]}…{label[-half:]}"
 
 
 class Builder:

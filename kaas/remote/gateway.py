@@ -27,6 +27,9 @@ from kaas.remote.steps import Steps
 
 SWEEP_S = 5.0
 """How often what has changed without a message is looked after."""
+HEADER_BYTES = 512 << 10
+"""Of a message's first frame: enough for a function's constants as far as a client may have objects. The loop reads it
+at once, and others wait for about 10 ms of that."""
 SENSELESS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 """What is raised for a header that is none."""
 
@@ -115,10 +118,14 @@ class Gateway:
     def receive(self, channel: Channel, frames: Sequence[Any]) -> None:
         """frames: with the header."""
         session = self._by_channel.get(channel)
+        if len(frames[0]) > HEADER_BYTES:
+            why = f"a message's header has at most {HEADER_BYTES} bytes, not {len(frames[0])}"
+            self._senseless(session, frames[0], why)
+            return
         try:
             message = wire.decode_from_client(frames[0])
         except SENSELESS as error:
-            self._senseless(session, frames[0], error)
+            self._senseless(session, frames[0], f"a message that makes no sense: {error}")
             return
         try:
             if session is not None:
@@ -134,7 +141,7 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 - whatever a message says, its sender gets an answer
             channel.send(failure_of(number_of(message) or 0, error))
 
-    def _senseless(self, session: Session | None, header: Any, error: Exception) -> None:
+    def _senseless(self, session: Session | None, header: Any, why: str) -> None:
         """Strangers learn nothing; others what is wrong with which message."""
         try:
             number = msgspec.msgpack.decode(header, type=_Numbered).number if session is not None else None
@@ -143,7 +150,7 @@ class Gateway:
         if session is None or number is None:
             self.dropped += 1
         else:
-            session.channel.send(failure_of(number, InvalidRequest(f"a message that makes no sense: {error}")))
+            session.channel.send(failure_of(number, InvalidRequest(why)))
 
     def _take(self, session: Session, message: wire.FromClient, frames: Sequence[Any]) -> None:
         """

@@ -19,6 +19,7 @@ MOST_KERNELS = 1 << 16
 MOST_OUTPUTS = 1 << 10
 MOST_DIMENSIONS = 32
 MOST_IMAGES = 64
+NAME_BYTES = 200
 """Of one kTask or library from a remote client, at most; what is larger could keep the server busy for long."""
 _LONGEST_HEADER = 32
 """Bytes of an image's kind and size."""
@@ -77,6 +78,8 @@ def decode_task(data: bytes | memoryview) -> SentTask:
     ):
         if number > limit:
             raise InvalidGraph(f"a remote client's kTask has at most {limit} {what}, not {number}")
+    if len((sent.name or "").encode()) > NAME_BYTES:  # it is in usage, statistics and the log, whatever becomes of it
+        raise InvalidGraph(f"a remote client's kTask has a name of at most {NAME_BYTES} bytes of UTF-8")
     libraries = tuple(dict.fromkeys(entry.kernel.library for entry in sent.kernels))
     return SentTask(data, libraries, len(sent.kernels))
 
@@ -110,6 +113,7 @@ class _Task(msgspec.Struct):
     buffers: list[_Buffer]
     kernels: list[_Entry]
     outputs: list[str]
+    name: str | None = None
     kaas: int = codec.FORMAT
 
 
