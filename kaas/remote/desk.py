@@ -49,6 +49,7 @@ class Desk:
         self._service, self._is_administrator = service, administrator
         self._drain, self._meter, self._aside = drain, meter, aside
         self._turns: dict[str | None, asyncio.Lock] = {}
+        self._singing: asyncio.Task[float] | None = None
 
     def told(self, session: Session, what: str, frames: Sequence[Any]) -> Any | Coroutine[Any, Any, Any]:
         """
@@ -126,8 +127,17 @@ class Desk:
         return {"live": True, "ready": ready, "disk_full": full, "trouble": trouble}
 
     async def _health_by_canary(self, causes: bool) -> dict[str, Any]:
-        seconds = await sing(self._service)
+        """One at a time, of all who ask meanwhile: it is charged to nobody."""
+        if self._singing is None:
+            self._singing = asyncio.get_running_loop().create_task(sing(self._service))
+            self._singing.add_done_callback(self._sung)
+        seconds = await asyncio.shield(self._singing)
         return {**self.health(causes), "canary_s": seconds}
+
+    def _sung(self, singing: asyncio.Task[float]) -> None:
+        self._singing = None
+        if not singing.cancelled() and (error := singing.exception()) is not None:  # who asked may have gone
+            _log.info("the canary did not come back: %s", error)
 
     def _status(self, client: str | None) -> dict[str, Any]:
         """client: None for an administrator, who sees everybody's."""

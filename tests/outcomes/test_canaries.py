@@ -1,0 +1,34 @@
+"""The promise: a canary, which is charged to nobody, gives nobody a device for nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from kaas.remote import wire
+from kaas.remote.canary import CLIENT
+from tests.remote.conftest import Serve
+
+ASKED = 100
+
+
+def test_however_many_ask_for_a_canary_one_runs_at_a_time(serve: Serve) -> None:
+    server = serve({"administrators": ["boss"]})
+    boss, alice = server.speaker("boss"), server.speaker("alice")
+    (executor,) = server.children()
+    os.kill(executor, signal.SIGSTOP)
+    try:
+        for _ in range(ASKED):
+            alice.send(wire.Ask(alice.number(), "health"), b"canary")
+        alice.quiet()
+    finally:
+        os.kill(executor, signal.SIGCONT)
+    for _ in range(ASKED):
+        answer, _ = alice.receive()
+        assert isinstance(answer, wire.Told), answer
+        assert answer.answer["canary_s"] > 0
+    outcomes = [row for row in boss.ask("stats")["outcomes"] if row["client"] == CLIENT]
+    assert [row["count"] for row in outcomes] == [1]
+    assert alice.ask("health", b"canary")["canary_s"] > 0
+    for each in (boss, alice):
+        each.close()
