@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -35,6 +36,12 @@ HANG_UPS, HANG_UPS_S, HANG_UPS_SHARE = 3, 2.0, 1 / 6
 """So many attempts in a row, over as long and such a share of a client's patience, that end in the handshake: then
 another one does not meet the server either. One that keeps out an address does so for less, unless somebody floods it
 from there all the time; a relay hangs up as long as its server starts."""
+
+SAID_S = 3.0
+"""After which time in vain it says where it looks, and how long it will: a slip in an address waits as long as a server
+that starts."""
+
+_log = logging.getLogger(__name__)
 
 Connected = tuple[RemoteLine, wire.Welcome]
 
@@ -82,12 +89,25 @@ class Way:
 
     def _connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
         stop = stop_after_delay(self._patience_s) | stop_when_event_set(stopped)
+        said = False
+
+        def between(state: RetryCallState) -> None:
+            nonlocal said
+            if not said and (state.seconds_since_start or 0.0) >= SAID_S and state.outcome is not None:
+                said = True
+                why = state.outcome.exception()
+                _log.warning(
+                    "the server at %s cannot be reached so far: %s; it is looked for, for %g s (patience_s)",
+                    self.address, why, self._patience_s,
+                )  # fmt: skip
+            meanwhile()
+
         attempts = Retrying(
             retry=retry_if_exception_type(_Missed),
             stop=stop if self._met else stop | _HungUp(self._patience_s),  # one that was met has had the right key
             wait=wait_random_exponential(SHORTEST_PAUSE_S, LONGEST_PAUSE_S),
             sleep=sleep_using_event(stopped),
-            before_sleep=lambda _: meanwhile(),
+            before_sleep=between,
             reraise=True,
         )
         try:

@@ -3,6 +3,7 @@ that do not load. `kaas serve` looks at it before it starts, `kaas serve --check
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 from kaas.errors import InvalidConfig
@@ -73,13 +74,29 @@ def check_names(settings: Settings) -> None:
                 raise InvalidConfig(message, field=field)
 
 
+def check_host(host: str) -> None:
+    """Whether a server could listen at an address of this machine. Its port may be a running server's.
+
+    Raises:
+        InvalidConfig
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind((host, 0))
+    except OSError as error:
+        message = f"listen.host is an address of this machine, and no server can be at {host}: {error.strerror}"
+        raise InvalidConfig(message, field="listen.host") from error
+
+
 async def check_all(settings: Settings) -> None:
-    """All that can be known without a device, a port or the state.
+    """All that can be known without a device or the state, and whatever the port.
 
     Raises:
         KaasError
     """
     check_names(settings)
+    check_host(settings.listen.host)
     factory(settings.pool.config(None).policy)
     steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
     try:

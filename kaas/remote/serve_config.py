@@ -17,6 +17,7 @@ from kaas.pool.sandbox import Sandbox, available
 from kaas.provided import folders
 from kaas.remote import wire, yaml_text
 from kaas.remote.allow import Allowed
+from kaas.remote.near_fields import near_field
 from kaas.remote.quotas import Quotas
 from kaas.remote.server_log import LogSettings
 from kaas.targets import check_target
@@ -303,7 +304,9 @@ def parse(text: bytes) -> Settings:
     except msgspec.ValidationError as error:
         place, unknown = PLACE.search(str(error)), UNKNOWN.search(str(error))
         names = [found.group(1) for found in (place, unknown) if found is not None and found.group(1)]
-        raise InvalidConfig(f"configuration of the server: {error}", field=".".join(names)) from error
+        near = unknown and near_field(Settings, place.group(1) if place is not None else "", unknown.group(1))
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise InvalidConfig(f"configuration of the server: {error}{hint}", field=".".join(names)) from error
     except InvalidConfig as error:
         raise InvalidConfig(f"configuration of the server: {error.message}", field=error.field) from error
 

@@ -54,6 +54,10 @@ def test_it_is_checked_without_a_server(config: Path) -> None:
         ("step_processes: 5000", "step_processes is at most 1,024"),
         ("pool: {devices: [{memory_bytes: 999999999999999}]}", "pool.devices[0].memory_bytes is at most"),
         ("pool: {policy: fair}", "no policy 'fair'"),
+        ("listn: {port: 7600}", "did you mean 'listen'?"),
+        ("pool: {devices: [{kind: software, memory_byte: 1}]}", "did you mean 'memory_bytes'?"),
+        ("pool: {clients: {ada: {wieght: 2}}}", "did you mean 'weight'?"),
+        ("port: 7600", "did you mean 'listen.port'?"),
     ],
 )
 @pytest.mark.parametrize("check", [["--check"], []])
@@ -63,6 +67,15 @@ def test_slips_are_refused(config: Path, line: str, words: str, check: list[str]
     assert ended.returncode == 1
     assert words in ended.stderr
     assert ended.stderr.startswith("InvalidConfig: ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])  # addresses of documentation, which no machine has
+def test_an_address_of_another_machine_is_refused(config: Path, host: str) -> None:
+    config.write_text(config.read_text() + f'listen: {{host: "{host}"}}\n')
+    ended = kaas_serve(config, "--check")
+    assert ended.returncode == 1
+    assert f"no server can be at {host}" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
 
 

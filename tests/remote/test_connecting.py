@@ -142,6 +142,28 @@ def test_what_is_not_there_is_called_so(server: FakeServer, host: str, reason: s
     way.close()
 
 
+def test_who_looks_for_a_server_in_vain_says_where(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, while it goes on looking: whoever has given a wrong port need not wait to its end."""
+    monkeypatch.setattr(connecting, "SAID_S", 0.0)
+    server.stop()
+    stopped, attempts = threading.Event(), [0]
+
+    def meanwhile() -> None:
+        attempts[0] += 1
+        if attempts[0] == 3:
+            stopped.set()
+
+    way = Way(server.address, None, PATIENCE_S)
+    with pytest.raises(NotInitialized):
+        way.connect(token_hex(16), stopped, meanwhile)
+    way.close()
+    (said,) = caplog.messages
+    assert f"{server.address} cannot be reached so far: {NOBODY}" in said
+    assert f"{PATIENCE_S:g} s" in said
+
+
 # --- closed meanwhile
 
 
