@@ -190,7 +190,7 @@ def client() -> str:
 def test_all_of_a_program_is_one_client_with_its_scripts_name() -> None:
     own = current_session().client
     assert own == f"{program_name()} job {ray.get_runtime_context().get_job_id()}"
-    task: Any = ray.remote(max_calls=1, num_cpus=0)(fresh)
+    task: Any = ray.remote(max_calls=1, num_cpus=0, runtime_env=own_process())(fresh)
     assert ray.get(task.remote(client), timeout=PATIENCE_S) == own
 
 

@@ -64,7 +64,7 @@ def client(server: Server) -> kaas.Client:
 def alive(pid: int) -> bool:
     try:
         state = re.search(r"^State:\s+(\w)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter when it ends between the opening and the reading
         return False
     return state is not None and state[1] != "Z"
 

@@ -10,7 +10,7 @@ from kaas.pool.events import ObjectUse, Outcome, PolicyFactory
 from kaas.pool.policies.cfs_affinity import CfsAffinity
 from kaas.pool.policies.fcfs import FirstComeFirstServed
 from kaas.pool.policies.static import Static
-from tests.policies.world import World
+from tests.policies.world import ETASK, World
 
 POLICIES: dict[str, PolicyFactory] = {
     "fcfs": FirstComeFirstServed,
@@ -152,3 +152,32 @@ def test_the_penalty_is_of_mean_latency_with_queueing_if_told(queueing: bool, fi
     world.arrive("here", inputs=reads({"h": 4}))
     world.finish(next(each for each in blockers if world.running[each][0] == 1))
     assert world.arrivals[world.dispatched[-1].request].client == first
+
+
+def test_an_etask_does_not_run_beside_another_one_for_the_sake_of_what_lies_there(factory: PolicyFactory) -> None:
+    """The device that has what it reads is taken by another function's eTask: it runs on the device that is free."""
+    world = World(factory, 2, etask_workers=2, memory_bytes=MEMORY_BYTES)
+    world.tick()
+    for worker in sorted(world.starting):
+        world.up(worker)
+    read = reads({"a": MEMORY_BYTES + 1})
+    first, second = (world.arrive("c", "f", ETASK, inputs=read) for _ in range(2))
+    settle_workers(world)
+    world.gone(1)
+    settle_workers(world)
+    world.resident(world.running[first][0], (b"a",))
+    world.finish(first)
+    world.finish(second)
+    other = world.arrive("c", "g", ETASK)
+    settle_workers(world)
+    last = world.arrive("c", "f", ETASK, inputs=read)
+    assert [world.workers[world.running[request][0]].device for request in (other, last)] == [0, 1]
+
+
+def settle_workers(world: World) -> None:
+    """Workers that are to stop end, those that are to start are up."""
+    while world.starting or world.stopping:
+        for worker in world.stopped():
+            world.gone(worker, "stopped")
+        for worker in sorted(set(world.starting) - world.stopping):
+            world.up(worker)

@@ -180,8 +180,8 @@ class Crew:
         return [queue.head for queue in self.queues.values()] + list(self.alone.values())
 
     def free_on(self, devices: Container[int]) -> Iterator[Worker]:
-        """Its workers with a free slot on some devices."""
-        return (worker for worker in self.open.values() if worker.device.index in devices)
+        """Its workers with a free slot on some devices, but for those that wait for their turn on a shared device."""
+        return (worker for worker in self.open.values() if worker.device.index in devices and not worker.gated)
 
     @property
     def size(self) -> int:
