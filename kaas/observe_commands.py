@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kaas.draw import printable
 from kaas.errors import InvalidRequest
 from kaas.pool.tables import Shown
 from kaas.remote.usage import Usage
@@ -72,10 +73,9 @@ def stats(
 def _show(tables: Iterable[Shown]) -> None:
     for shown in tables:
         _print_whole(shown.rich())
-        for line in shown.notes:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        for line in shown.troubles:
-            console.print(line, markup=False, highlight=False, soft_wrap=True, style="red")
+        styles = [None] * len(shown.notes) + ["red"] * len(shown.troubles)
+        for line, style in zip(shown.below, styles, strict=True):
+            console.print(line, markup=False, highlight=False, soft_wrap=True, style=style)
 
 
 def _print_whole(table: Table) -> None:
@@ -194,5 +194,5 @@ def _table(found: Usage, by: By) -> Table:
         moved = (flow.bytes_in, flow.bytes_out, flow.bytes_copied)
         row = [str(flow.requests), str(flow.outcomes.get("succeeded", 0)), f"{flow.device_s:.6f}", *map(str, moved)]
         kept = [f"{found.byte_s(flow.client):.0f}"] if by is By.CLIENT else []
-        table.add_row(escape(name), *row, *kept)
+        table.add_row(escape(printable(name)), *row, *kept)
     return table

@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from kaas.draw import printable
+
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 console = Console(soft_wrap=True, emoji=False, highlight=False)
 
@@ -24,7 +26,7 @@ def check(folder: State) -> None:
 
     found = checked(folder)
     for finding in found.findings:
-        console.print(f"[red]{escape(finding.place)}[/]: {escape(finding.what)}")
+        console.print(f"[red]{escape(printable(finding.place))}[/]: {escape(printable(finding.what))}")
     counts = f"{found.entries} entries, {found.uploads} uploads of {found.nbytes} bytes, {found.requests} charges"
     console.print(f"{escape(str(folder))}: {counts}; set aside earlier: {found.aside}")
     if found.findings:

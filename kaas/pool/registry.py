@@ -22,7 +22,7 @@ class Registry:
         self._functions: dict[str, RegisteredFunction] = {}
         self._tasks: dict[str, bytes] = {}
         self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
-        self._lent: dict[str, int] = {}
+        self._lent: dict[str, list[str]] = {}  # by which names, each as often as it is
         tasks = store.read(TASKS)
         for spec in map(wire.decode_function, store.read(FUNCTIONS).values()):
             if spec.task_key in tasks:
@@ -33,7 +33,9 @@ class Registry:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return tuple(function.label for function in self._functions.values())
+        """What people know functions by: what they were lent as, or else their kTask's."""
+        known = self._functions.items()
+        return tuple(label for key, function in known for label in dict.fromkeys(self._lent.get(key, [function.label])))
 
     def register(self, spec: bytes, task: bytes) -> None:
         """Make a function known; once more changes nothing. What is kept for later lives of the pool makes sense.
@@ -55,15 +57,15 @@ class Registry:
         if expected is not None:
             expected.set_result(registered)
 
-    def lend(self, spec: wire.FunctionSpec, task: Described, data: bytes) -> RegisteredFunction:
-        """Make a function with an owner known until it is given back as often; data: the kTask. Who asks keeps it for
-        later lives."""
-        self._lent[spec.key] = self._lent.get(spec.key, 0) + 1
+    def lend(self, spec: wire.FunctionSpec, task: Described, data: bytes, label: str) -> RegisteredFunction:
+        """Make a function with an owner known until it is given back as often; data: the kTask. label: what its owner
+        knows it by. Who asks keeps it for later lives."""
+        self._lent.setdefault(spec.key, []).append(label)
         return self._functions.get(spec.key) or self._add(spec, task, data)
 
-    def give_back(self, key: str) -> None:
+    def give_back(self, key: str, label: str) -> None:
         """Undo `lend`."""
-        self._lent[key] -= 1
+        self._lent[key].remove(label)
         if self._lent[key]:
             return
         del self._lent[key]

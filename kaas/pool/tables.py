@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kaas.draw import printable
+
 if TYPE_CHECKING:
     from kaas.pool.stats import KernelStats, OutcomeStats, StageStats, Stats, TierStats
     from kaas.pool.status import Status
@@ -34,10 +36,16 @@ class Shown:
     troubles: tuple[str, ...] = ()
 
     def rich(self) -> Table:
-        table = Table(*map(escape, self.columns), title=escape(self.title))
+        """Names in it may be any client's: whatever they are, a terminal obeys none of it."""
+        table = Table(*map(_cell, self.columns), title=_cell(self.title))
         for row in self.rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*map(_cell, row))
         return table
+
+    @property
+    def below(self) -> tuple[str, ...]:
+        """Notes and troubles, as a terminal may have them."""
+        return tuple(map(printable, (*self.notes, *self.troubles)))
 
     def html(self) -> str:
         head = "".join(f"<th>{html.escape(column)}</th>" for column in self.columns)
@@ -47,12 +55,16 @@ class Shown:
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
 
 
+def _cell(text: str) -> str:
+    return escape(printable(text))
+
+
 def as_text(tables: Iterable[Shown]) -> str:
     """For `print`."""
     text = StringIO()
     console = Console(file=text, width=WIDEST, color_system=None, emoji=False)
     for table in tables:
-        console.print(table.rich(), *map(escape, (*table.notes, *table.troubles)), sep="\n")
+        console.print(table.rich(), *map(escape, table.below), sep="\n")
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 

@@ -62,7 +62,7 @@ def _back_up_usage(folder: Path, to: Path) -> None:
 def _copy_database(path: Path, to: Path) -> None:
     os.close(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
     with (
-        closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as source,
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
         closing(sqlite3.connect(to)) as target,
     ):
         source.backup(target)

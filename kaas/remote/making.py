@@ -68,6 +68,10 @@ KEY_SHOWN = 8
 """Digits of a key by which people tell functions of one kTask apart."""
 
 
+def _label(name: str, key: str, task_label: str, constants: Held | None) -> str:
+    return name or (task_label if constants is None else f"{task_label}/{key[:KEY_SHOWN]}")
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteFunction:
     """A function of a client's, ready to be invoked.
@@ -95,8 +99,7 @@ class RemoteFunction:
     def label(self) -> str:
         """What people know it by, in usage, statistics, traces and the log: its name, or else its kTask's, of which
         there may be several with other constants."""
-        label = self.function.label
-        return self.name or (label if self.constants is None else f"{label}/{self.key[:KEY_SHOWN]}")
+        return _label(self.name, self.key, self.function.label, self.constants)
 
     @property
     def described(self) -> tuple[_Arrays, _Arrays, dict[str, str]]:
@@ -216,7 +219,8 @@ class Maker:
             bindings, constants = await self._bound(kept, task)
             self._contents.charge(kept.client, LIBRARY, len(data))
             undo.callback(self._contents.refund, kept.client, LIBRARY, len(data))
-            function = self._registry.lend(wire.FunctionSpec(task.key, bindings, kept.client), task, data)
+            label = _label(kept.name, kept.key, task.label, constants)
+            function = self._registry.lend(wire.FunctionSpec(task.key, bindings, kept.client), task, data, label)
             undo.pop_all()
         bound = {binding.buffer for binding in bindings}
         ready = RemoteFunction(
@@ -327,7 +331,7 @@ class Maker:
         for content in entry.contents:
             self._contents.release(content)
         if isinstance(entry.ready, RemoteFunction):
-            self._registry.give_back(entry.ready.function.key)
+            self._registry.give_back(entry.ready.function.key, entry.ready.label)
             self._contents.refund(entry.kept.client, LIBRARY, entry.nbytes)
 
 

@@ -27,6 +27,8 @@ KINDS: dict[str, Any] = {
     tenants.KIND: tenants.Kept,
 }
 """What stands in the entries of each kind."""
+_SENSELESS = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError)
+"""What reading a damaged entry raises: a value may be of any of SQLite's types."""
 _UPLOAD = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"[0-9a-f]{64}\.part")
 
@@ -75,7 +77,7 @@ def check(folder: Path) -> Checked:
 
 
 def _read_only(path: Path) -> closing[sqlite3.Connection]:
-    return closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None))
+    return closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None))
 
 
 def _whole(path: Path, findings: list[Finding]) -> bool:
@@ -93,16 +95,27 @@ def _whole(path: Path, findings: list[Finding]) -> bool:
 def _entries(path: Path, findings: list[Finding]) -> Iterator[Any]:
     if not path.exists() or not _whole(path, findings):
         return
-    with _read_only(path) as connection:
-        for kind, key, value in connection.execute("SELECT kind, key, value FROM entries ORDER BY id"):
-            place = f"{path.name}: {kind} {key}"
-            if kind not in KINDS:
-                findings.append(Finding(place, "no server knows entries of this kind"))
-                continue
-            try:
-                yield msgspec.msgpack.decode(unsealed(kind, key, value), type=KINDS[kind])
-            except Exception as error:  # noqa: BLE001 - whatever a damaged entry leads to
-                findings.append(Finding(place, f"{type(error).__name__}: {error}"))
+    try:
+        with _read_only(path) as connection:
+            connection.text_factory = _text
+            rows = connection.execute("SELECT kind, key, value FROM entries ORDER BY id").fetchall()
+    except sqlite3.Error as error:  # it has no such table, say
+        findings.append(Finding(path.name, str(error)))
+        return
+    for kind, key, value in rows:
+        place = f"{path.name}: {kind} {key}"
+        if kind not in KINDS:
+            findings.append(Finding(place, "no server knows entries of this kind"))
+            continue
+        try:
+            yield msgspec.msgpack.decode(unsealed(kind, key, value), type=KINDS[kind])
+        except _SENSELESS as error:
+            findings.append(Finding(place, f"{type(error).__name__}: {error}"))
+
+
+def _text(data: bytes) -> str:
+    """Of a row; what is damaged is another text than the one that was written, and its checksum tells."""
+    return data.decode(errors="replace")
 
 
 def _uploads(folder: Path, known: dict[tuple[str, str], contents.Kept], findings: list[Finding]) -> list[int]:
@@ -112,17 +125,21 @@ def _uploads(folder: Path, known: dict[tuple[str, str], contents.Kept], findings
     for path in sorted((folder / CONTENTS).glob("*/*")):
         place = str(path.relative_to(folder))
         kept = expected.get((path.parent.name, path.name.removesuffix(contents.PART)))
+        if not path.exists() and not path.is_symlink():
+            continue  # a server that runs has removed it meanwhile
         if path.is_symlink() or not path.is_file() or not (_UPLOAD.fullmatch(path.name) or _PART.fullmatch(path.name)):
             findings.append(Finding(place, "it is no client's upload"))
         elif kept is None:
             findings.append(Finding(place, "no entry refers to it"))
         elif _UPLOAD.fullmatch(path.name):
-            if (size := path.stat().st_size) != kept.nbytes:
-                findings.append(Finding(place, f"it has {size} bytes, not {kept.nbytes}"))
-            elif hash_of(path) != kept.hash:
-                findings.append(Finding(place, "its bytes are not those that were uploaded"))
+            try:
+                wrong = _wrong(path, kept)
+            except FileNotFoundError:
+                continue  # a server that runs has removed it meanwhile
+            if wrong:
+                findings.append(Finding(place, wrong))
             else:
-                sizes.append(size)
+                sizes.append(kept.nbytes)
     findings.extend(
         Finding(f"{CLIENTS}: upload {kept.hash} of {kept.client!r}", "its file is not there")
         for kept in known.values()
@@ -134,6 +151,16 @@ def _uploads(folder: Path, known: dict[tuple[str, str], contents.Kept], findings
         if not path.is_dir()
     )
     return sizes
+
+
+def _wrong(path: Path, kept: contents.Kept) -> str:
+    """
+    Raises:
+        FileNotFoundError
+    """
+    if (size := path.stat().st_size) != kept.nbytes:
+        return f"it has {size} bytes, not {kept.nbytes}"
+    return "" if hash_of(path) == kept.hash else "its bytes are not those that were uploaded"
 
 
 def hash_of(path: Path) -> str:
@@ -162,12 +189,18 @@ def _references(found: list[Any], uploads: set[tuple[str, str]], findings: list[
 
 def _usage(folder: Path, findings: list[Finding]) -> int:
     for path in sorted(folder.glob(SEGMENT + "*")):
-        if not path.is_file() or not path.name.removeprefix(SEGMENT).isdigit():
+        try:
+            segment = path.read_bytes() if path.name.removeprefix(SEGMENT).isdigit() else None
+        except FileNotFoundError:
+            continue  # a server that runs has what is in it in its SQLite file by now
+        except IsADirectoryError:
+            segment = None
+        if segment is None:
             findings.append(Finding(path.name, "it is no part of the journal"))
             continue
         findings.extend(
             Finding(path.name, f"it is damaged from byte {gap.begin} to {gap.end}")
-            for gap in charges(path.read_bytes())
+            for gap in charges(segment)
             if isinstance(gap, Gap)
         )
     path = folder / NAME

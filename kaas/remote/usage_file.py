@@ -356,7 +356,9 @@ def read_usage(folder: Path) -> Usage:
     path = folder / NAME
     for attempt in range(READS):
         try:
-            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as connection:
+            with closing(
+                sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            ) as connection:
                 kept = _kept(connection, folder)
         except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
             if isinstance(error, FileNotFoundError) and attempt + 1 < READS:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,54 @@ def test_a_copy_of_a_server_that_runs_is_one_that_a_server_goes_on_with(serve: S
     with kaas.Client(again.endpoint, keys=keys, patience_s=PATIENCE_S) as alice:
         assert alice.call("f", {"x": alice.object("x")}).result()[0] == 2
         assert sum(flow["requests"] for flow in alice.usage()["flows"]) == 2
+
+
+def test_a_file_without_a_table_and_a_row_that_is_no_text_are_findings(tmp_path: Path) -> None:
+    empty, folder = tmp_path / "empty", tmp_path / "state"
+    empty.mkdir()
+    (empty / CLIENTS).touch()
+    code, output = said("check", empty)
+    assert (code, f"{CLIENTS}: no such table: entries" in output) == (1, True), output
+    asyncio.run(left(folder))
+    assert said("check", folder)[0] == 0
+    with closing(sqlite3.connect(folder / CLIENTS, isolation_level=None)) as connection:
+        connection.execute(
+            "UPDATE entries SET key = CAST(x'ff1b5b324a' || key AS TEXT) WHERE kind = 'objects' AND key LIKE '%/x'"
+        )
+    code, output = said("check", folder)
+    assert code == 1
+    assert "its checksum is wrong" in output
+    assert "\x1b" not in output
+    assert f"{CLIENTS}: objects" in output
+
+
+def test_a_state_may_lie_anywhere(tmp_path: Path) -> None:
+    """SQLite is told of it by a URI, in which some characters have a meaning."""
+    folder = tmp_path / "a b#c?d%20e" / "state"
+    asyncio.run(left(folder))
+    code, output = said("check", folder)
+    assert (code, "3 uploads" in output) == (0, True), output
+    code, output = said("backup", folder, folder.with_name("copy"))
+    assert (code, "3 uploads" in output) == (0, True), output
+
+
+def test_a_journal_that_a_server_has_folded_meanwhile_is_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "state"
+    asyncio.run(left(folder))
+    (folder / f"{SEGMENT}7").touch()
+    read = Path.read_bytes
+
+    def folded(path: Path) -> bytes:
+        if path.name == f"{SEGMENT}7":
+            path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", folded)
+    code, output = said("check", folder)
+    assert code == 0, output
+    assert not (folder / f"{SEGMENT}7").exists()
 
 
 async def left(folder: Path) -> None:
