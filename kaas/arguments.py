@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from kaas.dtypes import DTYPE_BYTES, KIND_BYTES, decode, dtype_name, encode
+from kaas.dtypes import DTYPE_BYTES, KIND_BYTES, decode, dtype_name, encode, which_kinds
 from kaas.errors import InvalidGraph, InvalidLiteral, StructFieldOutside
 
 POINTER_BYTES = 8
@@ -188,7 +188,7 @@ class Scalar:
     def __post_init__(self) -> None:
         check_name("a scalar's name", self.name)
         if not isinstance(self.kind, str) or self.kind not in KIND_BYTES:
-            raise InvalidGraph(f"scalar {self.name!r}: no kind {self.kind!r}; known: {', '.join(KIND_BYTES)}")
+            raise InvalidGraph(f"scalar {self.name!r}: no kind {self.kind!r}; {which_kinds(self.kind)}")
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -70,6 +70,25 @@ KIND_BYTES: dict[str, int] = {
 }
 """Bytes of one by-value argument, by kind."""
 
+_KIND_OF = {
+    **{f"{name}{bits}": f"{name[0]}{bits}" for name in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"f{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "bf16",
+    "complex64": "c64",
+    "complex128": "c128",
+    "bool": "boolean",
+    "int": "i32",
+    "float": "f32",
+    "double": "f64",
+}
+"""Kinds by the names that NumPy, and C where it has others, give their types."""
+
+
+def which_kinds(given: Any) -> str:
+    """The end of a message about something that is no kind: the one that may be meant, or all."""
+    meant = _KIND_OF.get(given) if isinstance(given, str) else None
+    return f"did you mean {meant!r}?" if meant else f"the kinds are {', '.join(KIND_BYTES)}"
+
 
 def is_integer_kind(kind: str) -> bool:
     return kind in _INTEGERS
@@ -135,7 +154,7 @@ def encode(kind: str, value: Any) -> bytes:
             return b"\x01" if value else b"\x00"
     except (TypeError, ValueError, AttributeError, struct.error, OverflowError) as error:
         raise InvalidLiteral(f"{value!r} is no {kind}: {error}", kind=kind, value=value) from error
-    known = "" if kind in KIND_BYTES else f"; the kinds are {', '.join(KIND_BYTES)}"
+    known = "" if kind in KIND_BYTES else f"; {which_kinds(kind)}"
     raise InvalidLiteral(f"{value!r} is no {kind}{known}", kind=kind, value=value)
 
 

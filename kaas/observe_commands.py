@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kaas.draw import printable
-from kaas.errors import InvalidRequest
+from kaas.errors import InvalidRequest, NotInitialized
 from kaas.pool.tables import Shown
 from kaas.remote.usage import Usage
 
@@ -102,7 +102,8 @@ def trace(
 
 
 def attach_either(name: str, address: str, ray: bool | None) -> None:
-    """To a pool that runs. ray: None for one without Ray, if there is one of this name on this machine.
+    """Attach to a pool that runs, and say on stderr on which Ray that is. ray: None for a pool without Ray, if one of
+    this name runs on this machine.
 
     Raises:
         NotInitialized
@@ -110,7 +111,18 @@ def attach_either(name: str, address: str, ray: bool | None) -> None:
     from kaas.api import attach
     from kaas.pool.names import Place
 
-    attach(name, address=address, ray=Place(name).running() is None if ray is None else ray)
+    on_ray = Place(name).running() is None if ray is None else ray
+    try:
+        attach(name, address=address, ray=on_ray)
+    except NotInitialized as error:
+        if ray is None:
+            raise NotInitialized(f"no pool {name!r} runs on this machine without Ray, and {error.message}") from error
+        raise
+    if on_ray:
+        from kaas.ray_session import ray_address
+
+        line = f"pool {name} on the Ray at {ray_address()}"
+        Console(stderr=True).print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def usage(

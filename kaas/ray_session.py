@@ -323,9 +323,14 @@ def attach_running(name: str) -> Session:
             try:
                 pool = ray.get_actor(name, namespace=NAMESPACE)
             except ValueError as error:
-                raise NotInitialized(f"no pool {name!r} runs") from error
+                raise NotInitialized(f"no pool {name!r} runs on the Ray at {ray_address()}") from error
             HERE.session = RaySession.to(name, pool)
         return HERE.session
+
+
+def ray_address() -> str:
+    """Host and port of the Ray that this process is connected to."""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def session_for(pool: str | None) -> Session:

@@ -56,6 +56,10 @@ def run_local(
 
     What kernels print goes to this process's stdout.
 
+    Returns:
+        The outputs by buffer name: arrays of the buffers' dtypes and shapes, in memory of their own, to be changed at
+        will.
+
     Raises:
         KaasError: every kind that the kTask, the request or the device gives reason for.
     """

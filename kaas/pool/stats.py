@@ -33,6 +33,7 @@ class TierStats:
     Loads by `kaas.prefetch` and `kaas.pin` count here too, those of objects without a function.
 
     Fields:
+        device: its index, as in `kaas.status().devices`; each device has rows of its own, of every tier.
         tier: "device", "host" (page-locked memory) or "store" (Ray's object store).
         objects, nbytes: input objects that were found there: hits of this tier.
         compulsory, capacity: those that were not, since they had never been there, or had been driven out.

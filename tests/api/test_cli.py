@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 from typer.testing import CliRunner
 
 import kaas
@@ -133,6 +134,12 @@ def test_status_and_run_on_a_pool(task_file: Path, x_file: Path, tmp_path: Path)
     assert status.exit_code == 0, status.output
     assert "software" in status.stdout
     assert "policy fcfs" in status.stdout
+    address = ray.get_runtime_context().gcs_address
+    assert status.stderr == f"pool kaas on the Ray at {address}\n"  # it took whichever Ray runs here
+    missing = kaas_command("stats", "--name", "none", "--address", address)
+    assert missing.returncode == 1
+    words = f"no pool 'none' runs on this machine without Ray, and no pool 'none' runs on the Ray at {address}"
+    assert missing.stderr.splitlines()[-1] == f"NotInitialized: {words}"
     arguments = ["--ray", "--profile", "--input", f"x={x_file}", "--scalar", "factor=2", "--output", str(tmp_path)]
     result = runner.invoke(app, ["run", str(task_file), *arguments])
     assert result.exit_code == 0, result.output

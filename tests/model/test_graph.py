@@ -172,6 +172,12 @@ WRONG: dict[str, tuple[Callable[[], object], type[InvalidGraph], dict[str, Any]]
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("given", "meant"), [("float32", "f32"), ("uint64", "u64"), ("bool", "boolean")])
+def test_a_type_of_numpy_is_answered_with_the_kind_that_is_meant(given: str, meant: str) -> None:
+    with pytest.raises(InvalidGraph, match=f"'s': no kind '{given}'; did you mean '{meant}'"):
+        kaas.Scalar("s", given)
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_refused_with_its_fields(case: str) -> None:
     make, kind, fields = WRONG[case]
