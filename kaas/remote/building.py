@@ -26,10 +26,11 @@ from kaas.library import Library
 from kaas.remote.steps import Steps
 from kaas.remote.tasks import SentTask, decode_images, decode_task, encode_task
 
-AT_ONCE_KERNELS = 64
-"""Up to so many are built by the event loop itself: that takes some milliseconds."""
-BESIDE_KERNELS = 512
-"""More are built by the process beside the server's, fewer by a thread."""
+AT_ONCE_KERNELS, AT_ONCE_BYTES = 64, 32 << 10
+"""Up to so many, in a kTask of so many bytes, are built by the event loop itself: that takes some milliseconds."""
+BESIDE_KERNELS, BESIDE_BYTES = 512, 256 << 10
+"""More are built by the process beside the server's, fewer by a thread. A kernel has some 200 bytes; a kTask of few may
+have a hundred thousand buffers, and names of any length."""
 LIMIT_S = 120.0
 """How long that process may take for one."""
 NICENESS = 10
@@ -125,9 +126,10 @@ class Builder:
         Raises:
             NotBuilt
         """
-        if sent.kernels > BESIDE_KERNELS:
+        nbytes = len(sent.data)
+        if sent.kernels > BESIDE_KERNELS or nbytes > BESIDE_BYTES:
             return await self._built_beside(client, sent, files)
-        if sent.kernels > AT_ONCE_KERNELS:
+        if sent.kernels > AT_ONCE_KERNELS or nbytes > AT_ONCE_BYTES:
             return await asyncio.to_thread(_timed, sent, libraries)
         return _timed(sent, libraries)
 
