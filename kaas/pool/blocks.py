@@ -30,6 +30,10 @@ IDLE_AT_MOST = 64
 LEASED_AT_MOST = 256
 """Files with more than which an outbox is crowded: each takes two descriptors, and a process often may have 1024."""
 
+MAPPED_AT_MOST = 256
+"""Files that an inbox keeps mapped for the next time: each takes a descriptor, and no news of a sender's end comes for
+files that were received."""
+
 _GRAIN_BYTES = 64 << 10
 _SEAL_FUTURE_WRITE = 0x10
 """F_SEAL_FUTURE_WRITE of linux/fcntl.h, since Linux 5.1; Python's fcntl does not name it yet."""
@@ -213,7 +217,7 @@ class Inbox:
 
     def _shrink(self) -> None:
         kept_bytes = sum(mapped.memory.nbytes for mapped in self._mapped.values())
-        while kept_bytes > self._limit_bytes and len(self._mapped) > 1:
+        while len(self._mapped) > MAPPED_AT_MOST or (kept_bytes > self._limit_bytes and len(self._mapped) > 1):
             _, mapped = self._mapped.popitem(last=False)
             kept_bytes -= mapped.memory.nbytes
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kaas.pool.blocks import ALIGN_BYTES, IDLE_AT_MOST, Inbox, Outbox, open_file
+from kaas.pool.blocks import ALIGN_BYTES, IDLE_AT_MOST, MAPPED_AT_MOST, Inbox, Outbox, open_file
 from kaas.pool.messages import Block
 
 
@@ -195,6 +195,20 @@ def test_nothing_beyond_the_end_is_read(outbox: Outbox, offset: int, nbytes: int
 def test_memory_of_others_cannot_be_made_smaller(outbox: Outbox) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(outbox.put(b"x").block.fd, 0)
+
+
+def test_small_files_of_many_senders_do_not_use_up_the_descriptors_of_who_reads() -> None:
+    inbox, before = Inbox(), open_files()
+    for number in range(2 * MAPPED_AT_MOST):
+        sender = Outbox()
+        value = number.to_bytes(4, "little")
+        lease = sender.put(value)
+        file = open_file(lease.block)
+        assert inbox.map_file(file)[:4] == value
+        os.close(file)
+        lease.release()
+        sender.close()
+    assert open_files() <= before + MAPPED_AT_MOST
 
 
 def test_mappings_are_limited() -> None:
