@@ -76,7 +76,7 @@ class Runs:
             self._ask_again(session, message, frames, run)
 
     def _ask_again(self, session: Session, message: wire.Invoke, frames: Sequence[Any], run: Run) -> None:
-        """A request that is known by its key is waited for once more.
+        """A request that is known by its key is waited for once more. Its inputs take credit while they are hashed.
 
         Raises:
             KeyReused, QueueFull
@@ -86,7 +86,11 @@ class Runs:
         if run.binding is None and _at_once(frames):
             self._join(session, message, run, request_digest(message, frames))
         else:
-            self._task(self._join_later(session, message, frames, run))
+            nbytes = sum(map(len, frames))
+            session.client.questions.check(session.client, nbytes)
+            session.client.questions.take(nbytes)
+            joining = self._task(self._join_later(session, message, frames, run))
+            joining.add_done_callback(lambda _: session.client.questions.give_back(nbytes))
 
     async def _join_later(self, session: Session, message: wire.Invoke, frames: Sequence[Any], run: Run) -> None:
         """Large inputs are hashed by another thread."""

@@ -1,0 +1,53 @@
+"""Requests that come again under a key take credit as long as it is not known whether they are the same."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from unittest.mock import Mock
+
+import pytest
+
+from kaas.errors import QueueFull
+from kaas.remote import runs as runs_module
+from kaas.remote import wire
+from kaas.remote.finished import Finished
+from kaas.remote.runs import Runs
+from kaas.remote.sessions import Client, Run, Session
+from kaas.remote.uploads import AT_ONCE_BYTES
+from tests.patience import PATIENCE_S
+
+NBYTES = 2 * AT_ONCE_BYTES
+"""Hashed by another thread."""
+
+
+def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = threading.Event()
+
+    def digest(*_: object) -> str:
+        assert hashed.wait(PATIENCE_S)
+        return ""
+
+    monkeypatch.setattr(runs_module, "request_digest", digest)
+
+    async def life() -> None:
+        delivery = Mock()
+        runs = Runs(Mock(), Mock(), Mock(), Mock(), delivery)
+        client = Client("ada", wire.Limits(8, NBYTES + 1, NBYTES), Finished(0, 1.0, lambda *_: None))
+        session = Session("s", client, Mock())
+        client.runs["key"] = Run(client, "key", "f", "f", (), 0, 0)
+        frames = [b"", bytes(NBYTES)]
+        runs.ask(session, wire.Invoke(1, "f", key="key"), frames)
+        try:
+            with pytest.raises(QueueFull):
+                runs.ask(session, wire.Invoke(2, "f", key="key"), frames)
+        finally:
+            hashed.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*runs._tasks)
+        runs.ask(session, wire.Invoke(2, "f", key="key"), frames)
+        await asyncio.gather(*runs._tasks)
+        assert [call.args[1] for call in delivery.wait.call_args_list] == [1, 2]
+        assert (client.questions.count, client.questions.nbytes) == (0, 0)
+
+    asyncio.run(life())
