@@ -196,11 +196,14 @@ class UsageFile:
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self._folder / "usage.lock", os.O_RDWR | os.O_CREAT, MODE)
+            lock, path = self._folder / "usage.lock", self._folder / NAME
+            lost = lock.exists() and not (path.exists() and path.stat().st_size)
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT, MODE)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mend(self._folder / NAME, _SCHEMA, TABLES, self.aside)
-            os.close(os.open(self._folder / NAME, os.O_RDWR | os.O_CREAT, MODE))  # sqlite3 would let others read it
-            connection = sqlite3.connect(self._folder / NAME, isolation_level=None, check_same_thread=False)
+            if not mend(path, _SCHEMA, TABLES, self.aside) and lost:
+                self.aside.story(f"{NAME} is missing or empty, though a server has kept usage here")
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, MODE))  # sqlite3 would let others read it
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection = connection
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")  # then the segment is deleted

@@ -217,6 +217,26 @@ def test_a_usage_file_that_was_damaged(tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("left", [0, 50, PAGE, PAGE + 7])
+def test_a_usage_file_that_was_cut(tmp_path: Path, left: int) -> None:
+    asyncio.run(used(tmp_path / "made"))
+    data = (tmp_path / "made" / NAME).read_bytes()
+    assert len(data) > left
+    (tmp_path / "made" / NAME).write_bytes(data[:left])
+    requests, stories = asyncio.run(usage(tmp_path / "made"))
+    assert requests == 600 or stories
+    assert damage(tmp_path / "made" / NAME) == ""
+
+
+def test_a_usage_file_that_is_missing(tmp_path: Path) -> None:
+    """It is told, once; what is used from then on counts."""
+    asyncio.run(used(tmp_path / "made"))
+    (tmp_path / "made" / NAME).unlink()
+    assert asyncio.run(usage(tmp_path / "made"))[1] == 1
+    assert asyncio.run(usage(tmp_path / "made")) == (1, 0)
+    assert damage(tmp_path / "made" / NAME) == ""
+
+
 def test_stray_files_beside_the_journal(tmp_path: Path) -> None:
     asyncio.run(used(tmp_path / "made"))
     (tmp_path / "made" / f"{SEGMENT}bak").write_text("an operator's copy")

@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 
 import kaas
+from kaas.remote import wire
+from tests.outcomes.test_paying import ENDLESS, spinning
 from tests.patience import PATIENCE_S, until
 from tests.remote.conftest import Serve
 from tests.remote.servers import ROOT, WIDTH, Server, scaled
@@ -51,7 +53,8 @@ def test_a_program_that_shuts_down_leaves_a_server_as_it_is(serve: Serve) -> Non
 
 
 def test_a_hangup_reads_keys_quotas_and_weights_again_and_ends_nothing(serve: Serve) -> None:
-    server = serve({"administrators": ["boss"]})
+    device = {"kind": "software", "memory_bytes": 256 << 20}
+    server = serve({"administrators": ["boss"], "pool": {"devices": [device], "run_limit_s": 2.0}})
     config = server.folder / "kaas.yaml"
     with client(server) as alice, client(server, "bob") as bob:
         alice.register(scaled(), name="f")
@@ -72,6 +75,14 @@ def test_a_hangup_reads_keys_quotas_and_weights_again_and_ends_nothing(serve: Se
             assert limits is not None
             assert (limits.requests, limits.stored_bytes) == (7, 70_000)
         assert "drain_s" in server.errors.read_text()  # which takes a restart
+        speaker = server.speaker("alice")
+        speaker.register(spinning(), "spin")
+        for _ in range(4):
+            speaker.invoke("spin", scalars={"steps": ENDLESS.to_bytes(8, "little")})
+        refused, _ = speaker.receive()
+        assert isinstance(refused, wire.Failure)
+        assert (refused.error, refused.fields["limit"]) == ("QueueFull", 1)
+        speaker.close()  # and what it asked for ends
         config.write_text("nonsense: 1")
         server.process.send_signal(signal.SIGHUP)
         until(lambda: "not read again" in server.errors.read_text())

@@ -21,6 +21,11 @@ def whole_numbers(values: Mapping[str, bytes]) -> dict[str, Any]:
     return {"x": np.array(values["text"].decode().split(), np.int32)}
 
 
+def folded(values: Mapping[str, bytes]) -> dict[str, Any]:
+    """The right number of numbers, in a matrix."""
+    return {"x": np.array(values["text"].decode().split(), np.float32).reshape(2, -1)}
+
+
 def total(values: Mapping[str, bytes]) -> dict[str, Any]:
     return {"total": np.frombuffer(values["y"], np.float32).sum(keepdims=True)}
 

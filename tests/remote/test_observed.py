@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from kaas.cli import app
-from kaas.remote import wire
+from kaas.remote import tasks, wire
 from kaas.remote.usage_file import read_usage
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
@@ -38,7 +38,8 @@ def metrics_port() -> int:
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Iterator[Server]:
     """One for most of the tests here."""
-    settings = {"administrators": ["boss"], "metrics_port": metrics_port}
+    steps = {"from_text": "tests.remote.steps:from_text"}
+    settings = {"administrators": ["boss"], "metrics_port": metrics_port, "steps": steps}
     server = Server(tmp_path_factory.mktemp("observed"), settings)
     yield server
     server.close()
@@ -173,6 +174,10 @@ def test_metrics_of_a_server(observed: Server, metrics_port: int) -> None:
     results(speaker, 1)
     speaker.invoke("no such function", ONES)
     speaker.receive()
+    chain = wire.Register(speaker.number(), "chain", before="from_text")
+    speaker.told(wire.Registered, chain, tasks.encode_task(scaled()))
+    speaker.send(wire.Invoke(speaker.number(), "chain", {"text": wire.Input(frame=1)}), b"1 " * WIDTH)
+    results(speaker, 1)
     with urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
     samples = {
@@ -180,7 +185,8 @@ def test_metrics_of_a_server(observed: Server, metrics_port: int) -> None:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert samples["kaas_requests_total", "boss", "succeeded"] == 1
+    assert samples["kaas_requests_total", "boss", "succeeded"] == 2
+    assert samples["kaas_stage_seconds_count", "before"] == 1
     assert samples["kaas_queue_seconds_count",] >= 1
     assert samples["kaas_stage_seconds_count", "kernels"] >= 1
     assert samples["kaas_cache_bytes", "device"] >= 0

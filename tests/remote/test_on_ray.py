@@ -172,12 +172,15 @@ def test_who_may_not_use_one_does_not_see_it(server: Server) -> None:
         assert (bob.call("double", {"x": ONES}).result(PATIENCE_S) == 2).all()
 
 
-def test_what_it_raises_is_told_without_the_servers_files(alice: kaas.Client) -> None:
+def test_what_it_raises_is_told_without_the_servers_files(server: Server, alice: kaas.Client) -> None:
     with pytest.raises(errors.ETaskFailed) as caught:
         alice.call("fail", {"x": ONES}).result(PATIENCE_S)
     assert caught.value.error_type == "LookupError"
     assert f"no {WIDTH}" in caught.value.message
-    assert __file__.rpartition("/")[0] not in str(vars(caught.value))
+    folder = __file__.rpartition("/")[0]
+    assert folder not in str(vars(caught.value))
+    until(lambda: "an eTask raised" in server.errors.read_text())
+    until(lambda: f"{folder}/etasks.py" in server.errors.read_text().partition("an eTask raised")[2])  # its traceback
     with pytest.raises(errors.ETaskFailed):
         alice.call("wrong", {"x": ONES}).result(PATIENCE_S)
     with pytest.raises(errors.ExecutorDied):

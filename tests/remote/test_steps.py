@@ -12,11 +12,12 @@ from kaas.errors import InvalidRequest, StepFailed
 from kaas.remote import tasks, wire
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
+from tests.remote.servers import STEPS as CODE
 from tests.remote.servers import WIDTH, Server, Speaker, scaled
 
 STEPS = {
     name: f"tests.remote.steps:{name}"
-    for name in ("from_text", "total", "fail", "end", "wait", "halves", "whole_numbers")
+    for name in ("from_text", "total", "fail", "end", "wait", "halves", "whole_numbers", "folded")
 }
 TEXT = b"1 " * WIDTH
 
@@ -36,9 +37,9 @@ def alice(server: Server) -> Iterator[Speaker]:
     speaker.close()
 
 
-def chain(speaker: Speaker, before: str = "", after: str = "") -> None:
+def chain(speaker: Speaker, before: str = "", after: str = "", task: kaas.KTask | None = None) -> None:
     message = wire.Register(speaker.number(), "chain", before=before, after=after)
-    speaker.told(wire.Registered, message, tasks.encode_task(scaled()))
+    speaker.told(wire.Registered, message, tasks.encode_task(task or scaled()))
 
 
 def ask(speaker: Speaker, name: str = "text", value: bytes = TEXT) -> tuple[wire.FromServer, list[bytes]]:
@@ -98,6 +99,10 @@ def test_what_a_step_makes_is_checked(alice: Speaker) -> None:
     told = failure(alice)
     assert told.error == "WrongDtype"
     assert told.message == "what step 'whole_numbers' made does not fit: input 'x' is float32, not int32"
+    x, y = kaas.Buffer("x", (WIDTH // 4, 4), "float32"), kaas.Buffer("y", WIDTH, "float32")
+    kernel = kaas.Kernel(CODE, "scale", WIDTH // 256, 256, [kaas.In(x), kaas.Out(y), kaas.f32(2), kaas.u32(WIDTH)])
+    chain(alice, "folded", task=kaas.KTask([kernel], [y]))
+    assert failure(alice).error == "WrongShape"
     assert alice.ask("status")["open"] == 0
 
 

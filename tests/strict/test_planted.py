@@ -15,6 +15,7 @@ from kaas.executor.device import Graph, ParameterBlock, Stream, Watch
 from kaas.executor.executor import Executor, Request, Source
 from tests.executor.interpreter import interpret
 from tests.faults.conftest import new_context
+from tests.softgpu.test_stray_shuffles import CONSTANT, text
 
 N = 1000
 SEEDS = range(8)
@@ -119,3 +120,16 @@ def test_a_missing_wait_is_found(opened: Open, monkeypatch: pytest.MonkeyPatch, 
             wait_too_little(patched)
             found.append(planted(opened, seed, diamond, cached=True))
     assert all(found), found
+
+
+def test_a_shuffle_from_lanes_that_do_not_run(opened: Open, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is told once, by kernel and line, and the values that it brings have all bits set."""
+    ptx = text("stray", CONSTANT)
+    out = kaas.Buffer("out", 32, "uint32")
+    kernel = kaas.Kernel(kaas.Library.from_ptx(ptx), "stray", 1, 32, [kaas.Out(out), kaas.u32(8)])
+    executor = opened(0)
+    for _ in range(2):
+        seen = executor.run(Request(kaas.KTask([kernel], [out]), {}, {})).outputs["out"].view(np.uint32)
+        np.testing.assert_array_equal(seen, [*range(8, 24), *[0xFFFFFFFF] * 8, *[0] * 8])
+    (said,) = capfd.readouterr().err.splitlines()
+    assert f"kernel stray, PTX line {1 + ptx[: ptx.index('shfl')].count(chr(10))}: thread (16, 0, 0)" in said
