@@ -108,12 +108,19 @@ _ON_DEMAND = {
 }
 """Names that bring Ray or the CUDA driver's bindings with them, or may, and the modules that hold them."""
 
+_ON_RAY = ("kaas.etasks", "kaas.pool.resident")
+"""Modules that need Ray."""
+
 
 def __getattr__(name: str) -> Any:
     if name == "remote":
         return import_module("kaas.remote")
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'kaas' has no attribute {name!r}")
+    if _ON_DEMAND[name] in _ON_RAY:
+        from kaas.with_ray import check_ray
+
+        check_ray()
     value = globals()[name] = getattr(import_module(_ON_DEMAND[name]), name)  # the next time it is found at once
     return value
 

@@ -18,6 +18,7 @@ from kaas.pool.packing import pack
 from kaas.pool.stats import Stats
 from kaas.pool.status import Status
 from kaas.session import HERE, refuse_second_pool
+from kaas.with_ray import check_ray
 
 # --- the pool
 
@@ -52,6 +53,7 @@ def init(
 
     Raises:
         ConfigMismatch, InvalidConfig
+        MissingPackage: Ray is not installed.
     """
     if not isinstance(name, str) or not name:
         raise InvalidConfig(f"a pool has a name, not {name!r}", field="name")
@@ -70,6 +72,7 @@ def init(
             HERE.session = None
         refuse_second_pool(name, ray=ray)
         if ray:
+            check_ray()
             from kaas import ray_session
 
             HERE.session, opened = ray_session.open_session(name, wanted, address)
@@ -138,9 +141,11 @@ def attach(name: str = "kaas", *, address: str = "auto", ray: bool = True) -> No
     Raises:
         NotInitialized: no Ray at that address, or no pool of that name on it, or on this machine.
         ConfigMismatch: the process is attached to another pool.
+        MissingPackage: Ray is not installed.
     """
     refuse_second_pool(name, ray=ray)
     if ray:
+        check_ray()
         from kaas import ray_session
 
         ray_session.attach(name, address)

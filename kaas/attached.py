@@ -18,7 +18,7 @@ def current_session(pool: str | None = None) -> Session:
     session = HERE.session
     if session is not None and not session.gone and session.alive():
         return session
-    if "ray" in sys.modules:
+    if sys.modules.get("ray") is not None:
         from kaas import ray_session
 
         return ray_session.session_for(pool)

@@ -15,6 +15,7 @@ from kaas.pool import wire
 from kaas.pool.packing import Caller, Signature, Store, bind, bind_variants, choose_signature, pack
 from kaas.session import Session
 from kaas.variant import Variant, of_shapes
+from kaas.with_ray import check_ray
 
 if TYPE_CHECKING:
     from kaas.futures import Future
@@ -232,6 +233,7 @@ class Function:
         `remote` does, with what the nodes among its inputs give. A function of several outputs gives a named tuple of
         references. Compiled graphs (`experimental_compile`) consist of actors' methods only, and refuse it.
         """
+        check_ray()
         from kaas.dag import FunctionNode
 
         return FunctionNode(self, arrays, inputs, {})

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -14,14 +15,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from kaas.draw import printable
-from kaas.errors import InvalidRequest, NotInitialized
+from kaas.errors import InvalidRequest, MissingPackage, NotInitialized
 from kaas.pool.tables import Shown
 from kaas.remote.usage import Usage
+from kaas.serve_command import SERVER_CONFIG
 
 console = Console(emoji=False)
 
-
-SERVER_CONFIG = Path("kaas.yaml")
 
 EitherPool = Annotated[
     bool | None,
@@ -109,15 +109,21 @@ def attach_either(name: str, address: str, ray: bool | None) -> None:
         NotInitialized
     """
     from kaas.api import attach
-    from kaas.pool.names import Place
+    from kaas.pool.names import Place, running_names
 
     on_ray = Place(name).running() is None if ray is None else ray
     try:
         attach(name, address=address, ray=on_ray)
-    except NotInitialized as error:
+    except (MissingPackage, NotInitialized) as error:
+        if ray:
+            raise
+        why = error.message
         if ray is None:
-            raise NotInitialized(f"no pool {name!r} runs on this machine without Ray, and {error.message}") from error
-        raise
+            no_ray = isinstance(error, MissingPackage)
+            why = "Ray is not installed (pip install ray)" if no_ray else why
+            why = f"no pool {name!r} runs on this machine without Ray, and {why}"
+        there = "; ".join(f"--name {printable(quote(running))}" for running in running_names())
+        raise NotInitialized(f"{why}. Without Ray run here: {there}" if there else why) from error
     if on_ray:
         from kaas.ray_session import ray_address
 

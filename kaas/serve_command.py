@@ -12,6 +12,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from kaas.errors import InvalidConfig
+from kaas.with_ray import check_ray
+
+SERVER_CONFIG = Path("kaas.yaml")
+"""What the configuration of a server is called in docs/serve.md."""
+
 READY = "kaas serves at"
 """What the line begins with that it prints once it can be reached; the endpoint follows."""
 
@@ -29,6 +35,12 @@ def serve(
     from kaas.remote.serve_memory import promised, tell, there_bytes
     from kaas.remote.server_log import configure
 
+    if config is None and not insecure and SERVER_CONFIG.is_file():
+        # which others may have put there, and which names code that the server runs
+        message = (
+            f"kaas serve takes no {SERVER_CONFIG} by itself: --config {SERVER_CONFIG} takes the one that lies here"
+        )
+        raise InvalidConfig(message, field="config")
     if config is not None:
         sys.path.append(str(config.absolute().parent))  # behind all else: steps and policies of one's own lie there
 
@@ -49,6 +61,7 @@ def serve(
     if not settings.code.build:
         os.environ[BUILD] = "0"  # of all processes that this one starts
     if settings.ray:
+        check_ray()
         from kaas.remote.ray_server import serve as run
     else:
         from kaas.remote.server import serve as run

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -90,6 +90,22 @@ class Place:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidConfig(f"a pool cannot be named {self._name!r}: {error}", field="name") from error
+
+
+def running_names() -> list[str]:
+    """Of all pools without Ray that programs of this user find on this machine; none is waited for.
+
+    Raises:
+        InvalidConfig: the folder is not safe.
+    """
+    return sorted(unquote(notice.stem) for notice in _folder().glob(f"*{NOTICE}") if _has_pool(notice))
+
+
+def _has_pool(notice: Path) -> bool:
+    with notice.with_suffix(LOCK).open("ab") as lock, notice.open("rb") as file:
+        if not _try_lock(lock.fileno()):  # else who starts one meanwhile would take the lock below for a pool's
+            return False
+        return not _try_lock(file.fileno()) and bool(file.read(1))
 
 
 def _folder() -> Path:

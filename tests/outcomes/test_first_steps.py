@@ -1,0 +1,74 @@
+"""What a newcomer gets wrong is answered with a sentence that says what to do instead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from secrets import token_hex
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.remote.conftest import Serve
+from tests.remote.servers import ROOT
+
+WITHOUT_RAY = "import sys; sys.modules['ray'] = None; "
+"""Before a program: it finds no Ray, as if none were installed."""
+
+
+def ran(program: str, *arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+
+
+def told(*arguments: str, folder: Path = ROOT, before: str = "") -> str:
+    """The one line that a command ends with, which fails."""
+    ended = ran(f"{before}from kaas.cli import main; main()", *arguments, folder=folder)
+    assert ended.returncode == 1, ended
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    return ended.stderr.strip()
+
+
+def test_a_configuration_that_lies_here_is_named_and_not_taken(tmp_path: Path) -> None:
+    assert "--config" not in told("serve", folder=tmp_path)
+    (tmp_path / "kaas.yaml").write_text("keys: keys\n")
+    assert "--config kaas.yaml takes the one that lies here" in told("serve", folder=tmp_path)
+
+
+@pytest.mark.parametrize("command", [("status", "--ray"), ("demo",), ("stats", "--ray"), ("status",)])
+def test_a_command_says_that_ray_is_not_installed(command: tuple[str, ...]) -> None:
+    names = ("--name", f"nobody's {token_hex(4)}") if command[0] != "demo" else ()
+    line = told(*command, *names, before=WITHOUT_RAY)
+    assert "Ray is not installed" in line
+    assert "pip install ray" in line
+
+
+@pytest.mark.parametrize("call", ["init()", "etask"])
+def test_a_program_is_told_that_ray_is_not_installed(call: str) -> None:
+    program = f"import kaas\ntry: kaas.{call}\nexcept kaas.errors.MissingPackage as error: print(error, error.install)"
+    ended = ran(f"{WITHOUT_RAY}\n{program}")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("Ray is not installed")
+    assert "ray=False" in ended.stdout
+
+
+def test_a_pool_runs_without_ray_installed() -> None:
+    program = f"import kaas; print(kaas.init(ray=False, name='test {token_hex(4)}')); kaas.shutdown()"
+    ended = ran(WITHOUT_RAY + program)
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize("ray", [("--no-ray",), ()])
+def test_the_pools_that_run_are_named(serve: Serve, ray: tuple[str, ...]) -> None:
+    server = serve()
+    named = ("--name", f"nobody's {token_hex(4)}")
+    line = told("status", *named, *ray, before=WITHOUT_RAY)
+    assert line.startswith("NotInitialized: no pool")
+    assert f"--name '{server.name}'" in line
+    server.close()
+    assert f"--name '{server.name}'" not in told("status", *named, *ray, before=WITHOUT_RAY)
