@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -257,7 +258,7 @@ def connect(address: str | None, wanted: Config | None) -> bool:
     if ray.is_initialized():
         return False
     if address not in (None, LOCAL):
-        ray.init(address=address)
+        _reach(address)
         return False
     software = sum(device.kind == "software" for device in (wanted and wanted.devices) or ())
     try:
@@ -266,6 +267,20 @@ def connect(address: str | None, wanted: Config | None) -> bool:
         ray.init()
         return False
     return True
+
+
+def _reach(address: str, **options: Any) -> None:
+    """Connect to a Ray that runs.
+
+    Raises:
+        NotInitialized
+    """
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ray.exceptions.RayError) as error:
+        # Ray shows its token, unless told to, only to a Ray that it has found itself ("auto")
+        hint = "" if "RAY_AUTH_MODE" in os.environ else "; if that Ray asks for a token, set RAY_AUTH_MODE=token"
+        raise NotInitialized(f"cannot connect to Ray at {address!r}: {error}{hint}") from error
 
 
 def _open_pool(name: str, wanted: Config | None, here: bool) -> tuple[Any, bool]:
@@ -303,10 +318,7 @@ def attach(name: str, address: str) -> None:
         NotInitialized
     """
     if not ray.is_initialized():
-        try:
-            ray.init(address=address, logging_level=logging.WARNING)
-        except (ConnectionError, ray.exceptions.RayError) as error:
-            raise NotInitialized(f"cannot connect to Ray at {address!r}: {error}") from error
+        _reach(address, logging_level=logging.WARNING)
     session = attach_running(name)
     assert isinstance(session, RaySession), "the caller refuses pools of another kind"
     _note_program(session)

@@ -303,13 +303,15 @@ class Pool:
     def status(self, functions: tuple[str, ...] = ()) -> Status:
         queued = [request for request in self._requests.values() if request.worker is None]
         waiting = sum(request.inputs is not None and not request.inputs.done() for request in queued)
+        running = [request for worker in self._workers.values() for request in worker.running.values()]
         return Status(
             pool=self._name,
             config=self._config,
             devices=tuple(self.reports.device(device, self._caches.pins(device.index)) for device in self._devices),
             queued=len(queued) - waiting,
             waiting=waiting,
-            running=sum(len(worker.running) for worker in self._workers.values()),
+            running=len(running),
+            abandoned=sum(request.answer.done() for request in running),
             functions=functions,
             broken=str(self._broken) if self._broken else None,
             quarantined=self._quarantine.status(),
@@ -372,8 +374,13 @@ class Pool:
     def _expire(self, request: Request) -> None:
         limit = request.call.deadline_s or 0.0
         waited = max(limit, self._loop.time() - request.arrived_s)  # timers are early by a rounding error
-        where = "queued" if request.worker is None else "running"
-        message = f"{request.call.label!r} did not end in {limit} s: still {where} after {waited:.3f} s"
+        message = f"{request.call.label!r} did not end in {limit} s: still "
+        if request.worker is None:
+            message += f"queued after {waited:.3f} s"
+        else:
+            most = self._config.run_limit_s
+            until = "until it ends" if most is None else f"until it ends, at most to the run limit of {most} s"
+            message += f"running after {waited:.3f} s; what was begun has its device {until}"
         self._answer(request, DeadlineExceeded(message, task=request.call.label, deadline_s=limit, waited_s=waited))
         self._abandon(request)
 

@@ -64,7 +64,8 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A pool at one moment. queued counts the requests that wait for a slot, waiting those that wait for inputs."""
+    """A pool at one moment. queued counts the requests that wait for a slot, waiting those that wait for inputs, and
+    abandoned those of the running ones whose callers wait no longer: each has its slot until its kernels end."""
 
     pool: str
     config: Config
@@ -79,6 +80,7 @@ class Status:
     """Of the pool's process; another one when it had to start again."""
     quarantined: tuple[QuarantineStatus, ...] = ()
     """Functions that are run no more, since they ended devices."""
+    abandoned: int = 0
 
     def __str__(self) -> str:
         """As `kaas status` shows it."""

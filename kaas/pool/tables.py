@@ -102,6 +102,10 @@ def _counts(status: Status) -> str:
 
 
 def _troubles(status: Status) -> Iterator[str]:
+    if status.abandoned:
+        limit = status.config.run_limit_s
+        until = "until their kernels end" + ("" if limit is None else f", at most for {limit} s (run_limit_s)")
+        yield f"{status.abandoned} of those that run were cancelled or late; they have their slots {until}"
     for device in status.devices:
         if device.reason:
             yield f"device {device.index} is {device.state}: {_first_line(device.reason)}"

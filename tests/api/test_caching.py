@@ -165,7 +165,7 @@ def test_a_pin_that_is_lost_with_its_object_is_seen() -> None:
         (after,) = kaas.status().devices
     assert [pin.state for pin in after.pins] == ["lost", "held"]
     assert "InputFailed" in after.pins[0].reason
-    printed = CliRunner().invoke(app, ["status"], env={"COLUMNS": "200"}).stdout
+    printed = CliRunner().invoke(app, ["status", "--ray"], env={"COLUMNS": "200"}).stdout
     assert "1 lost, 1 held" in printed
     assert f"lost on device 0: {ref.hex()}" in printed
     kaas.unpin()

@@ -130,7 +130,7 @@ def test_demo() -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("pool")
 def test_status_and_run_on_a_pool(task_file: Path, x_file: Path, tmp_path: Path) -> None:
-    status = runner.invoke(app, ["status"])
+    status = runner.invoke(app, ["status", "--ray"])  # others of this user may have a pool of that name without Ray
     assert status.exit_code == 0, status.output
     assert "software" in status.stdout
     assert "policy fcfs" in status.stdout

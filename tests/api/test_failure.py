@@ -89,7 +89,7 @@ def test_a_function_that_ends_devices_is_put_in_quarantine_until_it_is_pardoned(
         assert (error.function, error.faults, len(error.story)) == (task.label, 2, 2)
         assert all("on device 0: " in line and "crash" in line for line in error.story)
     assert [(held.function, held.faults) for held in kaas.status().quarantined] == [(task.label, 2)]
-    printed = CliRunner().invoke(app, ["status"]).stdout
+    printed = CliRunner().invoke(app, ["status", "--ray"]).stdout
     assert f"in quarantine after 2 faults: {task.label} of " in printed
     assert kaas.pardon(function)
     assert not kaas.pardon(task)

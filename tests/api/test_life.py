@@ -299,11 +299,17 @@ def test_policy_may_be_a_function(cluster: str) -> None:
 
 
 ALONE = """
-import ray, kaas
+import os, subprocess, sys, ray, kaas
 from tests.api.conftest import numbers, scale_task
 kaas.init()
 result = ray.get(kaas.invoke(scale_task(), {"x": numbers()}, scalars={"factor": 2}))
 print((result == numbers() * 2).all(), [device.kind for device in kaas.status().devices])
+address = ray.get_runtime_context().gcs_address
+without = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+for environment in (without, {**without, "RAY_AUTH_MODE": "token"}):
+    command = [sys.executable, "-m", "kaas.cli", "status", "--address", address]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    print(ended.returncode, "set RAY_AUTH_MODE=token" in ended.stderr, "software" in ended.stdout)
 kaas.shutdown()
 print(ray.is_initialized())
 """
@@ -311,11 +317,12 @@ print(ray.is_initialized())
 
 @pytest.mark.ray
 def test_default_devices_and_authentication(tmp_path: Path) -> None:
-    """Ray started by init, with the token authentication that is its default, and no devices named."""
+    """Ray started by init, with the token authentication that is its default, and no devices named. A command that is
+    given its address says what it lacks."""
     caches = str(cache_root().parent)  # those of the other home have no driver: its compilation would take longest
     environment = {"RAY_AUTH_MODE": "token", "HOME": str(tmp_path), "XDG_CACHE_HOME": caches, "RAY_ADDRESS": ""}
     printed = run_program(ALONE, **environment)
-    assert printed.splitlines() == ["True ['software', 'software']", "False"]
+    assert printed.splitlines() == ["True ['software', 'software']", "1 True False", "0 False True", "False"]
     assert any(path.is_file() for path in tmp_path.rglob("*token*"))
 
 
