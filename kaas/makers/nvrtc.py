@@ -19,6 +19,9 @@ _NAMES = "__nv_name_map"
 """What NVRTC calls the source that it makes of name expressions."""
 _NO_HEADER = re.compile(r'(?:could not open|cannot open) source file "([^"]+)"')
 _BUNDLED = "what CUDA C++ and CCCL include comes with NVRTC 13.3 and later or a CUDA toolkit, else by include_paths"
+_BUILT_IN = ("cuda_runtime.h", "device_launch_parameters.h", "stdio.h", "cstdio", "math.h", "assert.h", "cassert")
+"""Headers of nvcc's sources without which NVRTC compiles the same kernels."""
+_LEAVE_OUT = "leave the line out: NVRTC has built in what kernels need of it, printf included"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,8 @@ def _failed(source: str, log: str) -> CompileFailed:
     """The error that a log tells of; its first error is the message, and the rest a field."""
     first = _ERROR.search(log)
     said = next((line for line in log.splitlines() if "error" in line), log)
-    hint = f"; {_BUNDLED}" if _NO_HEADER.search(log) else ""
+    absent = _NO_HEADER.search(log)
+    hint = "" if absent is None else f"; {_LEAVE_OUT if absent[1] in _BUILT_IN else _BUNDLED}"
     if first is not None and first[1] == _NAMES:
         hint = "; this is about the C++ names that are wanted"
     fields: dict[str, Any] = {"line": int(first[2])} if first is not None and first[1] == source else {}

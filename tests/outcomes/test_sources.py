@@ -30,6 +30,17 @@ def test_cuda_sources_without_kernels(source: Any, said: str) -> None:
         kaas.Library.from_cuda(source, "ptx")
 
 
+@pytest.mark.parametrize("header", ["cuda_runtime.h", "stdio.h", "cstdio"])
+def test_a_header_of_host_code_is_left_out(header: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    kernel = 'extern "C" __global__ void k(float *x) { printf("%f", x[threadIdx.x]); }\n'
+    with pytest.raises(CompileFailed, match=rf'file "{header}"; leave the line out: NVRTC .*, printf included$'):
+        kaas.Library.from_cuda(f"#include <{header}>\n{kernel}", "ptx")
+    assert kaas.Library.from_cuda(kernel, "ptx").images
+    with pytest.raises(CompileFailed, match=r'file "mine\.h"; what CUDA'):
+        kaas.Library.from_cuda(f'#include "mine.h"\n{kernel}', "ptx")
+
+
 def test_what_has_a_kernel_is_taken() -> None:
     assert kaas.Library.from_cuda(CUDA, "ptx").images
     assert kaas.Library.from_cuda(TEMPLATE, "ptx", names="k<float>").images
