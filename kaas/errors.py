@@ -9,6 +9,10 @@ from typing import Any
 
 PRINTED_BYTES = 16 << 10
 """Of what kernels have printed, what an error carries at most."""
+MEMCHECK_TELLS_MORE = (
+    '; KAAS_SOFTGPU_MEMCHECK=1 or kaas.Device("software", memcheck=True) names the access and the buffer'
+)
+"""The end of a bad access's message. It is for those who own the device: a server's clients cannot check there."""
 
 
 class KaasError(Exception):

@@ -19,7 +19,15 @@ import numpy as np
 from cuda.bindings import driver
 
 from kaas import provided, softgpu
-from kaas.errors import CorruptImage, DeviceUnavailable, KaasError, OutOfDeviceMemory, Unprovided, UnsupportedCode
+from kaas.errors import (
+    MEMCHECK_TELLS_MORE,
+    CorruptImage,
+    DeviceUnavailable,
+    KaasError,
+    OutOfDeviceMemory,
+    Unprovided,
+    UnsupportedCode,
+)
 from kaas.executor.status import translate
 from kaas.library import Image, Library
 
@@ -40,6 +48,8 @@ def check(name: str, status: Any, *, device: str = "") -> None:
 def _error(name: str, code: int, device: str) -> KaasError:
     if softgpu.loaded_devices():
         details = softgpu.last_error()
+        if code == driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS and not softgpu.checks_memory():
+            details += MEMCHECK_TELLS_MORE
     else:
         status, text = driver.cuGetErrorString(driver.CUresult(code))
         details = text.decode() if not status and text else ""

@@ -103,7 +103,7 @@ class Quarantine:
         if not self._records:
             return None
         if function in self:
-            return self._function_error(self._records[function])
+            return self._function_error(function, self._records[function])
         record = self._records.get(_CLIENT + client)
         if record is None or (wait_s := self._wait_s(record)) <= 0:
             return None
@@ -117,16 +117,19 @@ class Quarantine:
             return 0.0
         return times_s[0] + CLIENT_WINDOW_S - now_s
 
-    def _function_error(self, record: _Record) -> Quarantined:
+    def _function_error(self, key: str, record: _Record) -> Quarantined:
         ended = f"it ended {record.faults} device{'s'[: record.faults > 1]} on which it ran alone"
-        message = f"{record.label!r} is not run any more: {ended}. Last: {record.story[-1]}"
+        message = (
+            f"{record.label!r} is not run any more: {ended}. kaas.pardon(f) or `kaas pardon {key}` lets it run again. "
+            f"Last: {record.story[-1]}"
+        )
         return Quarantined(message, function=record.label, faults=record.faults, story=tuple(record.story))
 
     def _client_error(self, record: _Record, wait_s: float) -> Quarantined:
         ended = f"its requests ended {record.faults} devices within {CLIENT_WINDOW_S / 60:g} minutes"
         message = (
             f"requests of client {record.label!r} are not run for {wait_s:.0f} s: {ended}, and "
-            f"{self._client_allowed} are allowed. Last: {record.story[-1]}"
+            f"{self._client_allowed} are allowed. `kaas pardon {_CLIENT}{record.label}` forgets them. Last: {record.story[-1]}"
         )
         story = tuple(record.story)
         return Quarantined(message, function="", client=record.label, faults=record.faults, story=story, retry_s=wait_s)

@@ -7,6 +7,7 @@ from typing import Any
 
 from kaas import errors
 from kaas.errors import (
+    MEMCHECK_TELLS_MORE,
     DeviceError,
     DeviceUnavailable,
     ETaskFailed,
@@ -89,7 +90,7 @@ def without_paths(text: str) -> str:
 
 def without_addresses(text: str) -> str:
     """A device's words without what they tell of memory: whose it is beside the client's own is not said there."""
-    return _ADDRESS.sub(HIDDEN, _NEAREST.sub("", text))
+    return _ADDRESS.sub(HIDDEN, _NEAREST.sub("", text.replace(MEMCHECK_TELLS_MORE, "")))
 
 
 def _field(name: str, value: Any) -> Any:

@@ -58,6 +58,8 @@ def test_a_fault_tells_no_addresses_and_nothing_of_other_memory(memcheck: bool) 
     assert "nearest" in whole
     assert "0x" not in told
     assert "nearest" not in told
+    assert ("MEMCHECK" in whole) is not memcheck
+    assert "MEMCHECK" not in told
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in told
 
 

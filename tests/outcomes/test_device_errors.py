@@ -1,0 +1,30 @@
+"""What a kernel did to its device is said with what its owner can do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import kaas
+from kaas.errors import DeviceLost, Quarantined
+from tests.api.conftest import crash_task
+
+pytestmark = pytest.mark.usefixtures("softgpu", "pool")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[None]:
+    device = kaas.Device("software", memory_bytes=64 << 20)
+    kaas.init(ray=False, name="device-errors", config=kaas.Config(devices=(device,), faults_allowed=0))
+    yield
+    kaas.shutdown()
+
+
+def test_a_bad_access_says_how_to_find_more_and_a_quarantine_how_it_ends() -> None:
+    for ended in range(2):
+        with pytest.raises(DeviceLost, match=r"illegal access in block .*; KAAS_SOFTGPU_MEMCHECK=1 or kaas\.Device\("):
+            kaas.call(crash_task(), {}, retries=0).result()
+        with pytest.raises(Quarantined, match=r"kaas\.pardon\(f\) or `kaas pardon \w+` lets it run again\. Last: "):
+            kaas.call(crash_task(), {}).result()
+        assert kaas.pardon(crash_task()), ended
