@@ -114,7 +114,8 @@ class Config:
     Args:
         devices: None means the GPUs that Ray's cluster has, or else two software GPUs.
         policy: a name of `kaas.pool.policies.POLICIES`, or a callable that makes a policy from the devices: a class, or
-            one with options by `functools.partial`.
+            one with options by `functools.partial`. A server's `pool` has 'cfs_affinity' unless told otherwise, which
+            is fair to its clients.
         run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the request fails and its
             executor is replaced.
         start_limit_s: longest time in seconds that an executor may take to start.
@@ -129,7 +130,7 @@ class Config:
         etask_workers: processes of eTasks that may live on a device at a time; only one of them runs.
         faults_allowed: devices that a function may end while it runs alone; with one more it is quarantined.
         client_faults_allowed: devices that requests of one client may end within an hour; with one more its requests
-            wait until fewer count. None for any number.
+            wait until fewer count. None for any number; a server's `pool` has 8.
         record: file, on the machine of the pool, to which it writes what its policy hears and decides.
         store: SQLite file of what outlives the pool's process, functions and accounts, or a `kaas.store.Store`. Of one
             that is given, the functions outlive the pool too. None: a file in Ray's folder of this session, on the
@@ -159,7 +160,8 @@ class Config:
             raise InvalidConfig(f"a policy is a name or a callable, not {self.policy!r}", field="policy")
         # what is no plain name is a policy's code as a running pool describes it
         if isinstance(self.policy, str) and self.policy.isidentifier() and self.policy not in POLICY_NAMES:
-            raise InvalidConfig(f"no policy {self.policy!r}; there are {', '.join(POLICY_NAMES)}", field="policy")
+            there = f"there are {', '.join(POLICY_NAMES)}, of which cfs_affinity is fair"
+            raise InvalidConfig(f"no policy {self.policy!r}; {there}", field="policy")
         _require_positive("run_limit_s", self.run_limit_s, int | float)
         _require_positive("start_limit_s", self.start_limit_s, int | float)
         _require_positive("slots", self.slots, int)

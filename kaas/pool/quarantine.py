@@ -129,7 +129,8 @@ class Quarantine:
         ended = f"its requests ended {record.faults} devices within {CLIENT_WINDOW_S / 60:g} minutes"
         message = (
             f"requests of client {record.label!r} are not run for {wait_s:.0f} s: {ended}, and "
-            f"{self._client_allowed} are allowed. `kaas pardon {_CLIENT}{record.label}` forgets them. Last: {record.story[-1]}"
+            f"{self._client_allowed} are allowed. `kaas pardon {_CLIENT}{record.label}` forgets them. "
+            f"Last: {record.story[-1]}"
         )
         story = tuple(record.story)
         return Quarantined(message, function="", client=record.label, faults=record.faults, story=story, retry_s=wait_s)

@@ -21,13 +21,15 @@ from tests.api.conftest import crash_task
 
 
 def test_a_policy_that_does_not_exist_is_refused_where_it_is_written() -> None:
-    with pytest.raises(errors.InvalidConfig, match=r"no policy 'fair'; there are .*fcfs") as raised:
+    said = r"no policy 'fair'; there are fcfs, .*, of which cfs_affinity is fair$"
+    with pytest.raises(errors.InvalidConfig, match=said) as raised:
         kaas.Config(policy="fair")
     assert raised.value.field == "policy"
 
 
 def test_the_policies_that_a_configuration_knows_are_those_there_are() -> None:
     assert tuple(POLICIES) == POLICY_NAMES
+    assert getattr(POLICIES["cfs_affinity"], "fair", False), "a configuration's message says so"
     for name in POLICIES:
         kaas.Config(policy=name)
 
