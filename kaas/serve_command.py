@@ -30,7 +30,7 @@ def serve(
     """Serve remote clients until SIGTERM or Ctrl-C; what is open is answered first."""
     from kaas.pool.loop import PoolLoop
     from kaas.provided import BUILD
-    from kaas.remote.serve_check import check_all, check_names, check_sizes
+    from kaas.remote.serve_check import check_all, check_host, check_names, check_sizes
     from kaas.remote.serve_config import Settings, read
     from kaas.remote.serve_memory import promised, tell, there_bytes
     from kaas.remote.server_log import configure
@@ -56,6 +56,7 @@ def serve(
         print("the configuration can be served")
         print(promised(settings).sentence(there_bytes()))
         return
+    check_host(settings.listen.host)
     configure(settings.log)
     tell(settings)
     if not settings.code.build:

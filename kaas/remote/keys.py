@@ -30,6 +30,9 @@ LARGEST_FILE_BYTES = 64 << 10
 OWNER = "keys.owner"
 """The field of errors that say that others may read or write a file of keys."""
 
+SECRET_THERE = "--to names another file, or remove this one if nobody needs its key"
+"""What to do about a client's own file that is there already."""
+
 _OTHERS = 0o077
 _log = logging.getLogger(__name__)
 
@@ -182,10 +185,13 @@ def new_client(folder: Path, name: str, secret_file: Path) -> OwnKeys:
     server = prepare(folder)
     public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
     known = folder / CLIENTS_FOLDER / f"{name}.toml"
-    write_new(known, {"name": name, "public_key": public_key, "tenant": token_hex(8)})
+    there = (
+        f"`kaas keys rotate {name}` gives the client of this name another pair, `kaas keys revoke {name}` removes it"
+    )
+    write_new(known, {"name": name, "public_key": public_key, "tenant": token_hex(8)}, there)
     own = OwnKeys(name, public_key, secret_key, server.public_key)
     try:
-        write_new(secret_file, msgspec.structs.asdict(own))
+        write_new(secret_file, msgspec.structs.asdict(own), SECRET_THERE)
     except InvalidConfig:
         known.unlink()
         raise
@@ -242,7 +248,21 @@ def own_keys(path: Path) -> OwnKeys:
     Raises:
         InvalidConfig: the file is not there, may be read by others, or makes no sense.
     """
-    return _pair(path, OwnKeys)
+    try:
+        return _pair(path, OwnKeys)
+    except InvalidConfig as error:
+        if not _is_servers(path):
+            raise
+        own = "its own file is the one that `kaas keys new` or `kaas keys rotate` wrote for it"
+        raise InvalidConfig(f"{path} is what the server knows of a client: {own}", field="keys") from error
+
+
+def _is_servers(path: Path) -> bool:
+    try:
+        client_key(path)
+    except InvalidConfig:
+        return False
+    return True
 
 
 def client_key(path: Path) -> ClientKey:
@@ -330,8 +350,11 @@ def _check_owner(path: Path, found: os.stat_result, mode: str) -> None:
         raise InvalidConfig(f"others may use {path}, which holds keys: chmod {mode} it", field=OWNER)
 
 
-def write_new(path: Path, fields: dict[str, str | bool]) -> None:
+def write_new(path: Path, fields: dict[str, str | bool], there: str = "") -> None:
     """A new file, which is there with all it says or not at all.
+
+    Args:
+        there: what to do if there is one.
 
     Raises:
         InvalidConfig: there is one, or there can be none.
@@ -348,4 +371,5 @@ def write_new(path: Path, fields: dict[str, str | bool]) -> None:
         finally:
             draft.unlink()
     except OSError as error:
-        raise InvalidConfig(f"{path}: {error.strerror}") from error
+        hint = f"; {there}" if there and path.exists() else ""
+        raise InvalidConfig(f"{path}: {error.strerror}{hint}") from error

@@ -14,6 +14,7 @@ from kaas.errors import InvalidConfig, InvalidRequest
 from kaas.remote.keys import (
     CLIENTS_FOLDER,
     REVOKED_FOLDER,
+    SECRET_THERE,
     ClientKey,
     OwnKeys,
     RevokedKey,
@@ -78,7 +79,7 @@ def rotate(folder: Path, name: str, secret_file: Path) -> OwnKeys:
     try:
         if not found or client_key(draft) != msgspec.structs.replace(client, public_key=public_key):
             raise InvalidConfig(f"{path}: its public_key does not stand in a line of its own", field="public_key")
-        write_new(secret_file, msgspec.structs.asdict(own))
+        write_new(secret_file, msgspec.structs.asdict(own), SECRET_THERE)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -61,6 +61,9 @@ def check_names(settings: Settings) -> None:
     if settings.keys is None:
         return
     folder = Path(settings.keys)
+    if not folder.exists():
+        message = f"keys: there is no folder {folder}; `kaas keys new NAME --folder {folder}` makes it"
+        raise InvalidConfig(message, field="keys")
     known = Keys(folder).names()
     named = {"administrators": settings.administrators}
     named |= {f"etasks.{name}.clients": each.clients or () for name, each in settings.etasks.items()}

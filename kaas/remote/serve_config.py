@@ -38,6 +38,11 @@ DEFAULT_QUOTAS = Quotas(
     stored_bytes=1 << 30, library_bytes=256 << 20, kernels=1 << 16, task_kernels=1 << 13, build_s_per_minute=30.0
 )
 PLACE = re.compile(r" - at `\$\.?(.*)`$")
+HINTS = {
+    re.compile(r"`object`, got `(bool|str)` - at `\$\.code`"): "`code: {any: true}` takes all code of all clients",
+    re.compile(r"`str`, got `int` - at `\$\.code\.\w+\["): "a hash or key that has digits only stands in quotes",
+}
+"""What to write instead, by what msgspec says of slips that are often made."""
 UNKNOWN = re.compile(r"unknown field `(.*?)`")
 
 
@@ -305,7 +310,10 @@ def parse(text: bytes) -> Settings:
         place, unknown = PLACE.search(str(error)), UNKNOWN.search(str(error))
         names = [found.group(1) for found in (place, unknown) if found is not None and found.group(1)]
         near = unknown and near_field(Settings, place.group(1) if place is not None else "", unknown.group(1))
-        hint = f"; did you mean {near!r}?" if near else ""
+        meant = (
+            [f"did you mean {near!r}?"] if near else [hint for slip, hint in HINTS.items() if slip.search(str(error))]
+        )
+        hint = "".join(f"; {each}" for each in meant)
         raise InvalidConfig(f"configuration of the server: {error}{hint}", field=".".join(names)) from error
     except InvalidConfig as error:
         raise InvalidConfig(f"configuration of the server: {error.message}", field=error.field) from error

@@ -58,6 +58,8 @@ def test_it_is_checked_without_a_server(config: Path) -> None:
         ("pool: {devices: [{kind: software, memory_byte: 1}]}", "did you mean 'memory_bytes'?"),
         ("pool: {clients: {ada: {wieght: 2}}}", "did you mean 'weight'?"),
         ("port: 7600", "did you mean 'listen.port'?"),
+        ("code: true", "`code: {any: true}` takes all code of all clients"),
+        (f"code: {{hashes: [{'1' * 64}]}}", "digits only stands in quotes"),
     ],
 )
 @pytest.mark.parametrize("check", [["--check"], []])
@@ -70,13 +72,25 @@ def test_slips_are_refused(config: Path, line: str, words: str, check: list[str]
     assert len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("check", [["--check"], []])
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])  # addresses of documentation, which no machine has
-def test_an_address_of_another_machine_is_refused(config: Path, host: str) -> None:
+def test_an_address_of_another_machine_is_refused(config: Path, host: str, check: list[str]) -> None:
     config.write_text(config.read_text() + f'listen: {{host: "{host}"}}\n')
-    ended = kaas_serve(config, "--check")
+    ended = kaas_serve(config, *check)
     assert ended.returncode == 1
     assert f"no server can be at {host}" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_folder_of_keys_that_is_not_there_is_named(config: Path) -> None:
+    config.write_text("keys: kees\n")
+    ended = kaas_serve(config, "--check")
+    assert ended.returncode == 1
+    kees = config.parent / "kees"
+    assert (
+        ended.stderr
+        == f"InvalidConfig: keys: there is no folder {kees}; `kaas keys new NAME --folder {kees}` makes it\n"
+    )
 
 
 def test_an_administrator_who_is_nobody_is_refused(config: Path) -> None:

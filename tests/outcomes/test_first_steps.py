@@ -10,6 +10,9 @@ from secrets import token_hex
 
 import pytest
 
+import kaas
+from kaas.errors import InvalidConfig
+from kaas.remote.keys import new_client
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
 from tests.remote.servers import ROOT
@@ -72,3 +75,19 @@ def test_the_pools_that_run_are_named(serve: Serve, ray: tuple[str, ...]) -> Non
     assert f"--name '{server.name}'" in line
     server.close()
     assert f"--name '{server.name}'" not in told("status", *named, *ray, before=WITHOUT_RAY)
+
+
+def test_a_client_s_file_that_is_there_already(tmp_path: Path) -> None:
+    new_client(tmp_path / "keys", "bob", tmp_path / "ada.toml")
+    line = told("keys", "new", "ada", folder=tmp_path)
+    assert line.startswith("InvalidConfig: ada.toml: File exists; --to names another file")
+    line = told("keys", "rotate", "bob", "--to", "ada.toml", folder=tmp_path)
+    assert "; --to names another file" in line
+    line = told("keys", "new", "bob", folder=tmp_path)
+    assert "`kaas keys rotate bob` gives the client of this name another pair" in line
+
+
+def test_the_server_s_file_of_a_client_is_not_the_client_s(tmp_path: Path) -> None:
+    new_client(tmp_path / "keys", "ada", tmp_path / "ada.toml")
+    with pytest.raises(InvalidConfig, match=r"is what the server knows of a client: .*`kaas keys new`"):
+        kaas.Client("tcp://127.0.0.1:7600", keys=tmp_path / "keys" / "clients" / "ada.toml")
