@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -87,7 +87,7 @@ def check_names(task: KTask, names: Iterable[str]) -> None:
 
 
 def check_taken(
-    what: str, label: str, inputs: Iterable[Buffer], names: Iterable[str], scalars: Container[str] = ()
+    what: str, label: str, inputs: Iterable[Buffer], names: Iterable[str], scalars: Collection[str] = ()
 ) -> None:
     """As `check_names`, for inputs that a kTask or something else takes, which `what` calls it and `label` names.
 
@@ -101,6 +101,8 @@ def check_taken(
         hint = f"; did you mean {near[0]!r}?" if near else f"; its inputs are {', '.join(sorted(taken)) or 'none'}"
         if name in scalars:
             hint = f": that is a scalar, which is given as scalars={{{name!r}: ...}}"
+        elif name == "scalars" and scalars:
+            hint = f"; give scalars by name: {', '.join(f'{scalar}=...' for scalar in sorted(scalars))}"
         raise UnexpectedInput(f"{what} has no input {name!r}{hint}", task=label, buffer=str(name), near=near)
     for buffer in taken.values():
         if buffer.name not in given:

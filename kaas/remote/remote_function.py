@@ -210,7 +210,7 @@ def packed(task: RemoteTask, inputs: Mapping[str, Any]) -> tuple[dict[str, wire.
     if task.before:
         return _for_step(inputs)
     if inputs.keys() != task.given.keys():
-        check_taken(repr(task.label), task.label, task.given.values(), inputs)
+        check_taken(repr(task.label), task.label, task.given.values(), inputs, task.scalars)
     named: dict[str, wire.Input] = {}
     frames: list[bytes] = []
     for name, value in inputs.items():

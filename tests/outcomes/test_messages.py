@@ -113,5 +113,7 @@ def test_a_scalar_is_told_from_an_input() -> None:
     ones = np.ones(256, np.float32)
     with pytest.raises(errors.UnexpectedInput, match=r"'factor': that is a scalar, .* scalars=\{'factor': \.\.\.\}"):
         kaas.run_local(task, {"x": ones, "factor": 2.0})
+    with pytest.raises(errors.UnexpectedInput, match=r"no input 'scalars'; give scalars by name: factor=\.\.\.$"):
+        kaas.run_local(task, {"x": ones, "scalars": {"factor": 2.0}})
     with pytest.raises(errors.MissingScalar, match=r"scalar 'factor' \(f32\) was not given; scalars=\{'factor'"):
         kaas.run_local(task, {"x": ones})

@@ -1,0 +1,33 @@
+"""A Function takes scalars by name, beside its inputs, and says so to those who give them as `kaas.call` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.errors import UnexpectedInput
+from tests.api.conftest import STEPS
+
+pytestmark = pytest.mark.usefixtures("softgpu", "pool")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[None]:
+    device = kaas.Device("software", memory_bytes=64 << 20)
+    kaas.init(ray=False, name="scalars-of-functions", config=kaas.Config(devices=(device,)))
+    yield
+    kaas.shutdown()
+
+
+def test_scalars_stand_beside_the_inputs() -> None:
+    x, y = kaas.Buffer("x", 256, "float32"), kaas.Buffer("y", 256, "float32")
+    factor = kaas.Scalar("factor", "f32")
+    kernel = kaas.Kernel(STEPS, "scale", 1, 256, [kaas.In(x), kaas.Out(y), factor, kaas.u32(256)])
+    scaled = kaas.register(kaas.KTask([kernel], [y]))
+    ones = np.ones(256, np.float32)
+    assert (scaled.call(x=ones, factor=3.0).result() == 3).all()
+    with pytest.raises(UnexpectedInput, match=r"no input 'scalars'; give scalars by name: factor=\.\.\.$"):
+        scaled.call(x=ones, scalars={"factor": 3.0})
