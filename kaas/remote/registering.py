@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kaas.arguments import Buffer
-from kaas.errors import InvalidRequest, UnknownFunction
+from kaas.errors import InvalidRequest, NotAllowed, UnknownFunction
 from kaas.executor.tensors import on_host
 from kaas.graph import KTask
+from kaas.images import PROVIDED
 from kaas.library import Library
 from kaas.model import CompiledModel
 from kaas.remote import wire
@@ -97,7 +99,8 @@ class Registering:
         Raises:
             UnknownFunction
         """
-        for entry in self._ask(wire.Functions).entries:
+        entries = self._ask(wire.Functions).entries
+        for entry in entries:
             if name in (entry["name"], entry["function"]):
                 if "error" in entry:  # as its code is not allowed any more, say
                     raise UnknownFunction(f"function {name!r} cannot be called: {entry['error']}", function=name)
@@ -106,7 +109,9 @@ class Registering:
                 )
                 around = entry["before"], entry["after"]
                 return RemoteTask.of(registered, entry["name"] or entry["function"], around=around)
-        raise UnknownFunction(f"this client has registered no function {name!r}", function=name)
+        near = difflib.get_close_matches(str(name), [entry["name"] for entry in entries if entry["name"]], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UnknownFunction(f"this client has registered no function {name!r}{hint}", function=name)
 
     def put(self, made: RemoteObject, content: Content, progress: Progress | None) -> None:
         """
@@ -139,12 +144,35 @@ class Registering:
             by_name = {constant.object.name: constant for constant in constants}
             lacking = [constant for name, constant in by_name.items() if name not in there]
         large = [constant for constant in lacking if len(constant.content.data) > wire.CHUNK_BYTES]
-        self._transfers.upload([*contents, *(constant.content for constant in large)], progress)
+        try:
+            self._transfers.upload([*contents, *(constant.content for constant in large)], progress)
+        except NotAllowed as error:
+            with_keys = _with_keys(error, tasks)
+            if with_keys is None:
+                raise
+            raise with_keys from error
         for constant in lacking:
             if len(constant.content.data) > wire.CHUNK_BYTES:
                 self._put(constant.object, digest=constant.content.hash)
             else:
                 self._put(constant.object, frame=constant.content.data)
+
+
+def _with_keys(error: NotAllowed, tasks: Sequence[KTask]) -> NotAllowed | None:
+    """With the keys that the operator lists for these kTasks: a server that lists none refuses a library before it
+    knows of any. None: they would not help."""
+    library_hash = error.fields.get("library")
+    refused = [
+        task
+        for task in tasks
+        for library in task.libraries
+        if library.hash == library_hash and all(image.kind != PROVIDED for image in library.images)
+    ]
+    if "task" in error.fields or not refused:
+        return None
+    keys = "; ".join(f"the key of kTask {task.label!r} is {task.key}" for task in refused)
+    message = f"{error.message}: {keys}. The operator lists that under code.hashes"
+    return NotAllowed(message, library=library_hash, task=refused[0].key)
 
 
 def _constant(buffer: Buffer, value: Any) -> _Constant | RemoteObject:

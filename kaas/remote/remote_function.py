@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -168,6 +168,13 @@ class RemoteFunction:
         given = by_position(self.name, first.taken, arrays, inputs) if arrays else inputs
         future: Future = self._client.call(self, given, scalars=scalars or None)
         return future
+
+    def __call__(self, /, *_: Any, **__: Any) -> NoReturn:
+        raise InvalidRequest(f"{self.name!r} is at a server: .call(...) calls it", task=self.name)
+
+    @property
+    def remote(self) -> NoReturn:
+        raise AttributeError(f"{self.name!r} is a client's function, without Ray: .call(...) calls it")
 
     def variant(self, /, **shapes: int | Sequence[int]) -> RemoteFunction:
         """This function for inputs of these shapes only, by name.

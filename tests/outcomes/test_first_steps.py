@@ -11,11 +11,11 @@ from secrets import token_hex
 import pytest
 
 import kaas
-from kaas.errors import InvalidConfig
+from kaas.errors import InvalidConfig, InvalidRequest, NotAllowed, UnknownFunction
 from kaas.remote.keys import new_client
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
-from tests.remote.servers import ROOT
+from tests.remote.servers import ROOT, scaled
 
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; "
 """Before a program: it finds no Ray, as if none were installed."""
@@ -91,3 +91,37 @@ def test_the_server_s_file_of_a_client_is_not_the_client_s(tmp_path: Path) -> No
     new_client(tmp_path / "keys", "ada", tmp_path / "ada.toml")
     with pytest.raises(InvalidConfig, match=r"is what the server knows of a client: .*`kaas keys new`"):
         kaas.Client("tcp://127.0.0.1:7600", keys=tmp_path / "keys" / "clients" / "ada.toml")
+
+
+def test_a_server_without_a_list_of_code_tells_what_to_list(serve: Serve) -> None:
+    task = scaled()
+    server = serve({"code": {}})
+    with (
+        kaas.Client(server.endpoint, keys=server.key_of("alice")) as client,
+        pytest.raises(NotAllowed, match=f"is {task.key}. The operator lists that under code.hashes") as caught,
+    ):
+        client.register(task)
+    assert caught.value.task == task.key
+    assert caught.value.library == task.libraries[0].hash
+    server.close()
+    server = serve({"code": {"hashes": [task.key]}})
+    with kaas.Client(server.endpoint, keys=server.key_of("alice")) as client:
+        assert client.register(task).keys == (task.key,)
+
+
+def test_how_a_client_s_function_is_called(serve: Serve) -> None:
+    server = serve()
+    with (
+        kaas.Client(server.endpoint, keys=server.key_of("alice")) as alice,
+        kaas.Client(server.endpoint, keys=server.key_of("bob")) as bob,
+    ):
+        function = alice.register(scaled(), name="subtract")
+        with pytest.raises(UnknownFunction, match="did you mean 'subtract'"):
+            alice.call("substract")
+        with pytest.raises(UnknownFunction) as caught:
+            bob.call("substract")
+        assert "subtract" not in caught.value.message
+        with pytest.raises(InvalidRequest, match=r"\.call\("):
+            function(1)
+        with pytest.raises(AttributeError, match=r"\.call\("):
+            function.remote(1)
