@@ -77,9 +77,10 @@ def _chosen(name: str | None) -> EntryPoint:
     installed = {found.name: found for found in entry_points(group=GROUP)}
     if not installed:
         raise MissingPackage(
-            "no compiler is installed: pip install ./compilers/tvm_backend in a clone of KaaS",
+            "no compiler is installed: pip install './compilers/tvm_backend[onnx]' in a clone of KaaS, or its wheel, "
+            "'./kaas_gpu_tvm-….whl[onnx]' (docs/installing.md)",
             package="tvm_backend",
-            install="./compilers/tvm_backend",
+            install="./compilers/tvm_backend[onnx]",
         )
     if name in installed:
         return installed[name]

@@ -93,7 +93,8 @@ def test_without_a_compiler(installed: list[EntryPoint]) -> None:
     installed.clear()
     error = run("x.onnx").exception
     assert isinstance(error, MissingPackage)
-    assert error.message == "no compiler is installed: pip install ./compilers/tvm_backend in a clone of KaaS"
+    assert error.message.startswith("no compiler is installed: pip install './compilers/tvm_backend[onnx]' in a clone")
+    assert "'./kaas_gpu_tvm-….whl[onnx]'" in error.message
 
 
 def test_compilers_by_name(installed: list[EntryPoint]) -> None:
