@@ -1,0 +1,49 @@
+"""What an event loop cancels is cancelled in the pool, by the way that docs/programs.md names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import kaas
+from tests.api.conftest import scale_task, spin_task
+
+pytestmark = pytest.mark.usefixtures("softgpu", "pool")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[None]:
+    device = kaas.Device("software", memory_bytes=64 << 20)
+    kaas.init(ray=False, name="cancelled-tasks", config=kaas.Config(devices=(device,)))
+    yield
+    kaas.shutdown()
+
+
+def test_a_task_that_has_not_begun_cancels_nothing() -> None:
+    async def program() -> None:
+        made = kaas.call(scale_task(256), {"x": np.ones(256, np.float32)}, scalars={"factor": 2.0})
+        task = asyncio.ensure_future(made)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await made == 2).all()
+
+    asyncio.run(program())
+
+
+def test_wrap_future_and_the_call_itself_cancel_it() -> None:
+    async def program() -> None:
+        wrapped, itself = (kaas.call(spin_task(), {}, scalars={"steps": 2_000_000_000}) for _ in range(2))
+        waiting = asyncio.wrap_future(wrapped)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.sleep(0)  # asyncio tells a future's callbacks in the loop's next round
+        assert wrapped.cancelled()
+        assert itself.cancel()
+        assert itself.cancelled()
+
+    asyncio.run(program())
