@@ -60,8 +60,11 @@ class Library:
 
         Raises:
             OSError: the file cannot be read.
-            CorruptImage: it holds none of the three.
+            CorruptImage: it holds none of the three, or text was given for a path.
         """
+        if isinstance(path, str) and "\n" in path:  # the system would say of it only that such a name is too long
+            takes = "from_cuda(source) takes CUDA C++, kaas.Library.from_ptx(text) PTX"
+            raise CorruptImage(f"from_file takes a path, and this is text of several lines; kaas.Library.{takes}")
         data = Path(path).read_bytes()
         if data.startswith(ELF):
             return cls.from_cubin(data)

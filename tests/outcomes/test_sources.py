@@ -59,6 +59,11 @@ def test_what_is_no_ptx(text: Any, said: str) -> None:
         kaas.Library.from_ptx(text)
 
 
+def test_text_is_no_path() -> None:
+    with pytest.raises(CorruptImage, match=r"takes a path, .*\.from_cuda\(source\) .*from_ptx\(text\) PTX"):
+        kaas.Library.from_file(CUDA * 100)
+
+
 def test_a_cuda_file_is_no_code_image(tmp_path: Path) -> None:
     (tmp_path / "scale.cu").write_text(CUDA)
     with pytest.raises(CorruptImage, match="from_cuda"):
