@@ -16,7 +16,7 @@ from kaas.errors import InvalidConfig
 from kaas.with_ray import check_ray
 
 SERVER_CONFIG = Path("kaas.yaml")
-"""What the configuration of a server is called in docs/serve.md."""
+"""The name of a server's configuration in docs/serve.md."""
 
 READY = "kaas serves at"
 """What the line begins with that it prints once it can be reached; the endpoint follows."""

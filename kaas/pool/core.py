@@ -380,7 +380,7 @@ class Pool:
         else:
             most = self._config.run_limit_s
             until = "until it ends" if most is None else f"until it ends, at most to the run limit of {most} s"
-            message += f"running after {waited:.3f} s; what was begun has its device {until}"
+            message += f"running after {waited:.3f} s; its kernel has the device {until}"
         self._answer(request, DeadlineExceeded(message, task=request.call.label, deadline_s=limit, waited_s=waited))
         self._abandon(request)
 
@@ -556,7 +556,7 @@ class Pool:
     def _left_behind(
         self, request: Request, worker: Worker, reason: str, cause: DeviceLost | None, case: Case, had_s: float
     ) -> None:
-        """What becomes of a request whose worker is gone. had_s: device seconds that it is charged."""
+        """Answer a request whose worker is gone, or queue it again. had_s: device seconds that it is charged."""
         call, verdict = request.call, judge(case)
         if verdict is Verdict.FAULT or (verdict is Verdict.DIED and case.pure and not case.beside):
             self._blame(request, worker, reason, function=verdict is Verdict.FAULT)

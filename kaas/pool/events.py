@@ -181,7 +181,7 @@ class WorkerGone:
     """A worker ended, or never became ready. Requests that ran there are over; those to be retried arrive again.
 
     device_s: device seconds that requests there are charged, behind their ids: of a request that ended the worker, or
-    whose caller had left. What others lost with the worker is not charged.
+    whose caller had left. Others are not charged for the time that they lost with the worker.
     """
 
     time_s: float

@@ -33,7 +33,7 @@ class Registry:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What people know functions by: what they were lent as, or else their kTask's."""
+        """The names of functions for people: those that they were lent by, or else their kTasks' labels."""
         known = self._functions.items()
         return tuple(label for key, function in known for label in dict.fromkeys(self._lent.get(key, [function.label])))
 
@@ -59,7 +59,7 @@ class Registry:
 
     def lend(self, spec: wire.FunctionSpec, task: Described, data: bytes, label: str) -> RegisteredFunction:
         """Make a function with an owner known until it is given back as often; data: the kTask. label: what its owner
-        knows it by. Who asks keeps it for later lives."""
+        knows it by. The caller keeps it for later lives of the pool."""
         self._lent.setdefault(spec.key, []).append(label)
         return self._functions.get(spec.key) or self._add(spec, task, data)
 

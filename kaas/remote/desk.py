@@ -136,7 +136,7 @@ class Desk:
 
     def _sung(self, singing: asyncio.Task[float]) -> None:
         self._singing = None
-        if not singing.cancelled() and (error := singing.exception()) is not None:  # who asked may have gone
+        if not singing.cancelled() and (error := singing.exception()) is not None:  # its callers may have gone
             _log.info("the canary did not come back: %s", error)
 
     def _status(self, client: str | None) -> dict[str, Any]:

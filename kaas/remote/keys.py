@@ -31,7 +31,7 @@ OWNER = "keys.owner"
 """The field of errors that say that others may read or write a file of keys."""
 
 SECRET_THERE = "--to names another file, or remove this one if nobody needs its key"
-"""What to do about a client's own file that is there already."""
+"""The advice where a client's own file is there already."""
 
 _OTHERS = 0o077
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What somebody meant who wrote a field that a configuration does not have."""
+"""The field that is meant by one that a configuration does not have."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ HINTS = {
     re.compile(r"`object`, got `(bool|str)` - at `\$\.code`"): "`code: {any: true}` takes all code of all clients",
     re.compile(r"`str`, got `int` - at `\$\.code\.\w+\["): "a hash or key that has digits only stands in quotes",
 }
-"""What to write instead, by what msgspec says of slips that are often made."""
+"""Advice for common slips, by the words in which msgspec refuses them."""
 UNKNOWN = re.compile(r"unknown field `(.*?)`")
 
 

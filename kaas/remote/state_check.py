@@ -28,7 +28,7 @@ KINDS: dict[str, Any] = {
 }
 """What stands in the entries of each kind."""
 _SENSELESS = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError)
-"""What reading a damaged entry raises: a value may be of any of SQLite's types."""
+"""Errors of reading a damaged entry: a value may be of any of SQLite's types."""
 _UPLOAD = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"[0-9a-f]{64}\.part")
 

@@ -35,7 +35,7 @@ def test_its_device_is_seen_to_be_taken_until_its_kernels_end() -> None:
     cancelled = kaas.call(spinning(2), {}, scalars={"steps": ENDLESS})
     until(lambda: kaas.status().running == 2)
     with pytest.raises(
-        DeadlineExceeded, match=f"has its device until it ends, at most to the run limit of {LIMIT_S} s"
+        DeadlineExceeded, match=f"its kernel has the device until it ends, at most to the run limit of {LIMIT_S} s"
     ):
         late.result()
     assert cancelled.cancel()

@@ -1,9 +1,8 @@
-"""What an event loop cancels is cancelled in the pool, by the way that docs/programs.md names."""
+"""A call that an event loop cancels is cancelled in the pool, by the way that docs/programs.md names."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,14 +11,6 @@ import kaas
 from tests.api.conftest import scale_task, spin_task
 
 pytestmark = pytest.mark.usefixtures("softgpu", "pool")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[None]:
-    device = kaas.Device("software", memory_bytes=64 << 20)
-    kaas.init(ray=False, name="cancelled-tasks", config=kaas.Config(devices=(device,)))
-    yield
-    kaas.shutdown()
 
 
 def test_a_task_that_has_not_begun_cancels_nothing() -> None:

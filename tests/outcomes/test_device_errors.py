@@ -1,4 +1,4 @@
-"""What a kernel did to its device is said with what its owner can do next."""
+"""An error of a device says what its kernel did, and how its owner finds out more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong is answered with a sentence that says what to do instead."""
+"""The mistakes of newcomers are answered with sentences that say what to do instead."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,6 @@ Run = Callable[[Any], Any]
 
 
 pytestmark = pytest.mark.usefixtures("softgpu", "pool")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[None]:
-    device = kaas.Device("software", memory_bytes=64 << 20)
-    kaas.init(ray=False, name="outcomes-inputs", config=kaas.Config(devices=(device,)))
-    yield
-    kaas.shutdown()
 
 
 def _local(x: Any) -> Any:

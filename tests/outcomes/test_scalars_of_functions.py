@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -12,14 +10,6 @@ from kaas.errors import UnexpectedInput
 from tests.api.conftest import STEPS
 
 pytestmark = pytest.mark.usefixtures("softgpu", "pool")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[None]:
-    device = kaas.Device("software", memory_bytes=64 << 20)
-    kaas.init(ray=False, name="scalars-of-functions", config=kaas.Config(devices=(device,)))
-    yield
-    kaas.shutdown()
 
 
 def test_scalars_stand_beside_the_inputs() -> None:

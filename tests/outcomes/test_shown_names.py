@@ -1,4 +1,4 @@
-"""What an operator is shown of clients has one name for a function everywhere, and no terminal obeys that name."""
+"""A client's function has one name in all that an operator is shown, and no terminal obeys that name."""
 
 from __future__ import annotations
 
