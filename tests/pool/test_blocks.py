@@ -18,6 +18,7 @@ import pytest
 
 from kaas.pool.blocks import ALIGN_BYTES, IDLE_AT_MOST, MAPPED_AT_MOST, Inbox, Outbox, open_file
 from kaas.pool.messages import Block
+from tests.open_files import memory_files
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def outbox() -> Iterator[Outbox]:
 
 def open_files() -> int:
     gc.collect()
-    return len(os.listdir("/proc/self/fd"))
+    return len(memory_files())
 
 
 def test_who_reads_sees_what_was_put(outbox: Outbox) -> None:

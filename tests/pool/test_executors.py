@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from kaas.pool.messages import Block, Done, Filed, Forget, Framed, Meet, Named, 
 from kaas.pool.payloads import Payload
 from kaas.pool.residents import Placed
 from kaas.pool.transport import WorkerLost
+from tests.open_files import memory_files
 from tests.pool.executor_stage import (
     FUNCTION,
     LARGE,
@@ -191,10 +191,10 @@ def test_a_clients_memory_goes_to_an_executor_as_an_open_file() -> None:
         beside = [Filed(0, 0, 64), Filed(0, second.offset_bytes, 8), Filed(1, third.offset_bytes, 1)]
         assert stage.exchange.sent[-1][1].beside == beside
         assert stage.exchange.files == [b"a" * 64 + b"b" * 8, b"c"]
-        files = len(os.listdir("/proc/self/fd"))
+        files = memory_files()
         reply = await (await stage.run(small(one.block, gone)))
         assert isinstance(reply.error, InputFailed)
-        assert len(os.listdir("/proc/self/fd")) == files
+        assert memory_files() == files
 
     play(scenario)
 

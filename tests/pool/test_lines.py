@@ -26,6 +26,7 @@ from kaas.pool.connect import connect
 from kaas.pool.lines import LARGE_BYTES, PROBE_BYTES, Line, LineLost
 from kaas.pool.messages import Address, Cancel, Hello, Refused, Release, Result, Submit, Welcome
 from kaas.pool.stream import Stream
+from tests.open_files import connections_on
 from tests.patience import PATIENCE_S, readable, until
 from tests.pool.exchanges import NODE, Running
 
@@ -92,10 +93,6 @@ def raw(pool: Running) -> Iterator[Callable[[], Raw]]:
             return stranger
 
         yield come
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def arrived(pool: Running) -> Any:
@@ -370,7 +367,7 @@ def test_a_line_that_was_interrupted_is_lost(
 
 def test_who_ends_with_something_unread_is_forgotten(pool: Running) -> None:
     """Of that the pool hears once: with what it has said itself and its end in one piece of news."""
-    before = descriptors()
+    before = connections_on(pool.address.path)
     stranger = Raw(pool.address.path)
     stranger.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
     assert messages.decode_to_peer(stranger.receive()[0]) == Welcome(pool.address.life, False)
@@ -384,7 +381,7 @@ def test_who_ends_with_something_unread_is_forgotten(pool: Running) -> None:
 
     pool.do(end)
     assert [arrived(pool)[1] for _ in range(3)] == [Cancel(number) for number in range(3)]
-    until(lambda: descriptors() == before)
+    until(lambda: connections_on(pool.address.path) == before)
 
 
 def test_receiving_ends_in_time(line: Line) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from kaas.pool.lines import LARGE_BYTES
 from kaas.pool.stream import CHUNK_BYTES, FRAMES_AT_MOST, Malformed, Stream
+from tests.open_files import memory_files
 
 Ends = tuple[Stream, Stream]
 
@@ -68,7 +69,7 @@ def content_of(file: int) -> memoryview:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.lists(SIZES, max_size=3), st.integers(0, 3)), min_size=1, max_size=6))
 def test_files_come_with_their_message(plan: list[tuple[list[int], int]]) -> None:
-    files_before = os.listdir("/proc/self/fd")
+    files_before = memory_files()
     near, far = socket.socketpair()
     one, other = Stream(near), Stream(far, content_of)
     expected = []
@@ -80,7 +81,8 @@ def test_files_come_with_their_message(plan: list[tuple[list[int], int]]) -> Non
     assert moved(one, other, len(plan)) == expected
     one.close()
     other.close()
-    assert os.listdir("/proc/self/fd") == files_before
+    assert near.fileno() == far.fileno() == -1
+    assert memory_files() == files_before
 
 
 def test_files_that_never_went_out_are_closed(ends: Ends) -> None:
@@ -96,11 +98,11 @@ def test_files_that_never_went_out_are_closed(ends: Ends) -> None:
 
 def test_files_that_no_one_wants_are_not_kept(ends: Ends) -> None:
     one, other = ends
-    files_before = len(os.listdir("/proc/self/fd"))
+    files_before = memory_files()
     one.send(b"header", [], [memory_file(b"unwanted")])
     with pytest.raises(Malformed):
         moved(one, other, 1)
-    assert len(os.listdir("/proc/self/fd")) == files_before
+    assert memory_files() == files_before
 
 
 def test_bytes_may_come_one_by_one() -> None:
