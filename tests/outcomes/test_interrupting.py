@@ -30,8 +30,8 @@ spin(1 << 60)
 """
 ENDS_SOON = """
 local.GRACE_S = 300.0
-print("begins", flush=True)
 try:
+    print("begins", flush=True)  # the signal may come before this returns
     spin(1_500_000_000)
 except KeyboardInterrupt:
     print("interrupted", spin(1000) == short, flush=True)
