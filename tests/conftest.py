@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,16 +39,6 @@ def softgpu() -> tuple[int, ...]:
     """
     software.load(SOFTGPU_BYTES)
     return SOFTGPU_BYTES
-
-
-@pytest.fixture(scope="module", autouse=True)
-def caches_left_empty() -> Iterator[None]:
-    """What `run_local` caches leaves with the module: tests of the driver need room on the same devices."""
-    yield
-    if local := sys.modules.get("kaas.executor.local"):
-        for executor in local._executors.values():
-            if executor.lost is None:
-                executor.flush()
 
 
 @pytest.fixture(autouse=True)

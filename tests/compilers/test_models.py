@@ -23,6 +23,7 @@ import kaas
 import tvm_backend
 from benchmarks.models import MODELS, Model, relative_error, same_top1
 from benchmarks.models import __main__ as timed
+from kaas.executor.local import executor_for
 from tests.patience import PATIENCE_S
 
 # what takes longest is left to `python -m benchmarks.models`: BERT's other ten layers, ResNet-50 for eight pictures
@@ -38,6 +39,13 @@ def nothing_stored() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KAAS_MODEL_CACHE", "0")
         yield
+
+
+@pytest.fixture(scope="module")
+def local_device(softgpu: tuple[int, ...]) -> Iterator[None]:  # noqa: ARG001 - it is there
+    """That of `run_local`, left empty: the models fill it, and other tests of this process allocate there."""
+    yield
+    executor_for().flush()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +71,7 @@ def check(model: Model, given: Any, expected: dict[str, Any]) -> None:
         assert same_top1(value, expected[name]), name
 
 
-@pytest.mark.usefixtures("softgpu")
+@pytest.mark.usefixtures("local_device")
 @pytest.mark.parametrize(("name", "batch"), CASES)
 def test_run_local(name: str, batch: int) -> None:
     model = MODELS[name]
@@ -91,7 +99,7 @@ def test_registered_as_compiled_and_called() -> None:
         check(model, function.call(*model.inputs(batch).values()).result(PATIENCE_S), model.answers(batch))
 
 
-@pytest.mark.usefixtures("softgpu")
+@pytest.mark.usefixtures("local_device")
 @pytest.mark.parametrize("name", SUITE)
 def test_from_torch(name: str) -> None:
     torch = pytest.importorskip("torch")
