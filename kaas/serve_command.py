@@ -19,7 +19,7 @@ SERVER_CONFIG = Path("kaas.yaml")
 """The name of a server's configuration in docs/serve.md."""
 
 READY = "kaas serves at"
-"""What the line begins with that it prints once it can be reached; the endpoint follows."""
+"""The beginning of the line that it prints once it can be reached; the endpoint follows."""
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""Which files this process has open, by kind: threads of Ray and of gRPC open TCP sockets and events at any time."""
+"""Files that this process has open, by kind: threads of Ray and of gRPC open TCP sockets and events at any time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+UNIX_SOCKETS = Path("/proc/net/unix")
+
 
 def memory_files() -> list[str]:
-    """What each descriptor of a memory file points to, with repetitions."""
+    """Return the target of each descriptor of a memory file."""
     return [target for target in _targets() if target.startswith("/memfd:")]
 
 
 def connections_on(path: str) -> int:
-    """How many sockets are bound to this path or were accepted there, in all processes."""
-    return sum(line.endswith(path) for line in Path("/proc/net/unix").read_text().splitlines())
+    """Return the number of sockets, of all processes, that are bound to this path or were accepted there."""
+    return sum(line.endswith(f" {path}") for line in UNIX_SOCKETS.read_text().splitlines())
 
 
-def pipes_and_unix_sockets() -> set[str]:
-    unix = {f"socket:[{line.split()[6]}]" for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
-    return {target for target in _targets() if target.startswith("pipe:") or target in unix}
+def files_of_children() -> list[str]:
+    """Return the target of each descriptor by which a child is reached or watched: pipe, Unix socket or pidfd."""
+    unix = {f"socket:[{line.split()[6]}]" for line in UNIX_SOCKETS.read_text().splitlines()[1:]}
+    return [target for target in _targets() if target.startswith("pipe:") or "pidfd" in target or target in unix]
 
 
 def _targets() -> list[str]:

@@ -26,7 +26,7 @@ KINDS: dict[str, Any] = {
     lasting.ANSWERS: lasting.Lasting,
     tenants.KIND: tenants.Kept,
 }
-"""What stands in the entries of each kind."""
+"""The values of the entries of each kind."""
 _SENSELESS = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError)
 """Errors of reading a damaged entry: a value may be of any of SQLite's types."""
 _UPLOAD = re.compile(r"[0-9a-f]{64}")

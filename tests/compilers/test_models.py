@@ -43,7 +43,7 @@ def nothing_stored() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def local_device(softgpu: tuple[int, ...]) -> Iterator[None]:  # noqa: ARG001 - it is there
-    """That of `run_local`, left empty: the models fill it, and other tests of this process allocate there."""
+    """The device of `run_local`, left empty: the models fill it, and other tests of this process allocate there."""
     yield
     executor_for().flush()
 

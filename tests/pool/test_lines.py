@@ -372,6 +372,7 @@ def test_who_ends_with_something_unread_is_forgotten(pool: Running) -> None:
     stranger.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
     assert messages.decode_to_peer(stranger.receive()[0]) == Welcome(pool.address.life, False)
     peer, _ = pool.greeted.get(timeout=PATIENCE_S)
+    assert connections_on(pool.address.path) > before
 
     def end() -> None:
         pool.exchange.send(peer, Release(1))

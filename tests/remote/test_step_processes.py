@@ -20,7 +20,7 @@ from kaas.pool.processes import on_end
 from kaas.remote import tasks, wire
 from kaas.remote.steps import Steps
 from tests.loops import run
-from tests.open_files import pipes_and_unix_sockets
+from tests.open_files import files_of_children
 from tests.patience import PATIENCE_S, until
 from tests.remote.conftest import Serve
 from tests.remote.servers import WIDTH, refused, scaled
@@ -186,13 +186,13 @@ def files_left(count: int) -> Iterator[None]:
 def test_without_files_for_a_process_a_step_fails(count: int) -> None:
     async def scenario() -> None:
         steps = Steps(NAMED, 1, PATIENCE_S)
-        opened = pipes_and_unix_sockets()
+        opened = files_of_children()
         with files_left(count), pytest.raises(StepFailed, match="Too many open files"):
             await steps.run("pid", {})
         with files_left(count), pytest.raises(InvalidConfig, match="Too many open files") as caught:
             await steps.open()
         assert caught.value.field == "steps"
-        assert pipes_and_unix_sockets() == opened
+        assert files_of_children() == opened
         await pid_of(steps)
         steps.close()
 
