@@ -7,7 +7,7 @@ ARGS   ?=
 TVM    := compilers/tvm_backend
 BLAS   := libraries/cutlass_blas
 TWO    := -n 2 --dist loadfile --no-loadscope-reorder
-LOCK   := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+LOCK   := uv pip compile pyproject.toml --extra ray --no-emit-package softgpu --universal --python-version 3.11 --generate-hashes \
           --no-emit-index-url --no-emit-find-links --no-header --no-annotate --quiet
 
 export PYTHONUNBUFFERED = 1
@@ -17,13 +17,13 @@ test bench: export RAY_AUTH_MODE ?= disabled
 test: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help setup libs extras demo test check fuzz bench dist gpu gpu-expected kernels tables lock clean
+.PHONY: help setup libs extras demo test check fuzz bench dist gpu gpu-expected kernels map tables lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev ## virtual environment, locked dependencies, the software GPU's driver library
-	@$(BIN)/python -m kaas.softgpu.build
+	@$(BIN)/python -m softgpu.build
 
 libs: setup ## the kernels of the BLAS library that are not built yet (at first about 4 minutes on 2 cores; needs a C++ compiler)
 	@$(BIN)/python -m cutlass_blas build $(if $(filter libs,$(MAKECMDGOALS)),$(ARGS))
@@ -38,8 +38,9 @@ demo: $(VENV)/.run ## three clients share four devices by weight, and an executo
 test: libs ## the test suite, in two processes; ARGS='-k graph -x' is passed to pytest, in one
 	@$(BIN)/python -m pytest $(or $(ARGS),$(TWO))
 
-dist: setup ## wheels in dist/: KaaS with the software GPU's driver library inside, for machines without a C compiler; kaas-gpu-tvm; kaas-gpu-blas with its kernels
+dist: setup ## wheels in dist/: KaaS; softgpu with its driver library, for machines without a C compiler; kaas-gpu-tvm; kaas-gpu-blas with its kernels
 	@$(BIN)/hatchling build -t wheel -d dist
+	@cd softgpu && $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)
 	@cd $(TVM) && $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)
 	@$(BIN)/python -m cutlass_blas build
 	@cd $(BLAS) && KAAS_BLAS_PACK=core $(abspath $(BIN))/hatchling build -t wheel -d $(abspath dist)
@@ -63,10 +64,13 @@ gpu-expected: setup ## what `make gpu` compares with, made on the software GPU
 	@$(BIN)/python -m tests.gpu.expected
 
 kernels: ## PTX of all .cu files again (needs nvcc)
-	@for source in $$(find kaas examples benchmarks tests -name '*.cu'); do \
+	@for source in $$(find kaas softgpu examples benchmarks tests -name '*.cu'); do \
 	  echo "nvcc -ptx -arch=sm_80 $$source"; nvcc -ptx -arch=sm_80 "$$source" -o "$${source%.cu}.ptx" || exit 1; done
 
-tables: setup ## the tables of docs/softgpu.md, docs/api.md and docs/benchmarks.md again, from code, tests and results
+map: setup ## files, lines and imports of each folder, import cycles, the longest files; and the picture in docs/architecture.md again
+	@$(BIN)/python -m tests.map --write $(ARGS)
+
+tables: setup ## the tables of softgpu/docs/softgpu.md, docs/api.md and docs/benchmarks.md again, from code, tests and results
 	@$(BIN)/python -m tests.softgpu.tables --write
 	@$(BIN)/python -m tests.reference --write
 	@$(BIN)/python -m benchmarks.page
@@ -92,11 +96,11 @@ $(BIN)/activate:
 	  { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: requirements/run.txt pyproject.toml | $(BIN)/activate
+$(VENV)/.run: requirements/run.txt pyproject.toml softgpu/pyproject.toml | $(BIN)/activate
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip >/dev/null # some tools make them without
 	@echo "installing what KaaS needs into $(VENV) (about 400 MB, once) ..."
 	@$(PIP) --require-hashes --only-binary :all: -r requirements/run.txt
-	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(PIP) --no-deps --no-build-isolation --editable softgpu --editable .
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(TVM)/pyproject.toml $(BLAS)/pyproject.toml $(VENV)/.run

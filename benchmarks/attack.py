@@ -28,10 +28,10 @@ import msgspec
 import zmq
 
 from benchmarks.path import build
-from kaas.pool.drain import end
-from kaas.remote import wire
-from kaas.remote.keys import OwnKeys, own_keys
-from kaas.remote.tasks import encode_library, encode_task
+from kaas.server.peers.keys import OwnKeys, own_keys
+from kaas.wire import protocol
+from kaas.wire.connections.zmq_reader import end
+from kaas.wire.sent_ktasks import encode_library, encode_task
 
 BURST = 10
 """Messages that go at once; the pace is kept between bursts."""
@@ -56,27 +56,30 @@ def corpus() -> list[Message]:
     library = task.libraries[0]
     code = encode_library(library)
     messages: list[tuple[Any, list[bytes]]] = [
-        (wire.Hello(wire.VERSION, token_hex(16)), []),
-        (wire.Upload(1, library.hash, len(code), "library"), []),
-        (wire.Chunk(2, library.hash, 0), [code]),
-        (wire.Register(3, FUNCTION), [encode_task(task)]),
-        (wire.Functions(4), []),
-        (wire.Put(5, "x", "float32", (1024,)), [array]),
-        (wire.Get(6, "x"), []),
-        (wire.Objects(7), []),
-        (wire.Invoke(8, FUNCTION, {"x": wire.Input(1)}), [array]),
-        (wire.Invoke(9, FUNCTION, {"x": wire.Input(object="x")}, key="once"), []),
-        (wire.Invoke(10, FUNCTION, {"x": wire.Input(1)}, key="stored", deadline_s=1.5, store={"out": "y"}), [array]),
-        (wire.Cancel(8), []),
-        (wire.Received((8, 9, 10)), []),
-        (wire.Ask(11, "status"), []),
-        (wire.Ask(12, "usage"), []),
-        (wire.Ask(13, "health"), [b"canary"]),
-        (wire.Ask(14, "drain"), []),
-        (wire.Delete(15, "x"), []),
-        (wire.Unregister(16, "never"), []),
+        (protocol.Hello(protocol.VERSION, token_hex(16)), []),
+        (protocol.Upload(1, library.hash, len(code), "library"), []),
+        (protocol.Chunk(2, library.hash, 0), [code]),
+        (protocol.Register(3, FUNCTION), [encode_task(task)]),
+        (protocol.Functions(4), []),
+        (protocol.Put(5, "x", "float32", (1024,)), [array]),
+        (protocol.Get(6, "x"), []),
+        (protocol.Objects(7), []),
+        (protocol.Invoke(8, FUNCTION, {"x": protocol.Input(1)}), [array]),
+        (protocol.Invoke(9, FUNCTION, {"x": protocol.Input(object="x")}, key="once"), []),
+        (
+            protocol.Invoke(10, FUNCTION, {"x": protocol.Input(1)}, key="stored", deadline_s=1.5, store={"out": "y"}),
+            [array],
+        ),
+        (protocol.Cancel(8), []),
+        (protocol.Received((8, 9, 10)), []),
+        (protocol.Ask(11, "status"), []),
+        (protocol.Ask(12, "usage"), []),
+        (protocol.Ask(13, "health"), [b"canary"]),
+        (protocol.Ask(14, "drain"), []),
+        (protocol.Delete(15, "x"), []),
+        (protocol.Unregister(16, "never"), []),
     ]
-    return [[wire.encode(header), *frames] for header, frames in messages]
+    return [[protocol.encode(header), *frames] for header, frames in messages]
 
 
 class Mutations:
@@ -170,7 +173,7 @@ class Attacker:
         due_s = monotonic()
         for number, message in enumerate(messages):
             if number % HELLO_EVERY == 0:
-                self.message([wire.encode(wire.Hello(wire.VERSION, token_hex(16)))])
+                self.message([protocol.encode(protocol.Hello(protocol.VERSION, token_hex(16)))])
             message()
             if number % BURST == 0:
                 due_s = max(due_s + BURST / self._rate, monotonic() - LATE_S)
@@ -192,7 +195,7 @@ class Attacker:
             except zmq.Again:
                 return
             self.counts["answers"] += 1
-            self.counts[f"answers: {type(wire.decode_from_server(head)).__name__}"] += 1
+            self.counts[f"answers: {type(protocol.decode_from_server(head)).__name__}"] += 1
 
     def recorded(self, messages: list[Message]) -> bytes:
         """What goes over TCP when these are sent through CURVE."""

@@ -33,10 +33,10 @@ import numpy as np
 import ray
 
 import kaas
+import softgpu
 from benchmarks.queueing import UNSTABLE, is_stable
 from benchmarks.report import parser, report
-from kaas import softgpu
-from kaas.ray_session import plain
+from kaas.api.ray_session import plain
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 CLIENTS = ("ada", "bob", "cyd", "dan")

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import kaas
 from benchmarks.report import arguments, report
-from kaas.executor.device import gpu_count, open_device
+from kaas.executor.device.device import gpu_count, open_device
 from kaas.executor.executor import Executor, Request
 
 PTX = (Path(__file__).parent / "kernels" / "clients.ptx").read_text()

@@ -34,9 +34,9 @@ from cuda.bindings import driver
 import kaas
 from benchmarks.station import N, reader
 from examples import chained_matmul
-from kaas.executor.device import call, open_device
-from kaas.pool.ray_cluster import SOFTWARE_RESOURCE
-from kaas.pool.stats import Stats
+from kaas.executor.device.device import call, open_device
+from kaas.pool.on_ray.cluster import SOFTWARE_RESOURCE
+from kaas.wire.status.stats import Stats
 
 OBJECT_BYTES = 64 << 20
 SIDE = 256

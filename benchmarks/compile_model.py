@@ -23,7 +23,7 @@ from benchmarks.report import parser, positive, report
 
 MODEL = "resnet50"
 MODULES = ("onnx", "tvm_backend", "tvm_backend.compiling", "tvm_backend.tasks", "tvm_backend.frontends.from_onnx",
-           "tvm.relax.frontend.onnx", "kaas.model")  # fmt: skip
+           "tvm.relax.frontend.onnx", "kaas.models.model")  # fmt: skip
 """All that `compile` imports."""
 
 

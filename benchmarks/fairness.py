@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 import kaas
+import softgpu
 from benchmarks.report import parser, report
 from benchmarks.tenants import X, check, copier, holder, pool
-from kaas import softgpu
 
 COPIED_BYTES, COPY_BYTES_PER_S, KERNEL_S = 8 << 20, 8e8, 5e-3
 DEVICE = kaas.Device(

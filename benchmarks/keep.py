@@ -16,8 +16,8 @@ import numpy as np
 import ray
 
 import kaas
+import softgpu
 from benchmarks.report import arguments, report
-from kaas import softgpu
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 LENGTH = 8

@@ -19,9 +19,9 @@ from cuda.core import LaunchConfig, ObjectCode, launch
 
 import kaas
 from benchmarks.report import arguments, report
-from kaas.executor.device import gpu_count, open_device
+from kaas.executor.device.device import gpu_count, open_device
 from kaas.executor.executor import Executor, Request, RunStats, Source
-from kaas.executor.replay import Replay, Values
+from kaas.executor.plan.graph_cache import Replay, Values
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 N = 1024

@@ -35,8 +35,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is im
 import ray
 
 import kaas
-from kaas import softgpu
-from kaas.executor import software
+import softgpu
+from kaas.executor.device import software
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 KERNEL_S = 5e-3

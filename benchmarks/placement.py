@@ -14,7 +14,7 @@ from typing import Any
 import kaas
 from benchmarks.report import parser, report
 from benchmarks.tenants import X, check, device_misses, holder, pool
-from kaas.pool.policies import POLICIES
+from kaas.scheduling.policies import POLICIES
 
 DEVICES = 4
 DEVICE = kaas.Device("software", 64 << 20)

@@ -27,12 +27,12 @@ import ray
 
 import kaas
 from benchmarks.path import ELEMENTS, build
-from kaas.attached import current_session
-from kaas.pool.events import Decision, Event, PhysicalDevice, Policy
-from kaas.pool.policies import POLICIES
-from kaas.pool.simulation.reading import read
-from kaas.pool.simulator import simulate
-from kaas.ray_session import RaySession
+from kaas.api.attached import current_session
+from kaas.api.ray_session import RaySession
+from kaas.scheduling.events import Decision, Event, PhysicalDevice, Policy
+from kaas.scheduling.policies import POLICIES
+from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.simulator import simulate
 
 LIVE = ("fcfs", "cfs_affinity")
 CLIENTS = 16

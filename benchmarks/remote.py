@@ -30,8 +30,8 @@ import kaas
 from benchmarks.path import ELEMENTS, RATE_ROUNDS, Calls, Empty, build, latencies, rates
 from benchmarks.report import parser, positive, report
 from benchmarks.served import Server, resident_bytes
-from kaas.remote import wire
-from kaas.remote.keys import own_keys
+from kaas.server.peers.keys import own_keys
+from kaas.wire import protocol
 
 CLIENT = "ada"
 SLOTS = 4
@@ -114,7 +114,7 @@ def connections(server: Server, count: int) -> Iterator[None]:
                 socket.curve_publickey = keys.public_key.encode()
                 socket.curve_secretkey = keys.secret_key.encode()
                 socket.connect(server.address)
-                socket.send(wire.encode(wire.Hello(wire.VERSION, token_hex(16))))
+                socket.send(protocol.encode(protocol.Hello(protocol.VERSION, token_hex(16))))
             welcome(some)
         yield
     finally:
@@ -125,8 +125,8 @@ def connections(server: Server, count: int) -> Iterator[None]:
 
 def welcome(sockets: Sequence[zmq.Socket[bytes]]) -> None:
     for socket in sockets:
-        answer = wire.decode_from_server(socket.recv())
-        if not isinstance(answer, wire.Welcome):
+        answer = protocol.decode_from_server(socket.recv())
+        if not isinstance(answer, protocol.Welcome):
             raise SystemExit(f"{answer}: this measured something else")
 
 

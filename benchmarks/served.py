@@ -20,7 +20,7 @@ from typing import Self
 import msgspec
 
 import kaas
-from kaas.remote.keys import new_client
+from kaas.server.peers.keys import new_client
 
 ADDRESS = re.compile(r"tcp://\S+:\d+")
 DEVICE_BYTES = 256 << 20
@@ -64,11 +64,11 @@ class Server:
             "limits": dict(limits or {}),
             "administrators": [ADMINISTRATOR],
         }
-        self._environment = {name: value for name, value in os.environ.items() if name != "KAAS_SOFTGPU_MODEL"}
+        self._environment = {name: value for name, value in os.environ.items() if name != "SOFTGPU_MODEL"}
         if kernels_s is not None:  # else its GPU has no model: in modelled time other threads run what is submitted
             model = "".join(f"{symbol} = [{seconds}, 1.0]\n" for symbol, seconds in kernels_s.items())
             (folder / "model.toml").write_text(f"[kernels]\n{model}")
-            self._environment["KAAS_SOFTGPU_MODEL"] = str(folder / "model.toml")
+            self._environment["SOFTGPU_MODEL"] = str(folder / "model.toml")
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
         self.ended: list[int] = []
@@ -139,7 +139,7 @@ class Server:
 
     def executors(self) -> list[int]:
         """Their processes."""
-        return [pid for pid in descendants(self.pid) if _argument(pid, "kaas.pool.executor_process")]
+        return [pid for pid in descendants(self.pid) if _argument(pid, "kaas.worker.executor_process")]
 
     def charged(self) -> Counter[str]:
         """Requests of each client, by the server's own account."""

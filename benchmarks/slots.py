@@ -13,9 +13,9 @@ from time import perf_counter
 import numpy as np
 
 import kaas
+import softgpu
 from benchmarks.report import parser, report
 from benchmarks.station import N, Station, open_station, reader, send
-from kaas import softgpu
 
 KERNEL_S = 5e-3
 SHARE = 0.5

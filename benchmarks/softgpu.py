@@ -22,12 +22,12 @@ import numpy as np
 from cuda.bindings import driver
 from numpy.typing import NDArray
 
+import softgpu
 from benchmarks.models import MODELS
 from benchmarks.report import Bar, arguments, report
 from benchmarks.softgpu_compile import Source, measure
-from kaas import softgpu
-from kaas.executor.device import call
-from kaas.softgpu import target
+from kaas.executor.device.device import call
+from softgpu import target
 
 RESNET = MODELS["resnet50"]
 PTX = Path(__file__).parent / "kernels" / "softgpu.ptx"

@@ -18,8 +18,8 @@ from time import perf_counter
 import llvmlite.binding  # noqa: F401  imported before the clock runs, as in a process that has compiled before
 
 from benchmarks.report import arguments, report
-from kaas.softgpu import build
-from kaas.softgpu.jit import Compiler
+from softgpu import build
+from softgpu.jit import Compiler
 
 ROOT = Path(__file__).parent.parent
 ROUNDS = 5

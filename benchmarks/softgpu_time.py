@@ -13,9 +13,9 @@ from typing import Any
 
 from cuda.bindings import driver
 
+import softgpu
 from benchmarks.report import arguments, report
-from kaas import softgpu
-from kaas.executor.device import call
+from kaas.executor.device.device import call
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"
 RATE = 2e9

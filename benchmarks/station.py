@@ -15,8 +15,8 @@ import numpy as np
 from cuda.bindings import driver
 
 import kaas
-from kaas import softgpu
-from kaas.executor.device import Device, call, gpu_count, open_device
+import softgpu
+from kaas.executor.device.device import Device, call, gpu_count, open_device
 from kaas.executor.executor import Executor, Request, Result, RunStats, Source
 
 PTX = Path(__file__).parent / "kernels" / "launch.ptx"

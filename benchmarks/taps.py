@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import ray
 
-from kaas.attached import current_session
+from kaas.api.attached import current_session
+from kaas.api.ray_session import RaySession
 from kaas.executor.executor import Executor
-from kaas.pool import messages
-from kaas.pool.ray_cluster import NAMESPACE
+from kaas.pool.on_ray.cluster import NAMESPACE
 from kaas.pool.service import Service
-from kaas.ray_session import RaySession
+from kaas.wire import messages
 
 Notes = dict[str, list[float]]
 """Of one process: for each kind of moment, when it came."""

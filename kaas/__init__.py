@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 from kaas import errors
-from kaas.arguments import Buffer, In, InOut, Literal, Null, Out, Pointers, Scalar, Struct
-from kaas.caches import cache_root
+from kaas.cache_folders import cache_root
 from kaas.config import ClientSettings, Config, Device
 from kaas.errors import KaasError
-from kaas.graph import KTask
-from kaas.kernel import Kernel
-from kaas.library import Library
-from kaas.literals import bf16, boolean, c64, c128, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
-from kaas.request import View
-from kaas.variant import Variant
+from kaas.ktask.arguments import Buffer, In, InOut, Literal, Null, Out, Pointers, Scalar, Struct
+from kaas.ktask.graph import KTask
+from kaas.ktask.kernel import Kernel
+from kaas.ktask.library import Library
+from kaas.ktask.literals import bf16, boolean, c64, c128, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from kaas.ktask.request import View
+from kaas.ktask.variant import Variant
 
 if TYPE_CHECKING:
-    from kaas.api import init, invoke, pardon, shutdown, stats, status
-    from kaas.caching import flush, pin, prefetch, put, unpin
-    from kaas.calls import call
-    from kaas.etasks import ETask, etask
+    from kaas.api.caching import flush, pin, prefetch, put, unpin
+    from kaas.api.calls import call
+    from kaas.api.etasks import ETask, etask
+    from kaas.api.function import Function, register
+    from kaas.api.program import init, invoke, pardon, shutdown, stats, status
+    from kaas.client.async_client import AsyncClient
+    from kaas.client.client import Client
     from kaas.executor.local import run_local
-    from kaas.function import Function, register
     from kaas.futures import Future
-    from kaas.model import CompiledModel, load
-    from kaas.pool.resident import Resident
-    from kaas.remote.aio import AsyncClient
-    from kaas.remote.client import Client
+    from kaas.models.model import CompiledModel, load
+    from kaas.wire.resident import Resident
 
 __all__ = [
     "AsyncClient",
@@ -94,21 +94,21 @@ __all__ = [
 ]
 
 _ON_DEMAND = {
-    **dict.fromkeys(("init", "invoke", "pardon", "shutdown", "stats", "status"), "kaas.api"),
-    **dict.fromkeys(("Function", "register"), "kaas.function"),
-    **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.caching"),
-    **dict.fromkeys(("ETask", "etask"), "kaas.etasks"),
-    **dict.fromkeys(("CompiledModel", "load"), "kaas.model"),
-    "AsyncClient": "kaas.remote.aio",
-    "Client": "kaas.remote.client",
+    **dict.fromkeys(("init", "invoke", "pardon", "shutdown", "stats", "status"), "kaas.api.program"),
+    **dict.fromkeys(("Function", "register"), "kaas.api.function"),
+    **dict.fromkeys(("flush", "pin", "prefetch", "put", "unpin"), "kaas.api.caching"),
+    **dict.fromkeys(("ETask", "etask"), "kaas.api.etasks"),
+    **dict.fromkeys(("CompiledModel", "load"), "kaas.models.model"),
+    "AsyncClient": "kaas.client.async_client",
+    "Client": "kaas.client.client",
     "Future": "kaas.futures",
-    "Resident": "kaas.pool.resident",
-    "call": "kaas.calls",
+    "Resident": "kaas.wire.resident",
+    "call": "kaas.api.calls",
     "run_local": "kaas.executor.local",
 }
 """Names that bring Ray or the CUDA driver's bindings with them, or may, and the modules that hold them."""
 
-_ON_RAY = ("kaas.etasks", "kaas.pool.resident")
+_ON_RAY = ("kaas.api.etasks", "kaas.wire.resident")
 """Modules that need Ray."""
 
 
@@ -118,7 +118,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module 'kaas' has no attribute {name!r}")
     if _ON_DEMAND[name] in _ON_RAY:
-        from kaas.with_ray import check_ray
+        from kaas.optional_ray import check_ray
 
         check_ray()
     value = globals()[name] = getattr(import_module(_ON_DEMAND[name]), name)  # the next time it is found at once

@@ -12,7 +12,7 @@ from kaas.errors import ConfigMismatch, InvalidConfig
 from kaas.store import Store
 
 if TYPE_CHECKING:
-    from kaas.softgpu import Fault, Model
+    from softgpu import Fault, Model
 
 SOFTWARE_GPUS = 2
 """Software GPUs of a pool that was given no devices and finds no GPU."""
@@ -20,7 +20,7 @@ SOFTWARE_GPU_BYTES = 1 << 30
 """Memory of a software GPU whose size was not given."""
 DEVICE_KINDS = ("software", "gpu")
 POLICY_NAMES = ("fcfs", "cfs_affinity", "exclusive", "static")
-"""Of `kaas.pool.policies.POLICIES`, which stand above this file."""
+"""Of `kaas.scheduling.policies.POLICIES`, which stand above this file."""
 QUEUE_LIMIT = 50_000
 """Requests that a pool queues unless told otherwise."""
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-12, 1e12
@@ -38,13 +38,13 @@ class Device:
     Args:
         kind: "gpu", an NVIDIA GPU that Ray hands out, or "software", KaaS's own on the CPU.
         memory_bytes: how much of its memory KaaS may use; None: all of a GPU, `SOFTWARE_GPU_BYTES` of a software one.
-        model: time that copies and kernels of a software one are to take (`kaas.softgpu.Model`).
-        faults: that a software one is to have (`kaas.softgpu.Fault`), counted from each start of its executor.
-        strict: seed of strict mode on a software one (`kaas.softgpu.set_strict`).
+        model: time that copies and kernels of a software one are to take (`softgpu.Model`).
+        faults: that a software one is to have (`softgpu.Fault`), counted from each start of its executor.
+        strict: seed of strict mode on a software one (`softgpu.set_strict`).
         memcheck: whether a software one checks every access of kernels to memory, at many times the cost.
         speed: how much faster than the pool's other devices it runs kernels, for policies that compare them.
 
-    What is None of model, strict and memcheck is as the executor's environment says (docs/softgpu.md).
+    What is None of model, strict and memcheck is as the executor's environment says (softgpu/docs/softgpu.md).
     """
 
     kind: str = "software"
@@ -113,8 +113,8 @@ class Config:
 
     Args:
         devices: None means the GPUs that Ray's cluster has, or else two software GPUs.
-        policy: a name of `kaas.pool.policies.POLICIES`, or a callable that makes a policy from the devices: a class, or
-            one with options by `functools.partial`. A server's `pool` has 'cfs_affinity' unless told otherwise, which
+        policy: a name of `kaas.scheduling.policies.POLICIES`, or a callable that makes a policy from the devices: a
+            class, or one with options by `functools.partial`. A server's `pool` has 'cfs_affinity' unless told otherwise, which
             is fair to its clients.
         run_limit_s: longest time in seconds that one attempt of a request may run; beyond it the request fails and its
             executor is replaced.

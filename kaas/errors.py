@@ -9,9 +9,7 @@ from typing import Any
 
 PRINTED_BYTES = 16 << 10
 """Of what kernels have printed, what an error carries at most."""
-MEMCHECK_TELLS_MORE = (
-    '; KAAS_SOFTGPU_MEMCHECK=1 or kaas.Device("software", memcheck=True) names the access and the buffer'
-)
+MEMCHECK_TELLS_MORE = '; SOFTGPU_MEMCHECK=1 or kaas.Device("software", memcheck=True) names the access and the buffer'
 """The end of a bad access's message. It is for those who own the device: a server's clients cannot check there."""
 
 
@@ -452,7 +450,7 @@ class QuotaExceeded(KaasError):
     """Something of a remote client's that is beyond what its key grants it.
 
     Fields:
-        client: whose quota it is. quota: which, as in `kaas.remote.quotas.Quotas`. limit, used: in its unit.
+        client: whose quota it is. quota: which, as in `kaas.server.usage.quotas.Quotas`. limit, used: in its unit.
         needed: how much more was asked for. retry_s: when it will be taken in; not there if only the client can make
             room.
     """

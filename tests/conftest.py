@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kaas import softgpu as software
+import softgpu as software
 from tests.hanging import HangingTests
 from tests.wheels import build
 
@@ -60,8 +60,8 @@ def shared_ray() -> Iterator[None]:
     """Ray as `kaas.init` starts it, but without its dashboard: one for all whose pool is from `start`."""
     import ray
 
-    from kaas.pool.ray_cluster import SOFTWARE_RESOURCE
-    from kaas.ray_session import SOFTWARE_SLOTS
+    from kaas.api.ray_session import SOFTWARE_SLOTS
+    from kaas.pool.on_ray.cluster import SOFTWARE_RESOURCE
 
     ray.init("local", resources={SOFTWARE_RESOURCE: SOFTWARE_SLOTS}, include_dashboard=False)
     yield

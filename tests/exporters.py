@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kaas.dlpack import _Header, _header
+from kaas.ktask.dlpack import _Header, _header
 
 if TYPE_CHECKING:
-    from kaas.executor.device import Device
+    from kaas.executor.device.device import Device
 
 
 class Exporter:

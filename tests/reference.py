@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import kaas
-from kaas import errors, literals
+from kaas import errors
+from kaas.ktask import literals
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 import kaas
-from kaas.remote.quotas import Quotas
-from kaas.remote.serve_config import Code, ETaskSettings, Limits, Listen, Settings
-from kaas.remote.server_log import LogSettings
+from kaas.server.config.serve_config import Code, ETaskSettings, Limits, Listen, Settings
+from kaas.server.server_log import LogSettings
+from kaas.server.usage.quotas import Quotas
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 INTRODUCTION = """# Configuration

@@ -37,7 +37,7 @@ def test_the_wheel_is_for_this_machine_and_any_python(kaas_wheel: Path) -> None:
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert kaas_wheel.name.endswith(f"-py3-none-{platform}.whl")
     names = zipfile.ZipFile(kaas_wheel).namelist()
-    assert "kaas/softgpu/packed/libcuda.so.1" in names
+    assert "softgpu/softgpu/packed/libcuda.so.1" in names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 
 
@@ -45,7 +45,7 @@ def test_the_demonstration_runs_without_a_compiler(installed: Path, tmp_path: Pa
     caches = tmp_path / "caches"
     environment = {"PATH": str(without_compiler(tmp_path)), "XDG_CACHE_HOME": str(caches)}
     where = run(
-        tmp_path, installed / "python", "-c", "import kaas.softgpu.build as b; print(b.build())", **environment
+        tmp_path, installed / "python", "-c", "import softgpu.build as b; print(b.build())", **environment
     ).strip()
     assert where.startswith(str(tmp_path))
     out = run(tmp_path, installed / "kaas", "demo", "--no-ray", "--seconds", "1", "--vertices", "64", **environment)

@@ -6,70 +6,49 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 import kaas
+from tests.map import FILES, LINES, MODULES, PAGE, TABLES, cycles, files_per_folder, imports, level, longest, page
 
 ROOT = Path(__file__).parent.parent
 
-LAYERS = [
-    {"kaas.arguments", "kaas.caches", "kaas.codec", "kaas.config", "kaas.constants_file", "kaas.dlpack", "kaas.draw",
-     "kaas.dtypes", "kaas.elf", "kaas.entries", "kaas.error_codec", "kaas.errors", "kaas.graph", "kaas.images",
-     "kaas.kernel", "kaas.kernels", "kaas.launch", "kaas.library", "kaas.literals", "kaas.model_file", "kaas.provided",
-     "kaas.request", "kaas.store", "kaas.symbols", "kaas.targets", "kaas.variant",
-     "kaas.with_ray"},
-    {"kaas.softgpu"},
-    {"kaas.makers"},
-    {"kaas.executor"},
-    {"kaas.pool"},
-    {"kaas.futures", "kaas.holds", "kaas.receiving"},
-    {"kaas.asked"},
-    {"kaas.session_calls"},
-    {"kaas.session"},
-    {"kaas.process_session", "kaas.ray_session"},
-    {"kaas.attached"},
-    {"kaas.dag", "kaas.function"},
-    {"kaas.api", "kaas.calls"},
-    {"kaas.caching", "kaas.etasks", "kaas.model"},
-    {"kaas.remote"},
-    {"kaas.demo", "kaas.cli", "kaas.code_command", "kaas.compile_command", "kaas.file_commands", "kaas.keys_command",
-     "kaas.observe_commands", "kaas.policy_commands", "kaas.serve_command", "kaas.state_command"},
-]  # fmt: skip
-"""Packages and modules from the bottom up; a module imports its own layer and those below. `kaas` itself, the list of
-public names, stands above all."""
-
 ALLOWED_IMPORTERS = {
-    "cuda": {"kaas.executor.device", "kaas.makers.nvrtc", "kaas.softgpu.runtime_calls"},
+    "cuda": {"kaas.executor.device.device", "kaas.code.nvrtc", "softgpu.runtime_calls"},
     "ray": {
-        "kaas.dag",
-        "kaas.ray_session",
-        "kaas.pool.adoption",
-        "kaas.pool.etask_actor",
-        "kaas.pool.etask_transport",
-        "kaas.pool.values",
-        "kaas.pool.ray_cluster",
-        "kaas.pool.ray_ground",
-        "kaas.pool.ray_metrics",
-        "kaas.pool.ray_pool",
-        "kaas.pool.ray_hosts",
-        "kaas.pool.executor_actor",
-        "kaas.pool.resident",
-        "kaas.pool.results",
-        "kaas.with_ray",
+        "kaas.api.dag",
+        "kaas.api.ray_session",
+        "kaas.pool.on_ray.adoption",
+        "kaas.worker.etask_actor",
+        "kaas.pool.on_ray.etask_transport",
+        "kaas.wire.etask_values",
+        "kaas.pool.on_ray.cluster",
+        "kaas.pool.on_ray.backend",
+        "kaas.pool.on_ray.metrics",
+        "kaas.pool.on_ray.pool_actor",
+        "kaas.pool.on_ray.hosts",
+        "kaas.worker.executor_actor",
+        "kaas.wire.resident",
+        "kaas.pool.on_ray.results",
+        "kaas.optional_ray",
     },
-    "llvmlite": {"kaas.softgpu"},
-    "triton": {"kaas.makers.triton"},
-    "numba": {"kaas.makers.numba"},
-    "numba_cuda": {"kaas.makers.numba"},
-    "cupy": {"kaas.makers.cupy"},
-    "py_landlock": {"kaas.pool.sandbox"},
-    "prometheus_client": {"kaas.remote.metrics"},
-    "safetensors": {"kaas.constants_file", "kaas.model_file"},
-    "cryptography": {"kaas.remote.allow", "kaas.remote.signing"},
-    "zmq": {"kaas.pool.drain", "kaas.pool.node_door", "kaas.pool.node_line", "kaas.remote"},
+    "llvmlite": {"softgpu"},
+    "triton": {"kaas.code.triton"},
+    "numba": {"kaas.code.numba"},
+    "numba_cuda": {"kaas.code.numba"},
+    "cupy": {"kaas.code.cupy"},
+    "py_landlock": {"kaas.worker.sandbox"},
+    "prometheus_client": {"kaas.server.metrics"},
+    "safetensors": {"kaas.models.constants_file", "kaas.models.model_file"},
+    "cryptography": {"kaas.server.peers.allow", "kaas.server.peers.signing"},
+    "zmq": {
+        "kaas.wire.connections.zmq_reader",
+        "kaas.wire.connections.zmq_listener",
+        "kaas.wire.connections.zmq_connection",
+        "kaas.remote",
+    },
     "onnx": set[str](),
     "torch": set[str](),
     "tvm": set[str](),
@@ -85,74 +64,56 @@ ALLOWED_IMPORTERS = {
 }
 """Foreign package -> the modules, or packages with all they hold, that may import it."""
 
-DECIDERS = ("kaas.pool.events", "kaas.pool.policies", "kaas.pool.checked", "kaas.pool.simulator",
-            "kaas.pool.simulation", "kaas.executor.cache", "kaas.executor.ranges", "kaas.executor.tiers",
-            "kaas.executor.eviction", "kaas.executor.arena")  # fmt: skip
+DECIDERS = ("kaas.scheduling.events", "kaas.scheduling.policies", "kaas.scheduling.checks", "kaas.scheduling.simulation.simulator",
+            "kaas.scheduling.simulation", "kaas.executor.cache.cache", "kaas.executor.cache.ranges", "kaas.executor.cache.tiers",
+            "kaas.executor.cache.eviction", "kaas.executor.plan.arena")  # fmt: skip
 """What decides: values in, values out. No clock, no chance, no environment, no event loop, no device."""
+
+PURE = ("kaas.config", "kaas.errors", "kaas.ktask")
+"""Values that they may use."""
 
 NOT_FOR_DECIDERS = {"asyncio", "cuda", "os", "random", "ray", "secrets", "socket", "threading", "time", "zmq"}
 
 
-def name_of(path: Path, root: Path = ROOT) -> str:
-    parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {name_of(path): path for path in sorted((ROOT / "kaas").rglob("*.py"))}
-
-OTHERS = [ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas"]
-"""Where the distributions kaas-gpu-tvm and kaas-gpu-blas stand: they use kaas as anybody does, by its public names."""
-
-OTHER_MODULES = {
-    name_of(path, folder): path for folder in OTHERS for path in sorted((folder / folder.name).rglob("*.py"))
-}
+OUR_MODULES = {name: path for name, path in MODULES.items() if name.split(".")[0] in ("kaas", "softgpu")}
+OTHER_MODULES = {name: path for name, path in MODULES.items() if name not in OUR_MODULES}
+"""Those of kaas-gpu-tvm and kaas-gpu-blas, which use kaas as anybody does, by its public names."""
 
 
 def within(module: str, packages: set[str] | tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(package + ".") for package in packages)
 
 
-@cache
-def imports(module: str) -> frozenset[str]:
-    """Everything a module imports at run time, inside functions too, as full dotted names of modules."""
-    found: set[str] = set()
-    for node in run_time_nodes(ast.parse(MODULES[module].read_text())):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
-            base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
-            origin = ".".join([*base, *([node.module] if node.module else [])])
-            inner = (f"{origin}.{alias.name}" for alias in node.names)
-            found.update(name if name in MODULES else origin for name in inner)
-    return frozenset(found)
-
-
-def run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            continue
-        yield node
-        yield from run_time_nodes(node)
-
-
-def layer(module: str) -> int:
-    if module == "kaas":
-        return len(LAYERS)
-    places = [level for level, members in enumerate(LAYERS) if within(module, members)]
-    assert len(places) == 1, f"{module} stands in no layer: give it a place in LAYERS"
-    return places[0]
-
-
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", OUR_MODULES)
 def test_imports_point_down(module: str) -> None:
-    up = {name for name in imports(module) if within(name, {"kaas"}) and layer(name) > layer(module)}
-    if layer(module) == len(LAYERS) - 1:
-        up.discard("kaas")  # the top layer is written with the public names
+    ours = {name for name in imports(module) if within(name, ("kaas", "softgpu"))}
+    up = {name for name in ours if level(name) > level(module)}
+    if within(module, ("kaas.cli",)):
+        up.discard("kaas")  # the command line is written with the public names
     assert not up
 
 
-@pytest.mark.parametrize("module", MODULES)
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Neither at the top of a file, nor inside a function, nor for types."""
+    assert cycles({name: imports(name) for name in MODULES}) == []
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c", "x"}, "c": {"a"}, "d": {"d"}, "e": {"a", "f"}, "f": set()}
+    assert cycles({name: frozenset(others) for name, others in graph.items()}) == [["a", "b", "c"], ["d"]]
+
+
+def test_no_folder_is_crowded_and_no_file_is_long() -> None:
+    assert not {folder: count for folder, count in files_per_folder().items() if count > FILES}
+    assert not [(name, count) for count, name in longest() if count > LINES]
+    assert TABLES.keys() <= MODULES.keys()
+
+
+def test_the_picture_is_of_the_code() -> None:
+    assert page(PAGE.read_text()) == PAGE.read_text(), "`make map` draws it again"
+
+
+@pytest.mark.parametrize("module", OUR_MODULES)
 def test_foreign_packages_have_few_importers(module: str) -> None:
     wrong = {
         name
@@ -163,11 +124,11 @@ def test_foreign_packages_have_few_importers(module: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if within(module, DECIDERS)])
+@pytest.mark.parametrize("module", [module for module in OUR_MODULES if within(module, DECIDERS)])
 def test_what_decides_is_pure(module: str) -> None:
     assert not {name for name in imports(module) if within(name, NOT_FOR_DECIDERS)}
     ours = {name for name in imports(module) if within(name, {"kaas"})}
-    assert all(layer(name) == 0 or within(name, DECIDERS) for name in ours)
+    assert all(within(name, (*DECIDERS, *PURE)) for name in ours)
 
 
 def test_importing_kaas_is_light() -> None:
@@ -177,7 +138,7 @@ def test_importing_kaas_is_light() -> None:
 
 
 def names_of_kaas(tree: ast.AST) -> Iterator[str]:
-    """Every name of kaas that a file uses, as it is written there, imported for types too: `kaas.pool.core`."""
+    """Every name of kaas that a file uses, as it is written there, imported for types too: `kaas.pool.core.core`."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -210,11 +171,11 @@ print(*{name.partition(".")[0] for name in sys.modules})
 
 def test_names_of_kaas_are_found_however_they_are_written() -> None:
     program = """
-import kaas, kaas.pool.core
+import kaas, kaas.pool.core.core
 from kaas import KTask
-from kaas.executor.plan import Plan
+from kaas.executor.plan.plan import Plan
 from .kaas import mine
 def late(): return kaas.Buffer, other.kaas
 """
-    used = {"kaas.pool.core", "kaas.KTask", "kaas.executor.plan", "kaas.Buffer"}
+    used = {"kaas.pool.core.core", "kaas.KTask", "kaas.executor.plan.plan", "kaas.Buffer"}
     assert set(names_of_kaas(ast.parse(program))) == used

@@ -15,6 +15,7 @@ from tests.patience import PATIENCE_S
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = {
     "kaas": ROOT,
+    "softgpu": ROOT / "softgpu",
     "tvm_backend": ROOT / "compilers/tvm_backend",
     "cutlass_blas": ROOT / "libraries/cutlass_blas",
 }

@@ -27,7 +27,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray reads it when it is im
 import ray
 
 import kaas
-from kaas.executor.plan import arena_bytes
+from kaas.executor.plan.plan import arena_bytes
 
 DEVICE = kaas.Device("software", 1 << 30)
 RUN_LIMIT_S = 600

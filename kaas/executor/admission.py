@@ -8,16 +8,16 @@ from time import perf_counter
 import msgspec
 
 from kaas.errors import KaasError, OutOfDeviceMemory
-from kaas.executor.arena import Layout
-from kaas.executor.cache import Shortage, Unsaved
-from kaas.executor.fetches import Fetches
-from kaas.executor.gate import Gate
+from kaas.executor.cache.cache import Shortage, Unsaved
+from kaas.executor.cache.memory import Lease, Memory
+from kaas.executor.cache.tiers import granules
+from kaas.executor.cache.write_back import WriteBack
+from kaas.executor.device.monitor import Gate
 from kaas.executor.inputs import Arriving, Inputs
-from kaas.executor.memory import Lease, Memory
-from kaas.executor.plan import describe, too_large
-from kaas.executor.tiers import granules
-from kaas.executor.write_back import WriteBack
-from kaas.graph import KTask
+from kaas.executor.plan.arena import Layout
+from kaas.executor.plan.plan import describe, too_large
+from kaas.executor.single_flight import Fetches
+from kaas.ktask.graph import KTask
 
 Gather = Callable[[Mapping[bytes, Arriving]], Inputs]
 """Looks up what a request reads, given what has been fetched for it; under the lock."""

@@ -9,24 +9,24 @@ from types import MappingProxyType
 
 from kaas.errors import DeviceLost, InvalidRequest, KaasError
 from kaas.executor.admission import Admission, Admitted, Wanted
-from kaas.executor.cache import ObjectCache
-from kaas.executor.device import Device
+from kaas.executor.cache.cache import ObjectCache
+from kaas.executor.cache.memory import Lease, Memory
+from kaas.executor.cache.ranges import WHOLE_OBJECT_BYTES
+from kaas.executor.cache.write_back import Deliver, WriteBack
+from kaas.executor.device.context import Entered
+from kaas.executor.device.device import Device
+from kaas.executor.device.host_to_device import Transport
+from kaas.executor.device.monitor import Gate
 from kaas.executor.failures import Failures
-from kaas.executor.gate import Gate
 from kaas.executor.inputs import CachedObject, HostObject, Source, gather, gather_whole, stage
-from kaas.executor.memory import Lease, Memory
-from kaas.executor.plan import Plan
-from kaas.executor.ranges import WHOLE_OBJECT_BYTES
-from kaas.executor.replay import Replay
+from kaas.executor.plan.graph_cache import Replay
+from kaas.executor.plan.plan import Plan
 from kaas.executor.run import Request, Result, RunStats
-from kaas.executor.scopes import Entered
 from kaas.executor.slot import Slot
 from kaas.executor.slots import Slots
-from kaas.executor.transport import Transport
 from kaas.executor.watchdog import Watchdog, Watched
 from kaas.executor.work import check, occupied, tiers_of, work
-from kaas.executor.write_back import Deliver, WriteBack
-from kaas.graph import KTask
+from kaas.ktask.graph import KTask
 
 __all__ = ["Executor", "Request", "Result", "RunStats", "Source"]
 

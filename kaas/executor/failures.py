@@ -15,10 +15,10 @@ from kaas.errors import (
     KaasError,
     OutOfDeviceMemory,
 )
-from kaas.executor.device import Device
-from kaas.executor.gate import Gate
+from kaas.executor.device.device import Device
+from kaas.executor.device.monitor import Gate
 from kaas.executor.watchdog import Watched
-from kaas.graph import KTask
+from kaas.ktask.graph import KTask
 
 _TIMED_OUT = {"code": 702, "code_name": "CUDA_ERROR_LAUNCH_TIMEOUT"}
 

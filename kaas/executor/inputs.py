@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kaas.arguments import Buffer
-from kaas.dlpack import device_of, is_exporter, tensor_of
-from kaas.dtypes import KIND_BYTES
 from kaas.errors import InputFailed, MissingScalar, WrongScalar
-from kaas.executor.ranges import Part, Ranges
-from kaas.executor.tensors import on_host
-from kaas.graph import KTask
-from kaas.request import View, check_fit, input_bytes, raw_bytes
+from kaas.executor.cache.ranges import Part, Ranges
+from kaas.executor.device.host_arrays import on_host
+from kaas.ktask.arguments import Buffer
+from kaas.ktask.dlpack import device_of, is_exporter, tensor_of
+from kaas.ktask.dtypes import KIND_BYTES
+from kaas.ktask.graph import KTask
+from kaas.ktask.request import View, check_fit, input_bytes, raw_bytes
 
 if TYPE_CHECKING:
-    from kaas.executor.device import HostMemory
-    from kaas.executor.plan import Plan
+    from kaas.executor.device.device import HostMemory
+    from kaas.executor.plan.plan import Plan
 
 
 class Source(msgspec.Struct, frozen=True):

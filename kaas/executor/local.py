@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from kaas.config import SOFTWARE_GPU_BYTES, SOFTWARE_GPUS, Device
 from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest
-from kaas.executor import software
-from kaas.graph import KTask
-from kaas.request import View, check_names, encode_scalars, mapping
+from kaas.executor.device import software
+from kaas.ktask.graph import KTask
+from kaas.ktask.request import View, check_names, encode_scalars, mapping
 
 if TYPE_CHECKING:
     import numpy as np
 
     from kaas.executor.executor import Executor, Request, Result
     from kaas.executor.inputs import Source
-    from kaas.executor.plan import Plan
+    from kaas.executor.plan.plan import Plan
     from kaas.executor.profile import KernelTime
 
 GRACE_S = 1.0
@@ -137,7 +137,7 @@ def check(task: KTask, device: Device | int | None = None) -> Plan:
 
 def executor_for(device: Device | int | None = None) -> Executor:
     """This process's executor for a device; it is opened once."""
-    from kaas.executor.device import gpu_count, open_device
+    from kaas.executor.device.device import gpu_count, open_device
     from kaas.executor.executor import Executor
 
     with _lock:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kaas.executor.device import ParameterBlock, Stream, Watch
+    from kaas.executor.device.device import ParameterBlock, Stream, Watch
 
 
 @dataclass(frozen=True, slots=True)

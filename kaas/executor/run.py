@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kaas.dtypes import numpy_dtype
+from kaas.executor.device.device_to_host import Bytes
 from kaas.executor.inputs import Source
-from kaas.executor.outlet import Bytes
 from kaas.executor.stats import RunStats
-from kaas.graph import KTask
+from kaas.ktask.dtypes import numpy_dtype
+from kaas.ktask.graph import KTask
 
 __all__ = ["Request", "Result", "RunStats"]
 
@@ -24,7 +24,7 @@ class Request(msgspec.Struct, frozen=True):
     """One invocation.
 
     Fields:
-        scalars: as `kaas.request.encode_scalars` makes them.
+        scalars: as `kaas.ktask.request.encode_scalars` makes them.
         client: whose memory it leaves behind.
         profile: whether to run without the graph and tell how long each kernel took.
         limit_s: how long it may run, if that is less than the executor's limit.

@@ -6,16 +6,16 @@ from collections.abc import Container, Iterator, Mapping
 
 import numpy as np
 
-from kaas.executor.device import Device
+from kaas.executor.cache.memory import Arena, Lease
+from kaas.executor.cache.tiers import granules
+from kaas.executor.device.device import Device
+from kaas.executor.device.device_to_host import Bytes, Outlet
 from kaas.executor.inputs import CachedObject, Inputs
-from kaas.executor.kernels import Kernels
-from kaas.executor.memory import Arena, Lease
-from kaas.executor.outlet import Bytes, Outlet
-from kaas.executor.plan import Plan, make_plan
+from kaas.executor.plan.graph_cache import Launches, Placement, Replay, Values
+from kaas.executor.plan.loaded_kernels import Kernels
+from kaas.executor.plan.plan import Plan, make_plan
 from kaas.executor.profile import KernelTime
-from kaas.executor.replay import Launches, Placement, Replay, Values
-from kaas.executor.tiers import granules
-from kaas.graph import KTask
+from kaas.ktask.graph import KTask
 
 MAX_PLANS = 256
 """Plans kept; beyond it the one not used for the longest time is given up, with its graph."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kaas.executor.gate import Gate
+from kaas.executor.device.monitor import Gate
 from kaas.executor.slot import Slot
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kaas.executor.cache.tiers import TierUse
 from kaas.executor.profile import KernelTime
-from kaas.executor.tiers import TierUse
 
 
 class RunStats(msgspec.Struct, frozen=True, array_like=True):

@@ -9,15 +9,15 @@ import msgspec
 
 from kaas.errors import WrongScalar
 from kaas.executor.admission import Admitted
+from kaas.executor.cache.tiers import TierUse
+from kaas.executor.device.device_to_host import Bytes
 from kaas.executor.inputs import check_scalars
-from kaas.executor.outlet import Bytes
-from kaas.executor.plan import Plan
+from kaas.executor.plan.graph_cache import Replay, Values
+from kaas.executor.plan.plan import Plan
 from kaas.executor.profile import KernelTime
-from kaas.executor.replay import Replay, Values
 from kaas.executor.run import Request
 from kaas.executor.slot import Slot
-from kaas.executor.tiers import TierUse
-from kaas.request import check_names, iterations_of
+from kaas.ktask.request import check_names, iterations_of
 
 
 class Given(msgspec.Struct, frozen=True):

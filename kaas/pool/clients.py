@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kaas.error_codec import encode_error
 from kaas.errors import InvalidRequest, KaasError
-from kaas.pool import status_codec, wire
-from kaas.pool.answer import Answer
-from kaas.pool.exchange import Exchange, Peer
-from kaas.pool.messages import (
+from kaas.pool.core.records import Request
+from kaas.pool.executors.payloads import Payload
+from kaas.pool.immediate_future import Answer
+from kaas.wire import specs
+from kaas.wire.connections.router import Exchange, Peer
+from kaas.wire.error_codec import encode_error
+from kaas.wire.messages import (
     Ask,
     Beside,
     Block,
@@ -30,8 +32,7 @@ from kaas.pool.messages import (
     Result,
     Submit,
 )
-from kaas.pool.payloads import Payload
-from kaas.pool.records import Request
+from kaas.wire.status import codec
 
 if TYPE_CHECKING:
     from kaas.pool.service import Service
@@ -210,7 +211,7 @@ class Clients:
         Raises:
             KaasError, or whatever else a senseless message leads to.
         """
-        invocation = wire.decode_invocation(frames[0])
+        invocation = specs.decode_invocation(frames[0])
         function = self._service.registry.get(invocation.function)
         if function is None:
             raise KaasError(f"the pool has not been told of function {invocation.function}")
@@ -279,9 +280,9 @@ class Clients:
         service = self._service
         match message.what:
             case "status":
-                return [status_codec.encode(service.status())]
+                return [codec.encode(service.status())]
             case "stats":
-                return [status_codec.encode(service.stats(bytes(frames[0]) == YES))]
+                return [codec.encode(service.stats(bytes(frames[0]) == YES))]
             case "trace":
                 return [await service.trace(float(bytes(frames[0])))]
             case "pardon":

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kaas.arguments import Buffer
-from kaas.pool import wire
-from kaas.pool.events import ObjectUse
-from kaas.pool.packing import constant_key
+from kaas.ktask.arguments import Buffer
+from kaas.scheduling.events import ObjectUse
+from kaas.wire import specs
+from kaas.wire.packing import constant_key
 
 KNOWN_CONSTANTS = 1024
 """Tuples of constants of one function whose keys are kept ready."""
@@ -34,7 +34,7 @@ class RegisteredFunction:
 
     key: str
     label: str
-    spec: wire.FunctionSpec
+    spec: specs.FunctionSpec
     introduction: tuple[bytes, bytes] = field(repr=False)
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
     output_bytes: tuple[int, ...]
@@ -43,19 +43,19 @@ class RegisteredFunction:
     constants: dict[bytes, tuple[str, tuple[ObjectUse, ...]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: wire.FunctionSpec, task: Described, task_bytes: bytes) -> RegisteredFunction:
+    def of(cls, spec: specs.FunctionSpec, task: Described, task_bytes: bytes) -> RegisteredFunction:
         return cls(
             key=spec.key,
             label=task.label,
             spec=spec,
-            introduction=(wire.encode(spec), task_bytes),
+            introduction=(specs.encode(spec), task_bytes),
             outputs=tuple((buffer.dtype, buffer.shape) for buffer in task.outputs),
             output_bytes=tuple(buffer.nbytes for buffer in task.outputs),
-            inline=sum(buffer.nbytes for buffer in task.outputs) <= wire.INLINE_OUTPUT_BYTES,
+            inline=sum(buffer.nbytes for buffer in task.outputs) <= specs.INLINE_OUTPUT_BYTES,
             input_bytes={buffer.name: buffer.nbytes for buffer in task.inputs},
         )
 
-    def uses(self, invocation: wire.Invocation, refs: Sequence[Any]) -> tuple[ObjectUse, ...]:
+    def uses(self, invocation: specs.Invocation, refs: Sequence[Any]) -> tuple[ObjectUse, ...]:
         """What a policy hears of a request's inputs."""
         uses = [ObjectUse(None, len(data)) for _, data in invocation.values]
         for item in invocation.objects:
@@ -65,11 +65,11 @@ class RegisteredFunction:
             uses += self._bound(refs[invocation.constants])[1]
         return tuple(uses)
 
-    def bound(self, invocation: wire.Invocation, refs: Sequence[Any]) -> str:
+    def bound(self, invocation: specs.Invocation, refs: Sequence[Any]) -> str:
         """What names the function with the constants of an invocation; "" if it has none."""
         return "" if invocation.constants is None else self._bound(refs[invocation.constants])[0]
 
-    def places(self, invocation: wire.Invocation, refs: Sequence[Any]) -> dict[bytes, tuple[Any, int | None]]:
+    def places(self, invocation: specs.Invocation, refs: Sequence[Any]) -> dict[bytes, tuple[Any, int | None]]:
         """Where the objects that caches know by a key come from: the reference, and for a constant its entry there."""
         shared = (refs[item.ref] for item in invocation.objects if item.shared)
         places: dict[bytes, tuple[Any, int | None]] = {ref.binary(): (ref, None) for ref in shared}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from kaas.pool.answer import Answer
+from kaas.pool.immediate_future import Answer
 
 NAME = "kaas-pool"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from kaas.errors import InvalidRequest, KaasError
-from kaas.graph import KTask
-from kaas.pool import wire
+from kaas.ktask.graph import KTask
 from kaas.pool.functions import Described, RegisteredFunction
 from kaas.store import FUNCTIONS, TASKS, Store
+from kaas.wire import specs
 
 REGISTRATION_LIMIT_S = 30.0
 """How long a request waits for the registration of its function, which another message brings."""
@@ -24,7 +24,7 @@ class Registry:
         self._expected: dict[str, asyncio.Future[RegisteredFunction]] = {}
         self._lent: dict[str, list[str]] = {}  # by which names, each as often as it is
         tasks = store.read(TASKS)
-        for spec in map(wire.decode_function, store.read(FUNCTIONS).values()):
+        for spec in map(specs.decode_function, store.read(FUNCTIONS).values()):
             if spec.task_key in tasks:
                 self._add(spec, KTask.from_msgpack(tasks[spec.task_key]), tasks[spec.task_key])
 
@@ -43,7 +43,7 @@ class Registry:
         Raises:
             KaasError: these bytes are not the kTask that the function names.
         """
-        function = wire.decode_function(spec)
+        function = specs.decode_function(spec)
         if function.key in self._functions:
             return
         decoded = KTask.from_msgpack(task)
@@ -57,7 +57,7 @@ class Registry:
         if expected is not None:
             expected.set_result(registered)
 
-    def lend(self, spec: wire.FunctionSpec, task: Described, data: bytes, label: str) -> RegisteredFunction:
+    def lend(self, spec: specs.FunctionSpec, task: Described, data: bytes, label: str) -> RegisteredFunction:
         """Make a function with an owner known until it is given back as often; data: the kTask. label: what its owner
         knows it by. The caller keeps it for later lives of the pool."""
         self._lent.setdefault(spec.key, []).append(label)
@@ -73,7 +73,7 @@ class Registry:
         if not any(function.spec.task_key == task_key for function in self._functions.values()):
             del self._tasks[task_key]
 
-    def _add(self, spec: wire.FunctionSpec, task: Described, data: bytes) -> RegisteredFunction:
+    def _add(self, spec: specs.FunctionSpec, task: Described, data: bytes) -> RegisteredFunction:
         data = self._tasks.setdefault(spec.task_key, data)  # the same bytes for all functions of one kTask
         added = RegisteredFunction.of(spec, task, data)
         self._functions[spec.key] = added

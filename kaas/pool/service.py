@@ -11,24 +11,24 @@ from typing import Any, Protocol
 
 from kaas.config import Config
 from kaas.errors import InvalidRequest, PoolStopped
-from kaas.pool import wire
-from kaas.pool.answer import Answer
 from kaas.pool.clients import Clients, Objects
-from kaas.pool.core import Pool
-from kaas.pool.exchange import Exchange, Peer
-from kaas.pool.executors import Executors
+from kaas.pool.core.core import Pool
+from kaas.pool.core.records import Request
+from kaas.pool.executors.executors import Executors
+from kaas.pool.executors.payloads import Orders, Payload
+from kaas.pool.executors.residents import Residents
+from kaas.pool.executors.transport import Call, Order, Transport
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.huge_pages import use_huge_pages_soon
-from kaas.pool.messages import Address, Done, FromPeer, Hello, Need, Orphaned, Written
-from kaas.pool.metrics import Measured
-from kaas.pool.payloads import Orders, Payload
-from kaas.pool.records import Request
+from kaas.pool.immediate_future import Answer
+from kaas.pool.observing.metrics import Measured
 from kaas.pool.registry import Registry
-from kaas.pool.residents import Residents
-from kaas.pool.stats import Stats
-from kaas.pool.status import Status
-from kaas.pool.transport import Call, Order, Transport
 from kaas.store import ACCOUNTS, FAULTS, FUNCTIONS, TASKS, Store
+from kaas.wire import specs
+from kaas.wire.connections.router import Exchange, Peer
+from kaas.wire.messages import Address, Done, FromPeer, Hello, Need, Orphaned, Written
+from kaas.wire.status.stats import Stats
+from kaas.wire.status.status import Status
+from kaas.worker.huge_pages import use_huge_pages_soon
 
 FROM_EXECUTORS = frozenset((Done, Need, Written, Orphaned))
 LONGEST_TRACE_S = 600.0
@@ -132,7 +132,7 @@ class Service:
 
     def invoke(
         self,
-        invocation: wire.Invocation,
+        invocation: specs.Invocation,
         frames: Sequence[Any],
         refs: Sequence[Any] = (),
         keep: Mapping[int, bytes] = NOTHING_KEPT,
@@ -156,7 +156,7 @@ class Service:
         return self.registry.get(key) or await self.registry.registered(key)
 
     async def _invoke_later(
-        self, invocation: wire.Invocation, frames: Sequence[Any], refs: Sequence[Any], keep: Mapping[int, bytes]
+        self, invocation: specs.Invocation, frames: Sequence[Any], refs: Sequence[Any], keep: Mapping[int, bytes]
     ) -> Sequence[Any]:
         await self.function(invocation.function)
         return await self.invoke(invocation, frames, refs, keep)
@@ -168,7 +168,7 @@ class Service:
     def begin(
         self,
         function: RegisteredFunction,
-        invocation: wire.Invocation,
+        invocation: specs.Invocation,
         payload: Payload,
         ready: asyncio.Future[Any] | None,
         session: str,
@@ -181,7 +181,12 @@ class Service:
         return self.pool.begin(self.call(function, invocation, payload, session), ready)
 
     def call(
-        self, function: RegisteredFunction, invocation: wire.Invocation, payload: Payload, session: str, label: str = ""
+        self,
+        function: RegisteredFunction,
+        invocation: specs.Invocation,
+        payload: Payload,
+        session: str,
+        label: str = "",
     ) -> Call:
         """An invocation as the core takes it. label: of the function for people; its kTask's if this is empty."""
         return Call(
@@ -211,7 +216,7 @@ class Service:
         Raises:
             KaasError
         """
-        upkeep = wire.decode_upkeep(message)
+        upkeep = specs.decode_upkeep(message)
         functions = [await self.function(key) for key in upkeep.functions]
         incomplete = self._ground.objects.ready(refs) if refs and not upkeep.ready else None
         if incomplete is not None:

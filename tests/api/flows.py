@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kaas.pool.events import (
+from kaas.scheduling.events import (
     Decision,
     Dispatch,
     Event,

@@ -13,11 +13,11 @@ import ray
 from typer.testing import CliRunner
 
 import kaas
-from kaas.attached import current_session
-from kaas.cli import app
+from kaas.api.attached import current_session
+from kaas.cli.main import app
 from kaas.errors import InputFailed, InvalidRequest, NotContiguous, OutOfDeviceMemory, RequestTooLarge
-from kaas.pool.stats import TierStats
-from kaas.pool.status import PinStatus
+from kaas.wire.status.stats import TierStats
+from kaas.wire.status.status import PinStatus
 from tests.api.conftest import add_task, numbers, scale_task
 from tests.exporters import Exporter
 

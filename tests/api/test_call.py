@@ -17,8 +17,8 @@ import ray
 
 import kaas
 from kaas import errors
-from kaas.attached import current_session
-from kaas.pool.status import Status
+from kaas.api.attached import current_session
+from kaas.wire.status.status import Status
 from tests.api.conftest import (
     DEVICE_BYTES,
     N,

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import kaas
 from kaas import errors
-from kaas.cli import app, main
+from kaas.cli.main import app, main
 from tests.api.conftest import N, numbers, scale_task
 from tests.patience import PATIENCE_S
 

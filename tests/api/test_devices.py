@@ -9,7 +9,8 @@ import pytest
 import ray
 
 import kaas
-from kaas import errors, softgpu
+import softgpu
+from kaas import errors
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
 
 pytestmark = pytest.mark.ray

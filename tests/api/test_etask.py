@@ -125,7 +125,7 @@ def test_it_has_one_device_and_its_driver_is_loaded() -> None:
     @kaas.etask
     def scaled(x: Any) -> Any:
         y = kaas.run_local(task, {"x": x}, scalars={"factor": 3})["y"]
-        from kaas import softgpu
+        import softgpu
 
         return y, os.environ["CUDA_VISIBLE_DEVICES"], softgpu.loaded_devices()
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import kaas
 from kaas import errors
-from kaas.cli import app
+from kaas.cli.main import app
 from tests.api.conftest import DEVICE_BYTES, crash_task, numbers, scale_task, spin_task
 from tests.patience import PATIENCE_S
 

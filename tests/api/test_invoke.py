@@ -18,9 +18,9 @@ from ray.exceptions import TaskCancelledError
 
 import kaas
 from kaas import errors
-from kaas.attached import current_session
-from kaas.kernels import library
-from kaas.pool.status import Status
+from kaas.api.attached import current_session
+from kaas.code.kernels import library
+from kaas.wire.status.status import Status
 from tests.api.conftest import (
     DEVICE_BYTES,
     STEPS,

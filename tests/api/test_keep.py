@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 import kaas
 from kaas.errors import InputFailed, InvalidRequest, MissingInput, ResultLost
-from kaas.pool.ray_ground import references
-from kaas.pool.ray_pool import output_ids
-from kaas.pool.stats import TierStats
+from kaas.pool.on_ray.backend import references
+from kaas.pool.on_ray.pool_actor import output_ids
+from kaas.wire.status.stats import TierStats
 from tests.api.conftest import add_task, both_task, numbers, scale_task, spin_task
 from tests.patience import PATIENCE_S, until
 

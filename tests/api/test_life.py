@@ -15,12 +15,13 @@ import pytest
 import ray
 
 import kaas
-from kaas import errors, softgpu
-from kaas.caches import cache_root
-from kaas.pool.events import Decision, Dispatch, Event, RequestArrived
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.ray_cluster import NAMESPACE
-from kaas.session import HERE
+import softgpu
+from kaas import errors
+from kaas.api.session import HERE
+from kaas.cache_folders import cache_root
+from kaas.pool.on_ray.cluster import NAMESPACE
+from kaas.scheduling.events import Decision, Dispatch, Event, RequestArrived
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 from tests.patience import PATIENCE_S
 
@@ -72,7 +73,7 @@ def test_before_init(cluster: str) -> None:  # noqa: ARG001 - Ray runs, and stil
         lambda: kaas.register(scale_task()),
         kaas.status,
         kaas.stats,
-        lambda: kaas.api.attach("no such pool"),
+        lambda: kaas.api.program.attach("no such pool"),
     )
     for call in calls:
         with pytest.raises(errors.NotInitialized):
@@ -94,8 +95,8 @@ def test_init_is_idempotent_and_keeps_the_users_ray(attached: str) -> None:
 SECOND_DRIVER = """
 import ray, kaas
 from kaas import errors, softgpu
-from kaas.caches import cache_root
-from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.cache_folders import cache_root
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.api.conftest import numbers, scale_task
 kaas.init(address={address!r})
 result = ray.get(kaas.invoke(scale_task(), {{"x": numbers()}}, scalars={{"factor": 2}}, client="second"))
@@ -216,7 +217,7 @@ class User:
         return ray.get(function.remote(b=numbers()))
 
     def pool_is_gone(self) -> bool:
-        here = kaas.session.HERE  # by its module: the class travels to the worker by value
+        here = kaas.api.session.HERE  # by its module: the class travels to the worker by value
         return here.session is not None and here.session.gone
 
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import kaas
 from kaas import errors
-from kaas.cli import app, main
+from kaas.cli.main import app, main
 from kaas.executor.local import executor_for
 from tests.api.models import LARGEST, adder, doubler, expected, inputs
 

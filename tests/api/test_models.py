@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import kaas
 from kaas import errors
-from kaas.cli import app
+from kaas.cli.main import app
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers
 from tests.api.models import LARGEST, V, W, adder, crasher, doubler, expected, inputs
 

@@ -12,9 +12,9 @@ from ray.cluster_utils import Cluster
 
 import kaas
 from kaas import errors
-from kaas.pool.ray_cluster import SOFTWARE_RESOURCE
-from kaas.pool.ray_pool import PoolActor
-from kaas.ray_session import POOL_OPTIONS
+from kaas.api.ray_session import POOL_OPTIONS
+from kaas.pool.on_ray.cluster import SOFTWARE_RESOURCE
+from kaas.pool.on_ray.pool_actor import PoolActor
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 from tests.patience import PATIENCE_S
 

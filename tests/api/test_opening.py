@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kaas.pool.processes import pidfd
 from kaas.store import SqliteStore
+from kaas.worker.processes import pidfd
 from tests.patience import readable
 
 ROOT = Path(__file__).parents[2]

@@ -20,10 +20,10 @@ from kaas.errors import (
     WrongScalar,
     WrongSize,
 )
-from kaas.executor.device import open_device
+from kaas.executor.device.device import open_device
 from kaas.executor.inputs import Source
-from kaas.pool import wire
-from kaas.pool.packing import Caller, Signature, bind, bind_variants, choose_signature, constant_key, pack, unpack
+from kaas.wire import specs
+from kaas.wire.packing import Caller, Signature, bind, bind_variants, choose_signature, constant_key, pack, unpack
 from tests.api.conftest import N, add_task, numbers, scale_task
 from tests.api.models import LARGEST, adder, inputs
 from tests.exporters import DeviceArray, Exporter
@@ -65,13 +65,13 @@ ALICE = Caller("alice", deadline_s=2.5, retries=1)
 
 def sent(
     signature: Signature, inputs: dict[str, Any], *, constants: Any = None, awaited: Sequence[Ref] = (), **scalars: Any
-) -> tuple[wire.Invocation, list[Any], FakeStore]:
+) -> tuple[specs.Invocation, list[Any], FakeStore]:
     store = FakeStore()
     message, refs = pack(signature, inputs, scalars, ALICE, store, constants, awaited)
-    return wire.decode_invocation(message), refs, store
+    return specs.decode_invocation(message), refs, store
 
 
-def received(signature: Signature, invocation: wire.Invocation, refs: list[Any]) -> dict[str, Source]:
+def received(signature: Signature, invocation: specs.Invocation, refs: list[Any]) -> dict[str, Source]:
     return unpack(invocation, signature.spec, refs, get)
 
 
@@ -86,7 +86,7 @@ def test_small_values_travel_inside() -> None:
 
 
 def test_large_values_go_through_the_store_without_a_name() -> None:
-    n = wire.INLINE_INPUT_BYTES // 4 + 1
+    n = specs.INLINE_INPUT_BYTES // 4 + 1
     signature = Signature.of(add_task(n))
     small = np.ones(n, np.float32)[: n - 2]
     with pytest.raises(WrongSize):
@@ -191,7 +191,7 @@ def test_functions_are_known_by_kernels_and_constants_names() -> None:
     assert plain.key == add_task().key
     assert one.key == same.key
     assert len({plain.key, one.key, other.key}) == 3
-    assert wire.decode_function(wire.encode(one.spec)) == one.spec
+    assert specs.decode_function(specs.encode(one.spec)) == one.spec
 
 
 def test_variants_find_their_constants_in_one_tuple() -> None:

@@ -10,9 +10,9 @@ import pytest
 import ray
 
 import kaas
-from kaas.pool.events import Decision, Event, Evict, Prefetch, RequestArrived, Residency, WorkerReady
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.stats import TierStats
+from kaas.scheduling.events import Decision, Event, Evict, Prefetch, RequestArrived, Residency, WorkerReady
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.wire.status.stats import TierStats
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 
 pytestmark = pytest.mark.ray

@@ -14,9 +14,9 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 import kaas
-from kaas.attached import current_session
-from kaas.pool.ledger import Figures
-from kaas.pool.metrics import Measured, metrics
+from kaas.api.attached import current_session
+from kaas.pool.observing.ledger import Figures
+from kaas.pool.observing.metrics import Measured, metrics
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
 from tests.patience import PATIENCE_S
 

@@ -12,9 +12,9 @@ import ray
 
 import kaas
 from kaas.errors import InvalidConfig
-from kaas.pool.policies import POLICIES
-from kaas.pool.recording import replay
-from kaas.pool.status import DeviceStatus
+from kaas.scheduling.policies import POLICIES
+from kaas.scheduling.recording import replay
+from kaas.wire.status.status import DeviceStatus
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task, spin_task
 from tests.patience import PATIENCE_S
 

@@ -16,8 +16,8 @@ import ray
 
 import kaas
 from kaas import errors
-from kaas.attached import current_session
-from kaas.pool.ray_cluster import NAMESPACE
+from kaas.api.attached import current_session
+from kaas.pool.on_ray.cluster import NAMESPACE
 from kaas.store import FUNCTIONS, TASKS, SqliteStore
 from tests.api.conftest import DEVICE_BYTES, add_task, numbers, scale_task, spin_task
 from tests.patience import PATIENCE_S

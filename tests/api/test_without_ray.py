@@ -18,14 +18,14 @@ import pytest
 from typer.testing import CliRunner
 
 import kaas
-import kaas.api
+import kaas.api.program
 from kaas import errors
-from kaas.attached import current_session
-from kaas.cli import app
-from kaas.pool.processes import pidfd
-from kaas.pool.status import Status
-from kaas.process_session import ProcessSession
-from kaas.session import HERE
+from kaas.api.attached import current_session
+from kaas.api.process_session import ProcessSession
+from kaas.api.session import HERE
+from kaas.cli.main import app
+from kaas.wire.status.status import Status
+from kaas.worker.processes import pidfd
 from tests.api.conftest import DEVICE_BYTES, add_task, both_task, crash_task, numbers, scale_task, spin_task
 from tests.patience import PATIENCE_S, readable
 
@@ -297,9 +297,9 @@ def test_the_command_line_finds_it(pool: None) -> None:  # noqa: ARG001
     assert "pool kaas" in printed
     assert "idle" in printed
     assert re.search(r"│ here +│ \d+ +│", printed), "the node, and the process there"
-    kaas.api.attach(ray=False)
+    kaas.api.program.attach(ray=False)
     with pytest.raises(errors.ConfigMismatch):
-        kaas.api.attach("no such pool", ray=False)
+        kaas.api.program.attach("no such pool", ray=False)
 
 
 def test_nothing_to_attach_to() -> None:
@@ -334,7 +334,7 @@ print(kaas.status().queued, flush=True)
 
 def test_a_pool_ends_with_the_program_that_started_it() -> None:
     start = f"""
-from kaas.session import HERE
+from kaas.api.session import HERE
 kaas.init(ray=False, devices=[kaas.Device("software", {DEVICE_BYTES})], name="passing")
 while not (status := kaas.status()).devices[0].info: pass
 print(status.pid, status.devices[0].info.pid, HERE.session.notice.address.path, flush=True)

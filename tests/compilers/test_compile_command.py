@@ -15,21 +15,21 @@ from onnx import helper
 from typer.testing import CliRunner
 
 import kaas
-from kaas import compile_command
-from kaas.cli import app
+from kaas.cli import compiling
+from kaas.cli.main import app
 from kaas.errors import InvalidRequest, MissingPackage
 from tests.compilers.onnx_cases import model, perceptron, perceptron_answer, value
 from tvm_backend.errors import UnsupportedOperators
 
 ROOT = Path(__file__).parent.parent.parent
-TVM = EntryPoint("tvm", "tvm_backend:compile", compile_command.GROUP)
+TVM = EntryPoint("tvm", "tvm_backend:compile", compiling.GROUP)
 
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EntryPoint]:
     """The compilers that the command finds; the test may change them."""
     compilers = [TVM]
-    monkeypatch.setattr(compile_command, "entry_points", lambda group: EntryPoints(compilers).select(group=group))
+    monkeypatch.setattr(compiling, "entry_points", lambda group: EntryPoints(compilers).select(group=group))
     monkeypatch.chdir(tmp_path)
     return compilers
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.kernels import library
+from kaas.code.kernels import library
 from tvm_backend.store import STALE_S, SWITCH, Store, store
 
 

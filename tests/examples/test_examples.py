@@ -16,7 +16,7 @@ import pytest
 import kaas
 from examples import cgemm, chained_gemm, chained_matmul, jacobi, nearest_neighbours, pipeline, server
 from kaas.executor.local import check, run_local
-from kaas.executor.plan import Plan
+from kaas.executor.plan.plan import Plan
 from tests.makers.present import present
 from tests.patience import PATIENCE_S
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kaas.executor.cache import Reservation, Shortage, Unsaved
-from kaas.executor.eviction import IN_USE_REQUESTS
-from kaas.executor.tiers import granules
+from kaas.executor.cache.cache import Reservation, Shortage, Unsaved
+from kaas.executor.cache.eviction import IN_USE_REQUESTS
+from kaas.executor.cache.tiers import granules
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kaas
-from kaas.executor.device import open_device
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor
 
 KERNELS = Path(__file__).parent / "kernels"

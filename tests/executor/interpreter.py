@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from kaas.arguments import Access, Argument, Buffer, Literal, Pointers, Scalar, Struct
-from kaas.dtypes import decode, numpy_dtype
-from kaas.graph import KTask
-from kaas.kernel import Kernel
-from kaas.request import encode_scalars, iterations_of
+from kaas.ktask.arguments import Access, Argument, Buffer, Literal, Pointers, Scalar, Struct
+from kaas.ktask.dtypes import decode, numpy_dtype
+from kaas.ktask.graph import KTask
+from kaas.ktask.kernel import Kernel
+from kaas.ktask.request import encode_scalars, iterations_of
 
 Array = np.ndarray[Any, Any]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import kaas
+from kaas.executor.device.monitor import Gate
 from kaas.executor.executor import Request, Result, Source
-from kaas.executor.gate import Gate
 from kaas.executor.slot import Slot
 from tests.patience import PATIENCE_S
 

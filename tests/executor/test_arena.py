@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.executor.arena import ALIGNMENT_BYTES, GAP_BYTES, Layout, Order, Tenant, lay_apart, lay_out
+from kaas.executor.plan.arena import ALIGNMENT_BYTES, GAP_BYTES, Layout, Order, Tenant, lay_apart, lay_out
 
 Edges = frozenset[tuple[int, int]]
 

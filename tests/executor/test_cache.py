@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from kaas.executor.cache import ObjectCache, Reservation, Shortage
+from kaas.executor.cache.cache import ObjectCache, Reservation, Shortage
 from tests.executor.cache_model import CacheModel
 
 KIB = 1024

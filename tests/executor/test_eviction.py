@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.executor.eviction import IN_USE_REQUESTS, TwoSets
+from kaas.executor.cache.eviction import IN_USE_REQUESTS, TwoSets
 
 SIZES = {bytes([key]): 10 for key in range(256)}
 KEYS = st.integers(0, 6).map(lambda key: bytes([key]))

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import kaas
-from kaas import softgpu as software
+import softgpu as software
 from kaas.errors import UnsupportedCode
-from kaas.executor.device import open_device
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor, Request
-from kaas.executor.globals import Globals
-from kaas.executor.variables import variables_of
+from kaas.executor.plan.globals import Globals
+from kaas.executor.plan.variables import variables_of
 from tests.executor.conftest import MakeExecutor
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas import softgpu
+import softgpu
 from kaas.errors import DeviceError, InvalidRequest, OutOfDeviceMemory
-from kaas.executor.device import MemoryPool, Stream
+from kaas.executor.device.device import MemoryPool, Stream
 from kaas.executor.executor import Executor, Request, Result, Source
 from tests.executor.conftest import MakeExecutor
 from tests.patience import PATIENCE_S
@@ -311,7 +311,7 @@ def test_a_failed_copy_leaves_it_there(
         raise DeviceError("not today", call="cuMemcpyDtoHAsync", code=1, code_name="CUDA_ERROR_INVALID_VALUE")
 
     with monkeypatch.context() as broken:
-        broken.setattr("kaas.executor.outlet.Outlet.copy", refuse)
+        broken.setattr("kaas.executor.device.device_to_host.Outlet.copy", refuse)
         for attempt in (lambda: executor.write_back([b"1"]), executor.flush, lambda: run(executor, double, 2, b"2")):
             with pytest.raises(DeviceError, match="not today"):
                 attempt()

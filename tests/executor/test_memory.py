@@ -9,7 +9,7 @@ import pytest
 
 import kaas
 from kaas.errors import DeviceError, InputFailed, OutOfDeviceMemory, RequestTooLarge, WrongDtype, WrongShape, WrongSize
-from kaas.executor.device import Device, Stream, open_device
+from kaas.executor.device.device import Device, Stream, open_device
 from kaas.executor.executor import Executor, Request, Source
 from kaas.executor.slot import Slot
 from tests.executor.conftest import MakeExecutor

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas import softgpu
+import softgpu
 from kaas.errors import DeviceError, OutOfDeviceMemory
-from kaas.executor import outlet
-from kaas.executor.device import Device, Stream
+from kaas.executor.device import device_to_host
+from kaas.executor.device.device import Device, Stream
 from kaas.executor.executor import Executor, Request, Source
 from tests.executor.conftest import MakeExecutor
 
@@ -22,7 +22,7 @@ SIZES = (0, 4, 1024, 1028, 2048, 3000 * 4, 5 * 1024)
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlet, "CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(device_to_host, "CHUNK_BYTES", CHUNK_BYTES)
 
 
 def doubled(library: kaas.Library) -> tuple[kaas.KTask, dict[str, Source], dict[str, Any]]:

@@ -22,9 +22,9 @@ from kaas.errors import (
     UnsupportedCode,
     WrongScalar,
 )
-from kaas.executor.device import open_device
+from kaas.executor.device.device import open_device
+from kaas.executor.device.driver_errors import translate
 from kaas.executor.executor import Executor, Request, Source
-from kaas.executor.status import translate
 from tests.executor.conftest import KERNELS, MakeExecutor
 from tests.patience import PATIENCE_S
 from tests.providers import install
@@ -204,7 +204,7 @@ import sys
 import kaas
 from kaas import softgpu
 from kaas.errors import DeviceLost
-from kaas.executor.device import open_device
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor, Request
 
 softgpu.load((1 << 20,))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.executor import replay
-from kaas.executor.device import GraphInstance
+from kaas.executor.device.device import GraphInstance
 from kaas.executor.executor import Executor, Request, Source
-from kaas.request import encode_scalars
+from kaas.executor.plan import graph_cache
+from kaas.ktask.request import encode_scalars
 from tests.executor.conftest import KERNELS
 from tests.executor.interpreter import interpret
 from tests.patience import PATIENCE_S
@@ -43,7 +43,7 @@ def request(task: kaas.KTask, rounds: int, factor: int, *, profile: bool) -> tup
 
 
 def test_every_kernel_is_told(executor: Executor, task: kaas.KTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = (1, replay._WATCHES - 1, replay._WATCHES, 2 * replay._WATCHES + 1)
+    rounds = (1, graph_cache._WATCHES - 1, graph_cache._WATCHES, 2 * graph_cache._WATCHES + 1)
     executor.run(request(task, 1, 1, profile=False)[0])
     with monkeypatch.context() as patch:
         patch.delattr(GraphInstance, "launch")
@@ -71,7 +71,7 @@ MODELLED = """
 import sys
 import kaas
 from kaas import softgpu
-from kaas.executor.device import open_device
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor, Request
 
 model = softgpu.Model(kernels={"fill": softgpu.Takes(1e-3), "reverse": softgpu.Takes(4e-3)})

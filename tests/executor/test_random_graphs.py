@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kaas
-from kaas.executor.arena import GAP_BYTES
-from kaas.executor.device import open_device
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor, Request, Result, Source
-from kaas.request import encode_scalars
-from kaas.softgpu import MEMCHECK_VARIABLE, set_strict
+from kaas.executor.plan.arena import GAP_BYTES
+from kaas.ktask.request import encode_scalars
+from softgpu import MEMCHECK_VARIABLE, set_strict
 from tests.executor.interpreter import PACKED, interpret
 
 INT = 4

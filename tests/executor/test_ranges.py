@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.executor.ranges import Part, Ranges
-from kaas.executor.tiers import GRANULE_BYTES as G
+from kaas.executor.cache.ranges import Part, Ranges
+from kaas.executor.cache.tiers import GRANULE_BYTES as G
 
 NBYTES = 20 * G + 100
 

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kaas
-from kaas import softgpu as software
+import softgpu as software
 from kaas.executor.executor import Executor, Request, Source
-from kaas.executor.plan import OFTEN_BYTES, OFTEN_READS
-from kaas.executor.replay import CHAIN_GROWTH, MAX_CHAIN_KERNELS, MAX_INSTANCES, split
-from kaas.request import encode_scalars
+from kaas.executor.plan.graph_cache import CHAIN_GROWTH, MAX_CHAIN_KERNELS, MAX_INSTANCES, split
+from kaas.executor.plan.plan import OFTEN_BYTES, OFTEN_READS
+from kaas.ktask.request import encode_scalars
 from tests.executor.conftest import KERNELS
 from tests.executor.interpreter import interpret
 from tests.patience import PATIENCE_S
@@ -159,7 +159,7 @@ import sys, threading
 import kaas
 from kaas import softgpu
 from kaas.errors import DeviceLost
-from kaas.executor.device import GraphInstance, open_device
+from kaas.executor.device.device import GraphInstance, open_device
 from kaas.executor.executor import Executor, Request
 
 b = kaas.Buffer("b", 64, "int32")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas import softgpu
+import softgpu
 from kaas.executor.executor import Executor, Request, Result, Source
-from kaas.request import encode_scalars
+from kaas.ktask.request import encode_scalars
 from tests.executor.interpreter import PACKED, interpret
 
 N = 1000

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas import softgpu
+import softgpu
 from kaas.errors import DeviceError, DeviceLost, DeviceUnavailable, OutOfDeviceMemory
-from kaas.executor.device import HostMemory, open_device
+from kaas.executor.device.device import HostMemory, open_device
 from kaas.executor.executor import Executor, Request, Source
-from kaas.executor.plan import Plan
+from kaas.executor.plan.plan import Plan
 from kaas.executor.slot import Slot
 from tests.executor.conftest import MakeExecutor
 from tests.executor.slots import KIB, A, N, Stop, Waits, array, check, request, source, stop, task, threads, waits
@@ -217,7 +217,7 @@ def test_a_failure_leaves_the_other_slot_alone(
 
     with monkeypatch.context() as patched:
         if at == "host":
-            patched.setattr("kaas.executor.buffers.HostBuffers.take", refuse)
+            patched.setattr("kaas.executor.device.page_locked.HostBuffers.take", refuse)
         else:
             patched.setattr(Slot, at, refuse)
         with pytest.raises(DeviceError, match="not today"):

@@ -9,7 +9,7 @@ import pytest
 
 from kaas.config import Device
 from kaas.errors import DeviceUnavailable
-from kaas.executor import software
+from kaas.executor.device import software
 from tests.executor.conftest import KERNELS
 from tests.patience import PATIENCE_S
 
@@ -20,7 +20,7 @@ import kaas
 from kaas import softgpu
 from kaas.errors import DeviceLost, OutOfDeviceMemory
 from kaas.executor import software
-from kaas.executor.device import open_device
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor, Request
 
 described = kaas.Device("software", 1 << 20, **eval(sys.argv[2]))

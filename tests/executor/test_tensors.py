@@ -12,11 +12,11 @@ import pytest
 from cuda.bindings import driver
 
 import kaas
-from kaas import softgpu as software
+import softgpu as software
 from kaas.errors import DeviceUnavailable, NotContiguous, WrongDtype, WrongSize
-from kaas.executor.device import Device, open_device
+from kaas.executor.device.device import Device, open_device
+from kaas.executor.device.host_arrays import on_host
 from kaas.executor.executor import Executor, Request, Source
-from kaas.executor.tensors import on_host
 from tests.executor.conftest import MakeExecutor
 from tests.exporters import DeviceArray, Exporter, strides
 from tests.softgpu_driver.calls import ok
@@ -88,7 +88,7 @@ def test_read_where_it_lies(
     executor = make_executor(1 << 20)
     (slot,) = executor._slots
     copies: list[tuple[int, int, int]] = []
-    monkeypatch.setattr("kaas.executor.tensors._copied", no_trip)
+    monkeypatch.setattr("kaas.executor.device.host_arrays._copied", no_trip)
     monkeypatch.setattr(slot.stream, "copy_in", no_trip)
     monkeypatch.setattr(slot.stream, "copy", lambda *copied: copies.append(copied))
     a, b = DeviceArray(here, ORDINAL, INTS), DeviceArray(here, ORDINAL, 2 * INTS)
@@ -103,7 +103,7 @@ def test_what_lies_across_is_copied_on_the_device(
 ) -> None:
     executor = make_executor(1 << 20)
     (slot,) = executor._slots
-    monkeypatch.setattr("kaas.executor.tensors._copied", no_trip)
+    monkeypatch.setattr("kaas.executor.device.host_arrays._copied", no_trip)
     monkeypatch.setattr(slot.stream, "copy_in", no_trip)
     tensor = DeviceArray(here, ORDINAL, np.concatenate([INTS, INTS]))
     inputs = {"a": Source(tensor, offset_bytes=4), "b": Source(tensor, offset_bytes=1024)}

@@ -14,8 +14,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kaas.executor.variables import Variable, Variables, variables_of
-from kaas.library import Image, Library
+from kaas.executor.plan.variables import Variable, Variables, variables_of
+from kaas.ktask.library import Image, Library
 
 KERNELS = Path(__file__).parent / "kernels"
 PTX = (KERNELS / "globals.ptx").read_text()

@@ -10,8 +10,8 @@ import pytest
 from cuda.bindings import driver
 
 import kaas
-from kaas import softgpu as software
-from kaas.executor.device import HostMemory, call, open_device
+import softgpu as software
+from kaas.executor.device.device import HostMemory, call, open_device
 from kaas.executor.executor import Executor
 from tests.faults.workload import CACHE_BYTES, HOST_BYTES, WHOLE_BYTES
 

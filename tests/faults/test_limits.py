@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas import softgpu as software
+import softgpu as software
 from kaas.errors import DeadlineExceeded, DeviceLost
-from kaas.executor.device import Device
+from kaas.executor.device.device import Device
 from kaas.executor.executor import Request, Source
 from kaas.executor.failures import Failures
 from kaas.executor.watchdog import Watchdog, Watched

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas import softgpu as software
+import softgpu as software
 from kaas.errors import (
     PRINTED_BYTES,
     ArgumentMismatch,
@@ -27,7 +27,7 @@ from kaas.errors import (
     WrongDtype,
     WrongSize,
 )
-from kaas.executor.device import Stream
+from kaas.executor.device.device import Stream
 from kaas.executor.executor import Executor, Request, Source
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.workload import CACHE_BYTES, cached

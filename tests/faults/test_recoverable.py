@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import kaas
-from kaas import softgpu as software
+import softgpu as software
 from kaas.errors import InputFailed, KaasError, OutOfDeviceMemory, WrongSize
 from kaas.executor.executor import Executor, Request, Source
 from tests.executor.interpreter import interpret

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kaas
-from kaas import softgpu as software
+import softgpu as software
 from kaas.errors import DeviceLost, OutOfDeviceMemory
 from kaas.executor.executor import Executor, Request, Source
 from tests.faults.conftest import ORDINAL, Open, new_context
@@ -129,6 +129,6 @@ def test_whoever_waits_for_room_when_the_device_is_lost_is_told(opened: Open, li
     while not executor._admission._queue:
         assert time.monotonic() < end
     while any(thread.is_alive() for thread in runs):
-        software._present().library.kaas_softgpu_end_hangs()
+        software._present().library.softgpu_end_hangs()
         assert time.monotonic() < end
     assert ended == ["CUDA_ERROR_LAUNCH_TIMEOUT"] * SLOTS

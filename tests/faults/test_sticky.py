@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas import softgpu as software
+import softgpu as software
 from kaas.errors import DeviceLost
 from kaas.executor.executor import Executor, Request, Source
 from tests.executor.interpreter import interpret
@@ -92,7 +92,7 @@ def test_a_hang_ends_when_it_is_ended(opened: Open, library: kaas.Library) -> No
     for thread in runs:
         thread.start()
     while any(thread.is_alive() for thread in runs):
-        software._present().library.kaas_softgpu_end_hangs()  # it hangs at some moment from now
+        software._present().library.softgpu_end_hangs()  # it hangs at some moment from now
     assert [error.code_name for error in ended] == ["CUDA_ERROR_LAUNCH_TIMEOUT"] * 2
     new_context()
     right(case, opened().run)

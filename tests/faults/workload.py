@@ -12,10 +12,10 @@ import numpy as np
 
 import kaas
 from kaas.errors import KaasError
-from kaas.executor.arena import GAP_BYTES
+from kaas.executor.cache.tiers import granules
 from kaas.executor.executor import Executor, Request, Source
-from kaas.executor.tiers import granules
-from kaas.softgpu import MEMCHECK_VARIABLE
+from kaas.executor.plan.arena import GAP_BYTES
+from softgpu import MEMCHECK_VARIABLE
 from tests.executor.interpreter import interpret
 
 SIZES = (64, 1000, 3000)

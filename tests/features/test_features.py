@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.executor.device import open_device
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor, Request, RunStats, Source
 
 SOURCE = Path(__file__).with_name("kernels.ptx")

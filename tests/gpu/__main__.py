@@ -28,7 +28,7 @@ WITH_RAY = ("path",)
 WITH_MORE = {"gpu_models": ("tvm", "onnx"), "gemm": ("cupy",)}
 """Benchmarks that need further packages."""
 OPTIONS = {"gemm": ("--device", "gpu")}
-DISTRIBUTIONS = (ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas")
+DISTRIBUTIONS = (ROOT / "softgpu", ROOT / "compilers" / "tvm_backend", ROOT / "libraries" / "cutlass_blas")
 """What stands beside KaaS, and need not be installed."""
 
 

@@ -12,8 +12,8 @@ from kaas.errors import KaasError
 @functools.cache
 def why_no_gpu() -> str:
     """Empty if there is a GPU that this process can use."""
-    from kaas import softgpu
-    from kaas.executor.device import gpu_count
+    import softgpu
+    from kaas.executor.device.device import gpu_count
 
     if softgpu.loaded_devices():
         return "the software GPU is loaded in this process"

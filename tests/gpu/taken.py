@@ -11,7 +11,7 @@ from cuda.bindings import driver
 
 import kaas
 from kaas.errors import OutOfDeviceMemory, RequestTooLarge
-from kaas.executor.device import call, open_device
+from kaas.executor.device.device import call, open_device
 from kaas.executor.executor import Executor, Request, Source
 
 MIB = 1 << 20

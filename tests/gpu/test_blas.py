@@ -17,9 +17,9 @@ import pytest
 
 import kaas
 from kaas.config import Device
-from kaas.dtypes import numpy_dtype
 from kaas.executor.local import run_local
-from kaas.images import Provided
+from kaas.ktask.dtypes import numpy_dtype
+from kaas.ktask.images import Provided
 from tests.gpu.missing import skipped_if_missing
 from tests.providers import installed, write_metadata
 

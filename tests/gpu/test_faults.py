@@ -14,7 +14,7 @@ import pytest
 
 from kaas.config import Device
 from kaas.errors import InputFailed, OutOfDeviceMemory, RequestTooLarge
-from kaas.executor.device import open_device
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor, Request, Source
 from kaas.executor.local import run_local
 from tests.gpu import stored

@@ -11,9 +11,9 @@ import pytest
 
 import kaas
 from kaas.config import Device
+from kaas.executor.device.host_arrays import on_host
 from kaas.executor.executor import Request
 from kaas.executor.local import executor_for, run_local
-from kaas.executor.tensors import on_host
 
 pytestmark = pytest.mark.gpu
 

@@ -18,8 +18,8 @@ from cutlass_blas import adapter, building, compiling, instances, provider, sour
 from cutlass_blas.errors import StoreFailed
 from cutlass_blas.instances import CORE
 from kaas import errors
-from kaas.executor.variables import variables_of
-from kaas.softgpu.image import CUBIN_KIND, PTX_KIND, entries
+from kaas.executor.plan.variables import variables_of
+from softgpu.image import CUBIN_KIND, PTX_KIND, entries
 
 KERNEL = 'extern "C" __global__ void tiny(int *p) { *p = 7; }\n'
 

@@ -23,7 +23,7 @@ from cutlass_blas.errors import (
 from cutlass_blas.gemvs import gemv, over_columns, over_rows
 from cutlass_blas.operands import Matrix
 from cutlass_blas.vectors import Vector
-from kaas.dtypes import numpy_dtype
+from kaas.ktask.dtypes import numpy_dtype
 
 Array = np.ndarray[Any, Any]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cutlass_blas import adapter, instances, sources, store
 from cutlass_blas.instances import CORE, Instance, parse
 from kaas import errors
-from kaas.softgpu.image import PTX_KIND, entries
+from softgpu.image import PTX_KIND, entries
 
 SCALARS = {"s": "<f", "d": "<d", "c": "<2f", "z": "<2d", "h": "<f", "b": "<f", "t": "<f"}
 NO_STRIDES = (0, 0, 0, 0)

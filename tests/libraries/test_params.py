@@ -14,8 +14,8 @@ import pytest
 
 from cutlass_blas import adapter, provider
 from cutlass_blas.instances import CORE, Instance, parse
-from kaas import provided
-from kaas.softgpu import image
+from kaas.code import providers
+from softgpu import image
 
 ELEMENT_BYTES = {"s": 4, "d": 8, "c": 8, "z": 16, "h": 2, "b": 2, "t": 4}
 SCALARS = {"s": "f4", "d": "f8", "c": "c8", "z": "c16", "h": "f4", "b": "f4", "t": "f4"}
@@ -115,7 +115,7 @@ def test_equal_launches_have_equal_bytes(mode: int) -> None:
 @cache
 def code_of(instance: Instance) -> tuple[image.Entry, ...]:
     (named,) = provider.library(instance.name).images
-    (code,) = provided.code(named)
+    (code,) = providers.code(named)
     assert code.kind == "fatbin"
     return tuple(image.entries(code.data))
 

@@ -11,8 +11,8 @@ from cuda import pathfinder
 from cuda.bindings import nvrtc as bindings
 
 import kaas
+from kaas.code import nvrtc
 from kaas.errors import CompileFailed, InvalidTarget
-from kaas.makers import nvrtc
 
 SOURCE = """
 template <class T> __global__ void scale(T *values, int n) {

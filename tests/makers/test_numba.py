@@ -17,10 +17,10 @@ if not present("numba_cuda"):
 from numba import cuda, float32, types
 
 import kaas
-from kaas.entries import Array, Complex, Pointer, Value
 from kaas.errors import CompileFailed, InvalidGraph, InvalidTarget
-from kaas.library import PTX_COMMENT_OR_STRING
-from kaas.symbols import kernels_of
+from kaas.ktask.library import PTX_COMMENT_OR_STRING
+from kaas.ktask.signature import Array, Complex, Pointer, Value
+from kaas.ktask.symbols import kernels_of
 
 N = 200
 

@@ -16,8 +16,8 @@ triton = pytest.importorskip("triton")
 tl: Any = pytest.importorskip("triton.language")
 
 import kaas
-from kaas.entries import Pointer, Scratch, Value
 from kaas.errors import CompileFailed, InvalidGraph, InvalidTarget
+from kaas.ktask.signature import Pointer, Scratch, Value
 
 N = 1000
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import kaas
-from kaas.constants_file import RESERVED
-from kaas.dtypes import DTYPE_BYTES, numpy_dtype
+from kaas.ktask.dtypes import DTYPE_BYTES, numpy_dtype
+from kaas.models.constants_file import RESERVED
 from tests.model.strategies import LIBRARIES, names
 
 LIBRARY = LIBRARIES[0]

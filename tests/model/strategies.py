@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 import kaas
-from kaas.arguments import Access, Argument
-from kaas.dtypes import DTYPE_BYTES, KIND_BYTES, is_integer_kind
+from kaas.ktask.arguments import Access, Argument
+from kaas.ktask.dtypes import DTYPE_BYTES, KIND_BYTES, is_integer_kind
 
 PTX = ".version 9.0\n.target sm_80\n.address_size 64\n.visible .entry k() { ret; }\n"
 LIBRARIES = [kaas.Library.from_ptx(PTX + "// " + name) for name in "abc"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kaas.caches import cache_root
+from kaas.cache_folders import cache_root
 from kaas.errors import DeviceUnavailable
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.dlpack import _pointer, _Versioned, is_exporter, tensor_of
-from kaas.dtypes import DLPACK_DTYPES, DTYPE_BYTES, numpy_dtype
 from kaas.errors import NotContiguous, WrongDtype, WrongSize
-from kaas.executor.tensors import on_host
-from kaas.request import input_bytes
+from kaas.executor.device.host_arrays import on_host
+from kaas.ktask.dlpack import _pointer, _Versioned, is_exporter, tensor_of
+from kaas.ktask.dtypes import DLPACK_DTYPES, DTYPE_BYTES, numpy_dtype
+from kaas.ktask.request import input_bytes
 from tests.exporters import Exporter, strides
 
 FLOATS = kaas.Buffer("floats", (2, 3), "float32")

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 
 import kaas
-from kaas import draw
+from kaas.ktask import draw
 from tests.model.strategies import PTX, ktasks
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kaas
-from kaas.arguments import Argument
-from kaas.entries import Array, Complex, Entry, Parameter, Pointer, Scratch, Value
 from kaas.errors import CorruptImage, InvalidGraph, InvalidLiteral, UnknownSymbol
-from kaas.library import Image
-from kaas.symbols import kernels_of
+from kaas.ktask.arguments import Argument
+from kaas.ktask.library import Image
+from kaas.ktask.signature import Array, Complex, Entry, Parameter, Pointer, Scratch, Value
+from kaas.ktask.symbols import kernels_of
 
 PTX = """.version 8.0
 .target sm_80

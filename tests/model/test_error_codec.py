@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kaas import errors
-from kaas.error_codec import CAUSES_AT_MOST, decode_error, encode_error
 from kaas.errors import InvalidLiteral, KaasError, UnknownSymbol, WrongScalar, declared
+from kaas.wire.error_codec import CAUSES_AT_MOST, decode_error, encode_error
 
 ERRORS = sorted((cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, KaasError)), key=str)
 

@@ -11,8 +11,8 @@ import pytest
 
 import kaas
 from kaas.errors import CorruptImage
-from kaas.images import described
-from kaas.library import Image
+from kaas.ktask.images import described
+from kaas.ktask.library import Image
 from tests.model.strategies import PTX
 
 

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 import kaas
-from kaas import constants_file, model_file
 from kaas.errors import CorruptModel, InvalidRequest
+from kaas.models import constants_file, model_file
 from tests.model.models import LIBRARY, constants, model, models, tensor_names
 
 once_a_function = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)

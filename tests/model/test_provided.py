@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import kaas
-from kaas import errors, kernels, provided
-from kaas.images import Image
+from kaas import errors
+from kaas.code import kernels, providers
+from kaas.ktask.images import Image
 from tests.model.strategies import PTX
 from tests.patience import PATIENCE_S
 from tests.providers import install
@@ -24,8 +25,8 @@ NAMED = kaas.Library.provided("shapes", "round", "2")
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[str, str], Any]], None]:
     """Installs a provider `shapes` that answers as it is told."""
-    monkeypatch.setattr(provided, "_answers", {})
-    monkeypatch.setattr(provided, "_providers", {})
+    monkeypatch.setattr(providers, "_answers", {})
+    monkeypatch.setattr(providers, "_providers", {})
 
     def install_it(images: Callable[[str, str], Any]) -> None:
         install(monkeypatch, tmp_path, "shapes", images)
@@ -46,12 +47,12 @@ class Recorder:
 
 def code(library: kaas.Library) -> tuple[Image, ...]:
     (image,) = library.images
-    return provided.code(image)
+    return providers.code(image)
 
 
 def test_other_images_are_themselves() -> None:
     (image,) = kaas.Library.from_ptx(PTX).images
-    assert provided.code(image) == (image,)
+    assert providers.code(image) == (image,)
 
 
 def test_a_provider_is_asked_once(answers: Any) -> None:
@@ -86,7 +87,7 @@ def test_threads_wait_for_one_that_asks(answers: Any) -> None:
 def test_answers_are_bounded(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     provider = Recorder()
     answers(provider)
-    monkeypatch.setattr(provided, "KEPT", 2)
+    monkeypatch.setattr(providers, "KEPT", 2)
     for name in ("a", "b", "c", "b", "a"):
         code(kaas.Library.provided("shapes", name, "2"))
     assert [name for name, _ in provider.asked] == ["a", "b", "c", "a"]

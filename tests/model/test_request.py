@@ -24,7 +24,7 @@ from kaas.errors import (
     WrongShape,
     WrongSize,
 )
-from kaas.request import check_names, encode_scalars, input_bytes, iterations_of
+from kaas.ktask.request import check_names, encode_scalars, input_bytes, iterations_of
 from tests.model.strategies import PTX
 
 LIBRARY = kaas.Library.from_ptx(PTX)
@@ -164,8 +164,8 @@ def test_subclasses_of_arrays() -> None:
 def test_inputs_do_not_wait_for_imports() -> None:
     """A first request would pay for it: numpy.ma takes 40 ms, and whoever has a masked array has imported it."""
     program = (
-        "import sys, numpy, kaas, kaas.request\n"
-        "kaas.request.input_bytes(kaas.Buffer('x', 4, 'float32'), numpy.zeros(4, numpy.float32))\n"
+        "import sys, numpy, kaas, kaas.ktask.request\n"
+        "kaas.ktask.request.input_bytes(kaas.Buffer('x', 4, 'float32'), numpy.zeros(4, numpy.float32))\n"
         "sys.exit('numpy.ma' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

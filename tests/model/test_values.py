@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kaas
-from kaas.arguments import argument_bytes
-from kaas.dtypes import DTYPE_BYTES, KIND_BYTES, decode, dtype_name, encode, numpy_dtype
 from kaas.errors import InvalidLiteral
+from kaas.ktask.arguments import argument_bytes
+from kaas.ktask.dtypes import DTYPE_BYTES, KIND_BYTES, decode, dtype_name, encode, numpy_dtype
 
 INTEGERS = {"i8": (8, True), "i16": (16, True), "i32": (32, True), "i64": (64, True)} | {
     "u8": (8, False), "u16": (16, False), "u32": (32, False), "u64": (64, False),

@@ -9,7 +9,7 @@ import pytest
 
 import kaas
 from kaas.errors import InvalidRequest, MissingInput, NotContiguous, NoVariant, UndecidedVariant, UnexpectedInput
-from kaas.variant import by_position, choose, of_shapes
+from kaas.ktask.variant import by_position, choose, of_shapes
 from tests.exporters import Exporter
 
 REFERENCE = object()

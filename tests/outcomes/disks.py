@@ -6,7 +6,7 @@ import errno
 import subprocess
 from pathlib import Path
 
-from kaas.remote.reserve import RESERVE_BYTES
+from kaas.server.state.reserve import RESERVE_BYTES
 from tests.remote.servers import Server
 
 DISK_BYTES = RESERVE_BYTES + (10 << 20)

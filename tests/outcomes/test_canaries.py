@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
-from kaas.remote import wire
-from kaas.remote.canary import CLIENT
+from kaas.server.canary import CLIENT
+from kaas.wire import protocol
 from tests.remote.conftest import Serve
 
 ASKED = 100
@@ -19,13 +19,13 @@ def test_however_many_ask_for_a_canary_one_runs_at_a_time(serve: Serve) -> None:
     os.kill(executor, signal.SIGSTOP)
     try:
         for _ in range(ASKED):
-            alice.send(wire.Ask(alice.number(), "health"), b"canary")
+            alice.send(protocol.Ask(alice.number(), "health"), b"canary")
         alice.quiet()
     finally:
         os.kill(executor, signal.SIGCONT)
     for _ in range(ASKED):
         answer, _ = alice.receive()
-        assert isinstance(answer, wire.Told), answer
+        assert isinstance(answer, protocol.Told), answer
         assert answer.answer["canary_s"] > 0
     outcomes = [row for row in boss.ask("stats")["outcomes"] if row["client"] == CLIENT]
     assert [row["count"] for row in outcomes] == [1]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kaas.errors import InvalidConfig
-from kaas.remote.keys import new_client
-from kaas.remote.serve_config import parse, read_file
+from kaas.server.config.serve_config import parse, read_file
+from kaas.server.peers.keys import new_client
 from tests.patience import PATIENCE_S
 from tests.remote.servers import ROOT
 

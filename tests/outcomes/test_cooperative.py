@@ -17,7 +17,7 @@ import pytest
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, ObjectCode, launch
 
-from kaas import softgpu as software
+import softgpu as software
 from tests.patience import PATIENCE_S
 from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, fails, kernel_params, ok, synchronize
 
@@ -255,6 +255,6 @@ def test_checked_kernels_meet(mode: str) -> None:
     """The barrier of a grid is no memory of the program, nor a race of launches that follow each other."""
     done = subprocess.run(
         [sys.executable, "-c", CHECKED], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        env={**os.environ, f"KAAS_SOFTGPU_{mode}": "1"}, cwd=Path(__file__).parents[2],
+        env={**os.environ, f"SOFTGPU_{mode}": "1"}, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.stdout.endswith("all well\n"), done.stdout + done.stderr

@@ -14,11 +14,11 @@ import pytest
 
 import kaas
 from kaas.errors import KaasError
-from kaas.remote import wire
-from kaas.remote.mending import MENDED, damage
-from kaas.remote.metering import Meter
-from kaas.remote.state import CLIENTS
-from kaas.remote.usage_file import NAME, SEGMENT
+from kaas.server.state.mending import MENDED, damage
+from kaas.server.state.state import CLIENTS
+from kaas.server.usage.metering import Meter
+from kaas.server.usage.usage_file import NAME, SEGMENT
+from kaas.wire import protocol
 from tests.api.conftest import add_task
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
@@ -169,7 +169,9 @@ def test_an_upload_that_was_damaged_can_be_sent_again(folder: Path) -> None:
             assert len(had.state.aside.stories) >= 3  # both files, and the object
             value = VALUES["value 1"]
             assert await had.upload("ada", value.tobytes()) == hash_of(value.tobytes())
-            await had.values.put("ada", wire.Put(1, "value 1", "float32", value.shape, hash_of(value.tobytes())), None)
+            await had.values.put(
+                "ada", protocol.Put(1, "value 1", "float32", value.shape, hash_of(value.tobytes())), None
+            )
             assert await had.get("ada", "value 1") == value.tobytes()
             assert (await had.register("ada", add_task(), "f0")).function == add_task().key
             assert had.functions.named("bob", "f0")

@@ -23,7 +23,7 @@ def pool() -> Iterator[None]:
 
 def test_a_bad_access_says_how_to_find_more_and_a_quarantine_how_it_ends() -> None:
     for ended in range(2):
-        with pytest.raises(DeviceLost, match=r"illegal access in block .*; KAAS_SOFTGPU_MEMCHECK=1 or kaas\.Device\("):
+        with pytest.raises(DeviceLost, match=r"illegal access in block .*; SOFTGPU_MEMCHECK=1 or kaas\.Device\("):
             kaas.call(crash_task(), {}, retries=0).result()
         with pytest.raises(Quarantined, match=r"kaas\.pardon\(f\) or `kaas pardon \w+` lets it run again\. Last: "):
             kaas.call(crash_task(), {}).result()

@@ -24,8 +24,8 @@ import onnx
 import pytest
 import typer.main
 
-from kaas.cli import app
-from kaas.pool.sandbox import available
+from kaas.cli.main import app
+from kaas.worker.sandbox import available
 from tests.compilers.onnx_cases import classifier
 from tests.patience import PATIENCE_S
 from tests.wheels import ROOT, build, install, run
@@ -37,8 +37,8 @@ WITHOUT_RAY = "\nimport sys\nassert 'ray' not in sys.modules\n"
 RAY = """
 import sys
 import ray
-from kaas.pool.ray_cluster import SOFTWARE_RESOURCE
-from kaas.ray_session import SOFTWARE_SLOTS
+from kaas.pool.on_ray.cluster import SOFTWARE_RESOURCE
+from kaas.api.ray_session import SOFTWARE_SLOTS
 started = ray.init("local", resources={SOFTWARE_RESOURCE: SOFTWARE_SLOTS}, include_dashboard=False, log_to_driver=False)
 print("address", started.address_info["gcs_address"], flush=True)
 sys.stdin.read()

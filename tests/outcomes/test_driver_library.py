@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from kaas.softgpu.build import build
+from softgpu.build import build
 from tests.patience import PATIENCE_S
 
 PT_LOAD, PT_DYNAMIC, PT_GNU_RELRO = 1, 2, 0x6474E552

@@ -12,7 +12,7 @@ import pytest
 
 import kaas
 from kaas.errors import InvalidConfig, InvalidRequest, NotAllowed, UnknownFunction
-from kaas.remote.keys import new_client
+from kaas.server.peers.keys import new_client
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
 from tests.remote.servers import ROOT, scaled
@@ -31,7 +31,7 @@ def ran(program: str, *arguments: str, folder: Path = ROOT) -> subprocess.Comple
 
 def told(*arguments: str, folder: Path = ROOT, before: str = "") -> str:
     """The one line that a command ends with, which fails."""
-    ended = ran(f"{before}from kaas.cli import main; main()", *arguments, folder=folder)
+    ended = ran(f"{before}from kaas.cli.main import main; main()", *arguments, folder=folder)
     assert ended.returncode == 1, ended
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
     return ended.stderr.strip()

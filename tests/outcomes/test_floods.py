@@ -10,12 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from kaas.pool import node_line
-from kaas.remote import connections, unfinished
-from kaas.remote.connections import STRANGERS
-from kaas.remote.keys import Keys
-from kaas.remote.newcomers import Newcomers, source_of
-from kaas.remote.unfinished import HANDSHAKE_BYTES, IDLE_BYTES_PER_S, IDLE_MOST_BYTES, MESSAGE_S, Progress, over_budget
+from kaas.server.peers import tcp_connections, unfinished
+from kaas.server.peers.keys import Keys
+from kaas.server.peers.tcp_connections import STRANGERS
+from kaas.server.peers.unauthenticated import Newcomers, source_of
+from kaas.server.peers.unfinished import (
+    HANDSHAKE_BYTES,
+    IDLE_BYTES_PER_S,
+    IDLE_MOST_BYTES,
+    MESSAGE_S,
+    Progress,
+    over_budget,
+)
+from kaas.wire.connections import zmq_connection
 from tests.patience import PATIENCE_S, until
 from tests.remote.doors import LOCAL, Client, Open, client_keys, echo
 
@@ -107,7 +114,7 @@ BUDGETS = {"each client's": (6 * FRAME_BYTES, 1 << 40), "in all": (1 << 40, 6 * 
 @pytest.fixture
 def unlocked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Its connections answer no heartbeats, and do not end for that."""
-    monkeypatch.setattr(node_line, "HEARTBEAT_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(zmq_connection, "HEARTBEAT_S", 2 * PATIENCE_S)
     budgets = getattr(request, "param", (1 << 40, 1 << 40))
     door = Open(None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, unfinished_bytes=budgets)
     echo(door)
@@ -171,7 +178,7 @@ def test_bytes_of_messages_that_have_ended_are_known(tmp_path: Path, sealed: boo
             client.send(bytes(size), b"", bytes(size))
             door.arrived()
         (connection,) = door.do(lambda: list(door.door._connections._by_fd.values()))
-        beside = connections._received(connection.fd) - door.do(lambda: connection.taken_bytes)
+        beside = tcp_connections._received(connection.fd) - door.do(lambda: connection.taken_bytes)
         assert 0 < beside < HANDSHAKE_BYTES
 
 
@@ -198,4 +205,4 @@ def test_the_largest_of_the_client_that_is_over_its_budget_ends() -> None:
 
 
 def test_each_source_has_a_part_of_the_places() -> None:
-    assert connections.STRANGERS_EACH < STRANGERS
+    assert tcp_connections.STRANGERS_EACH < STRANGERS

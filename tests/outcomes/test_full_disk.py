@@ -13,10 +13,10 @@ import pytest
 
 import kaas
 from kaas.errors import KaasError
-from kaas.remote import reserve
-from kaas.remote.metering import Meter
-from kaas.remote.reserve import LEAST_BYTES, RESERVE_BYTES, Reserve
-from kaas.remote.usage_file import Journal
+from kaas.server.state import reserve
+from kaas.server.state.reserve import LEAST_BYTES, RESERVE_BYTES, Reserve
+from kaas.server.usage.metering import Meter
+from kaas.server.usage.usage_file import Journal
 from tests.outcomes.disks import DISK_BYTES, can_mount, fill, on_small_disk, within
 from tests.patience import PATIENCE_S
 from tests.remote.servers import WIDTH, Server, scaled

@@ -17,8 +17,8 @@ import pytest
 import ray
 
 import kaas
-from kaas.attached import current_session
-from kaas.session import HERE, program_name
+from kaas.api.attached import current_session
+from kaas.api.session import HERE, program_name
 from tests.api.conftest import add_task, both_task, numbers, scale_task
 from tests.patience import PATIENCE_S
 from tests.reference import LITERALS
@@ -242,15 +242,22 @@ def test_in_an_async_actor() -> None:
 
 def test_what_attaches_brings_no_more_than_a_caller_needs() -> None:
     """A first call imports what it needs, in an event loop say, and is done with it soon."""
-    program = "import sys, kaas.calls, kaas.ray_session, kaas.session_calls; print(*sys.modules)"
+    program = "import sys, kaas.api.calls, kaas.api.ray_session, kaas.api.rpc_client; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    brought = {"kaas.pool.service", "kaas.pool.core", "kaas.pool.policies", "kaas.executor.device", "cuda", "zmq"}
+    brought = {
+        "kaas.pool.service",
+        "kaas.pool.core.core",
+        "kaas.scheduling.policies",
+        "kaas.executor.device.device",
+        "cuda",
+        "zmq",
+    }
     assert not brought & set(ended.stdout.split())
 
 
 def test_a_loop_does_not_wait_for_the_line_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool's address is told only when the loop has gone on."""
-    from kaas.ray_session import RaySession
+    from kaas.api.ray_session import RaySession
 
     session = HERE.session
     assert isinstance(session, RaySession)

@@ -11,7 +11,7 @@ import pytest
 
 import kaas
 from kaas.errors import KeyReused
-from kaas.remote import wire
+from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 from tests.remote.servers import STEPS, WIDTH, Server, Speaker, scaled
 
@@ -72,7 +72,7 @@ def flows(speaker: Speaker) -> tuple[int, int]:
 def ran(speaker: Speaker, function: str, data: bytes) -> None:
     """A run under the one key, whose answer comes and which nobody says to have received."""
     speaker.invoke(function, data, key="one key")
-    assert isinstance(speaker.receive()[0], wire.Result)
+    assert isinstance(speaker.receive()[0], protocol.Result)
     session = speaker.session
     speaker.greet(None)  # as another program, so that the first one's waits are no more
     assert speaker.session != session

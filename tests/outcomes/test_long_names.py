@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import kaas
-from kaas.remote import gateway, wire
-from kaas.remote.answers import LONGEST_MESSAGE
-from kaas.remote.building import LONGEST_LABEL
-from kaas.remote.delivery import FAILURE_BYTES
-from kaas.remote.tasks import NAME_BYTES, encode_task
-from kaas.remote.usage_file import read_usage
+from kaas.server import session_manager
+from kaas.server.building.building import LONGEST_LABEL
+from kaas.server.replies import LONGEST_MESSAGE
+from kaas.server.reply_tracker import FAILURE_BYTES
+from kaas.server.usage.usage_file import read_usage
+from kaas.wire import protocol
+from kaas.wire.sent_ktasks import NAME_BYTES, encode_task
 from tests.remote.conftest import Serve
 from tests.remote.servers import WIDTH, Speaker, scaled
 
@@ -37,7 +38,11 @@ def named(name: str) -> kaas.KTask:
 def test_a_ktask_has_a_name_that_is_not_too_long(serve: Serve) -> None:
     alice = serve().speaker()
     assert alice.register(named("é" * (NAME_BYTES // 2))).function
-    told, _ = alice.told(wire.Failure, wire.Register(alice.number()), encode_task(named("é" * (NAME_BYTES // 2 + 1))))
+    told, _ = alice.told(
+        protocol.Failure,
+        protocol.Register(alice.number()),
+        encode_task(named("é" * (NAME_BYTES // 2 + 1))),
+    )
     assert (told.error, f"at most {NAME_BYTES} bytes" in told.message) == ("InvalidGraph", True)
     alice.close()
 
@@ -55,7 +60,7 @@ def test_a_request_of_a_long_symbol_is_charged_whenever_the_server_is_killed(ser
     function = alice.register(kaas.KTask([kernel], [y])).function
     alice.invoke(function)
     answer, frames = alice.receive()
-    assert (type(answer), frames) == (wire.Result, [b"\7\0\0\0"])
+    assert (type(answer), frames) == (protocol.Result, [b"\7\0\0\0"])
     server.close()  # before the journal is in the SQLite file, or after
     alice.close()
     ((label, requests),) = charged(server.folder / "state")
@@ -69,17 +74,17 @@ def test_an_error_is_as_long_as_it_counts(serve: Serve) -> None:
     (kernel,) = scaled().kernels
     task = kaas.KTask([kaas.Kernel(kernel.library, "scale", 4, 256, [kaas.In(x), *kernel.args[1:]])], ["y"])
     function = alice.register(task).function
-    alice.send(wire.Invoke(alice.number(), function))
+    alice.send(protocol.Invoke(alice.number(), function))
     failure, _ = alice.receive()
-    assert isinstance(failure, wire.Failure)
+    assert isinstance(failure, protocol.Failure)
     assert failure.error == "MissingInput"
     assert failure.fields["buffer"] == x.name[:LONGEST_MESSAGE]
-    assert len(wire.encode(failure)) <= FAILURE_BYTES + LONGEST_MESSAGE
+    assert len(protocol.encode(failure)) <= FAILURE_BYTES + LONGEST_MESSAGE
     alice.close()
 
 
-def refused(speaker: Speaker, message: wire.FromClient) -> wire.Failure:
-    return speaker.told(wire.Failure, message)[0]
+def refused(speaker: Speaker, message: protocol.FromClient) -> protocol.Failure:
+    return speaker.told(protocol.Failure, message)[0]
 
 
 def test_a_header_that_would_hold_up_others_is_not_read(serve: Serve) -> None:
@@ -87,16 +92,17 @@ def test_a_header_that_would_hold_up_others_is_not_read(serve: Serve) -> None:
     alice = serve().speaker()
     function = alice.register(scaled()).function
     number = alice.invoke(function, bytes(4 * WIDTH))
-    assert isinstance(alice.receive()[0], wire.Result)
-    alice.send(wire.Received((number,) * gateway.HEADER_BYTES))
+    assert isinstance(alice.receive()[0], protocol.Result)
+    alice.send(protocol.Received((number,) * session_manager.HEADER_BYTES))
     assert alice.quiet()
     assert alice.ask("status")["open"] == 1, "it was not received"
     failure = refused(
-        alice, wire.Invoke(17, function, store={str(each): "" for each in range(gateway.HEADER_BYTES // 4)})
+        alice,
+        protocol.Invoke(17, function, store={str(each): "" for each in range(session_manager.HEADER_BYTES // 4)}),
     )
     assert (failure.number, failure.error) == (17, "InvalidRequest")
-    assert f"at most {gateway.HEADER_BYTES} bytes" in failure.message
-    alice.send(wire.Received((number,) * (gateway.HEADER_BYTES - 64)))
+    assert f"at most {session_manager.HEADER_BYTES} bytes" in failure.message
+    alice.send(protocol.Received((number,) * (session_manager.HEADER_BYTES - 64)))
     assert alice.quiet()
     assert alice.ask("status")["open"] == 0
     alice.close()

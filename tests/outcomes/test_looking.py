@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 import kaas
-from kaas.cli import app
-from kaas.session import program_name
+from kaas.api.session import program_name
+from kaas.cli.main import app
 from tests.api.conftest import numbers, scale_task
 from tests.patience import PATIENCE_S
 
@@ -26,7 +26,7 @@ NAME = "looked at"
 LITERALS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64", "c64", "c128", "boolean")
 SCRIPT = f"""
 import kaas
-from kaas.attached import current_session
+from kaas.api.attached import current_session
 kaas.init(ray=False, name={NAME!r})
 print(current_session().client)
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kaas.softgpu import MEMCHECK_VARIABLE
+from softgpu import MEMCHECK_VARIABLE
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

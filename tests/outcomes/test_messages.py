@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import kaas
 from kaas import errors
-from kaas.cli import app
+from kaas.cli.main import app
 from kaas.config import POLICY_NAMES
-from kaas.pool.policies import POLICIES
+from kaas.scheduling.policies import POLICIES
 from tests.api.conftest import crash_task
 
 
@@ -102,7 +102,7 @@ def test_inside_an_etask_the_cause_is_the_users_own(start: Callable[..., bool]) 
     with pytest.raises(errors.ETaskFailed) as raised:
         ray.get(fails.remote())
     assert "of the user's" in str(raised.value)
-    assert "kaas/pool/core.py" not in str(raised.value)
+    assert "kaas/pool/core/core.py" not in str(raised.value)
 
 
 def test_a_scalar_is_told_from_an_input() -> None:

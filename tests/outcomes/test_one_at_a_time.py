@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from kaas.pool.events import (
+from kaas.scheduling.events import (
     Dispatch,
     Event,
     Outcome,
@@ -21,7 +21,7 @@ from kaas.pool.events import (
     Tick,
     WorkerReady,
 )
-from kaas.pool.policies import POLICIES
+from kaas.scheduling.policies import POLICIES
 
 FAIR = [name for name, policy in POLICIES.items() if getattr(policy, "fair", False)]
 assert FAIR, "or no policy is tested below"

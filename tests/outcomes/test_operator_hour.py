@@ -17,9 +17,9 @@ import pytest
 import zmq
 
 import kaas
-from kaas.remote import wire
-from kaas.remote.keys import OwnKeys
-from kaas.softgpu.build import build
+from kaas.server.peers.keys import OwnKeys
+from kaas.wire import protocol
+from softgpu.build import build
 from tests.outcomes.disks import can_mount, fill, on_small_disk, within
 from tests.outcomes.test_operator_log import TRAP
 from tests.outcomes.test_unusable_device import get
@@ -42,7 +42,7 @@ def knock(server: Server) -> None:
     assert known is not None
     public, secret = (key.decode() for key in zmq.curve_keypair())
     stranger = Speaker(server.endpoint, OwnKeys("alice", public, secret, known.server_key))
-    stranger.send(wire.Hello(wire.VERSION, "a" * 32))
+    stranger.send(protocol.Hello(protocol.VERSION, "a" * 32))
     until(lambda: sample(server, 'kaas_connections_refused_total{reason="key"}') > 0)
     stranger.close()
 

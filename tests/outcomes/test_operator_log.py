@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 import kaas
-from kaas.remote import tasks, wire
-from kaas.remote.keys import OwnKeys
+from kaas.server.peers.keys import OwnKeys
+from kaas.wire import protocol, sent_ktasks
 from tests.patience import until
 from tests.remote.servers import WIDTH, Server, Speaker, scaled
 
@@ -60,7 +60,7 @@ def test_a_refused_key_is_one_line_with_its_address(server: Server) -> None:
     for _ in range(20):
         public, secret = (key.decode() for key in zmq.curve_keypair())
         stranger = Speaker(server.endpoint, OwnKeys("alice", public, secret, known.server_key))
-        stranger.send(wire.Hello(wire.VERSION, "a" * 32))
+        stranger.send(protocol.Hello(protocol.VERSION, "a" * 32))
         until(lambda: any(each["event"] == "a key that no client has was refused" for each in events(server)))
         stranger.close()
     refused = [each for each in events(server) if each["event"] == "a key that no client has was refused"]
@@ -81,11 +81,11 @@ def test_an_executor_that_is_killed_is_told_with_its_cause(server: Server) -> No
 def test_what_a_step_raised_is_told_with_its_traceback(server: Server) -> None:
     speaker = server.speaker()
     speaker.register(scaled())
-    message = wire.Register(speaker.number(), "chain", before="fail")
-    speaker.told(wire.Registered, message, tasks.encode_task(scaled()))
-    speaker.send(wire.Invoke(speaker.number(), "chain", {"x": wire.Input(frame=1)}), b"1")
+    message = protocol.Register(speaker.number(), "chain", before="fail")
+    speaker.told(protocol.Registered, message, sent_ktasks.encode_task(scaled()))
+    speaker.send(protocol.Invoke(speaker.number(), "chain", {"x": protocol.Input(frame=1)}), b"1")
     answer, _ = speaker.receive()
-    assert isinstance(answer, wire.Failure)
+    assert isinstance(answer, protocol.Failure)
     assert "steps.py" not in answer.message
     told = awaited(server, "a step failed")
     assert (told["step"], told["client"], told["function"]) == ("fail", "alice", "chain")
@@ -103,7 +103,7 @@ def test_a_function_that_ends_devices_is_told_until_it_is_in_quarantine(server: 
     for _ in range(2):
         speaker.invoke("bad", ONES)
         answer, _ = speaker.receive()
-        assert isinstance(answer, wire.Failure)
+        assert isinstance(answer, protocol.Failure)
     held = awaited(server, "a function is in quarantine")
     assert (held["client"], held["faults"], held["level"]) == ("alice", 2, "ERROR")
     faults = [each for each in events(server) if each["event"] == "a function ended its device"]
@@ -129,6 +129,6 @@ def test_its_end_is_told_with_the_reason(tmp_path: Path) -> None:
     server.terminate()
     assert server.wait() == 0
     drains, ended = server.errors.read_text().splitlines()[-2:]
-    assert 'INFO kaas.remote.front: the server drains reason="it got SIGTERM"' in drains
-    assert ended.endswith("INFO kaas.remote.front: the server has ended")
+    assert 'INFO kaas.server.server: the server drains reason="it got SIGTERM"' in drains
+    assert ended.endswith("INFO kaas.server.server: the server has ended")
     server.close()

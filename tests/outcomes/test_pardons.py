@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import kaas
-from kaas.cli import app
+from kaas.cli.main import app
 from kaas.errors import InvalidRequest, KaasError, Quarantined
 from tests.api.conftest import crash_task
 from tests.patience import PATIENCE_S

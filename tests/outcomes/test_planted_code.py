@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kaas.caches import cache_root
-from kaas.softgpu import build as driver_build
-from kaas.softgpu.disk_cache import DiskCache
+from kaas.cache_folders import cache_root
+from softgpu import build as driver_build
+from softgpu.disk_cache import DiskCache
 
 SOURCE = "int cuInit(unsigned flags) { (void)flags; return 0; }"
 OTHERS_MAY_WRITE = (0o777, 0o775, 0o757)

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from kaas.cli import app
-from kaas.remote.keys import new_client, prepare
-from kaas.remote.quotas import Quotas
-from kaas.remote.serve_config import Limits, Settings
-from kaas.remote.serve_memory import of_quotas
+from kaas.cli.main import app
+from kaas.server.config.serve_config import Limits, Settings
+from kaas.server.config.serve_memory import of_quotas
+from kaas.server.peers.keys import new_client, prepare
+from kaas.server.usage.quotas import Quotas
 from tests.remote.servers import Server
 
 GIB = 1 << 30

@@ -14,8 +14,8 @@ import pytest
 
 import kaas
 from kaas.errors import QuotaExceeded
-from kaas.remote import wire
-from kaas.remote.tasks import encode_task
+from kaas.wire import protocol
+from kaas.wire.sent_ktasks import encode_task
 from tests.patience import PATIENCE_S
 from tests.remote.servers import STEPS, WIDTH, Server, scaled
 
@@ -65,7 +65,7 @@ def test_others_are_answered_while_the_largest_registration_is_built(serve: Serv
     task = encode_task(chain(LARGE)) if what == "kernels" else of_many_buffers()
     with client_of(server, "bob") as bob:
         is_answered(bob, scaled())
-        mallory.send(wire.Register(mallory.number(), "large"), task)
+        mallory.send(protocol.Register(mallory.number(), "large"), task)
         while not (building := builders(server)):
             is_answered(bob, scaled())
             assert not mallory.socket.poll(0), "it is built where all are answered"
@@ -80,7 +80,7 @@ def test_others_are_answered_while_the_largest_registration_is_built(serve: Serv
             os.kill(pid, signal.SIGCONT)
         answer, _ = mallory.receive()
         if what == "kernels":
-            assert isinstance(answer, wire.Registered), answer
+            assert isinstance(answer, protocol.Registered), answer
             assert list(answer.inputs) == ["x"]
     mallory.close()
 
@@ -122,7 +122,9 @@ def test_time_that_building_takes_is_charged_to_its_client(serve: Serve) -> None
     server = serve({"limits": {"quotas": {"build_s_per_minute": 1e-3}}})
     mallory = server.speaker("alice")
     mallory.register(chain(MANY), "first")
-    answer, _ = mallory.told(wire.Failure, wire.Register(mallory.number(), "second"), encode_task(chain(MANY, 3.0)))
+    answer, _ = mallory.told(
+        protocol.Failure, protocol.Register(mallory.number(), "second"), encode_task(chain(MANY, 3.0))
+    )
     assert answer.error == "QuotaExceeded"
     assert answer.fields["quota"] == "build_s_per_minute"
     assert answer.fields["used"] >= answer.fields["limit"] == 1e-3

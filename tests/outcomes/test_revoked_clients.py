@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 import kaas
-from kaas.cli import app
+from kaas.cli.main import app
 from kaas.errors import KaasError, Unreachable
-from kaas.remote import wire
-from kaas.remote.keys import ClientKey, Keys, own_keys
-from kaas.remote.quotas import Quotas
+from kaas.server.peers.keys import ClientKey, Keys, own_keys
+from kaas.server.usage.quotas import Quotas
+from kaas.wire import protocol
 from tests.patience import PATIENCE_S, until
 from tests.remote.conftest import Serve
 from tests.remote.servers import WIDTH, Server, Speaker, scaled
@@ -155,5 +155,5 @@ def test_programs_of_a_revoked_client_are_put_out(serve: Serve) -> None:
 
 
 def answered(speaker: Speaker) -> bool:
-    speaker.send(wire.Ask(speaker.number(), "health"))
+    speaker.send(protocol.Ask(speaker.number(), "health"))
     return bool(speaker.socket.poll(100)) and bool(speaker.socket.recv_multipart())

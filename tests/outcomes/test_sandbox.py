@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.caches import cache_root
+from kaas.cache_folders import cache_root
 from kaas.errors import InvalidConfig
-from kaas.pool import sandbox
-from kaas.remote.serve_config import Settings
+from kaas.server.config.serve_config import Settings
+from kaas.worker import sandbox
 from tests.patience import PATIENCE_S
 from tests.remote.servers import Server, scaled
 
@@ -83,7 +83,7 @@ class Watch:
             look()
 
 
-if "kaas.pool.executor_process" in sys.orig_argv:
+if "kaas.worker.executor_process" in sys.orig_argv:
     sys.meta_path.insert(0, Watch())
 """
 
@@ -132,7 +132,7 @@ def test_all_of_it_is_found_without_a_sandbox(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_server_says_so_where_linux_cannot_keep_its_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("kaas.remote.serve_config.available", lambda: False)
+    monkeypatch.setattr("kaas.server.config.serve_config.available", lambda: False)
     with pytest.raises(InvalidConfig, match="`sandbox: false`") as refused:
         Settings(keys=str(tmp_path)).executors_sandbox(tmp_path)
     assert refused.value.field == "sandbox"

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 import kaas
-from kaas.remote import wire
+from kaas.wire import protocol
 from tests.outcomes.test_paying import ENDLESS, spinning
 from tests.patience import PATIENCE_S, until
 from tests.remote.conftest import Serve
@@ -80,7 +80,7 @@ def test_a_hangup_reads_keys_quotas_and_weights_again_and_ends_nothing(serve: Se
         for _ in range(4):
             speaker.invoke("spin", scalars={"steps": ENDLESS.to_bytes(8, "little")})
         refused, _ = speaker.receive()
-        assert isinstance(refused, wire.Failure)
+        assert isinstance(refused, protocol.Failure)
         assert (refused.error, refused.fields["limit"]) == ("QueueFull", 1)
         speaker.close()  # and what it asked for ends
         config.write_text("nonsense: 1")

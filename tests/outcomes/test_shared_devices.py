@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 import kaas
+import softgpu
 from benchmarks import placement, temporaries
 from benchmarks.tenants import N, X, copier, holder, pool
-from kaas import softgpu
 from kaas.errors import DeadlineExceeded
-from kaas.pool.events import Dispatch, RequestArrived, RequestDone
-from kaas.pool.policies import POLICIES
-from kaas.pool.recording import Life, read
-from kaas.pool.simulation.reading import read as scenario_of
-from kaas.pool.simulation.results import Simulated
-from kaas.pool.simulator import simulate
+from kaas.scheduling.events import Dispatch, RequestArrived, RequestDone
+from kaas.scheduling.policies import POLICIES
+from kaas.scheduling.recording import Life, read
+from kaas.scheduling.simulation.results import Simulated
+from kaas.scheduling.simulation.scenario_file import read as scenario_of
+from kaas.scheduling.simulation.simulator import simulate
 from tests.api.conftest import STEPS
 
 MB = 1 << 20

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 import kaas
-from kaas.remote import wire
+from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
 from tests.remote.servers import ROOT, WIDTH, Server, Speaker, scaled
@@ -38,7 +38,7 @@ def called(speaker: Speaker, task: kaas.KTask, name: str = "") -> None:
     function = speaker.register(task, name).function
     speaker.invoke(name or function, DATA)
     answer, _ = speaker.receive()
-    assert isinstance(answer, wire.Result), answer
+    assert isinstance(answer, protocol.Result), answer
 
 
 def test_no_terminal_obeys_a_name(serve: Serve) -> None:
@@ -65,7 +65,7 @@ def test_a_function_has_one_name_wherever_it_is_shown(serve: Serve) -> None:
         output = shown(server, *command)
         assert all(name in output for name in names), (command, output)
         assert scaled().label not in output, (command, output)
-    alice.told(wire.Done, wire.Unregister(alice.number(), "first"))
+    alice.told(protocol.Done, protocol.Unregister(alice.number(), "first"))
     output = shown(server, *commands(server)[-1])
     assert ("first" in output, "second" in output) == (False, True), output
     alice.close()

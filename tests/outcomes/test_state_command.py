@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import kaas
-from kaas.cli import app
+from kaas.cli.main import app
 from kaas.errors import KaasError
-from kaas.remote.state import CLIENTS
-from kaas.remote.usage_file import NAME, SEGMENT
+from kaas.server.state.state import CLIENTS
+from kaas.server.usage.usage_file import NAME, SEGMENT
 from tests.api.conftest import add_task
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve

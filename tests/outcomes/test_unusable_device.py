@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from kaas.executor.device import gpu_count
+from kaas.executor.device.device import gpu_count
 from tests.patience import PATIENCE_S, until
 from tests.remote.conftest import Serve
 from tests.remote.servers import DEVICE, Server, refused

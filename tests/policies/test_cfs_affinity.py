@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import PolicyError
-from kaas.pool.events import Dispatch, ObjectUse, PhysicalDevice, Running, Tick, WorkerAdopted
-from kaas.pool.policies.accounts import ACCOUNTS
-from kaas.pool.policies.cfs_affinity import PENALTY, CfsAffinity
+from kaas.scheduling.events import Dispatch, ObjectUse, PhysicalDevice, Running, Tick, WorkerAdopted
+from kaas.scheduling.policies.cfs_affinity import PENALTY, CfsAffinity
+from kaas.scheduling.policies.fair_share import ACCOUNTS
 from tests.policies.world import ETASK, EXECUTOR, World
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kaas.errors import PolicyError
-from kaas.pool.events import Dispatch, PolicyFactory
-from kaas.pool.simulation.reading import read
-from kaas.pool.simulator import simulate
+from kaas.scheduling.events import Dispatch, PolicyFactory
+from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.simulator import simulate
 from tests.policies.world import World
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kaas.pool.events import ObjectUse, PolicyFactory
-from kaas.pool.policies import POLICIES
-from kaas.pool.policies.cfs_affinity import CfsAffinity
-from kaas.pool.policies.static import Static
+from kaas.scheduling.events import ObjectUse, PolicyFactory
+from kaas.scheduling.policies import POLICIES
+from kaas.scheduling.policies.cfs_affinity import CfsAffinity
+from kaas.scheduling.policies.static import Static
 from tests.policies.world import ETASK, EXECUTOR, World
 
 FACTORIES: dict[str, PolicyFactory] = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kaas.pool.events import (
+from kaas.scheduling.events import (
     ClientGone,
     Dispatch,
     Reject,
@@ -22,9 +22,9 @@ from kaas.pool.events import (
     WorkerAdopted,
     WorkerKind,
 )
-from kaas.pool.policies import scheduler
-from kaas.pool.policies.exclusive import Exclusive
-from kaas.pool.policies.fleet import FAILED_STARTS
+from kaas.scheduling.policies import scheduler
+from kaas.scheduling.policies.exclusive import Exclusive
+from kaas.scheduling.policies.placement import FAILED_STARTS
 from tests.policies.world import ETASK, EXECUTOR, World
 
 

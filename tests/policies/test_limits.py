@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import PolicyError
-from kaas.pool.events import (
+from kaas.scheduling.events import (
     Dispatch,
     PhysicalDevice,
     PolicyFactory,
@@ -22,11 +22,11 @@ from kaas.pool.events import (
     WakeAt,
     WorkerAdopted,
 )
-from kaas.pool.policies import POLICIES
-from kaas.pool.policies.accounts import WINDOW_S
-from kaas.pool.policies.cfs_affinity import CfsAffinity
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.policies.static import Static
+from kaas.scheduling.policies import POLICIES
+from kaas.scheduling.policies.cfs_affinity import CfsAffinity
+from kaas.scheduling.policies.fair_share import WINDOW_S
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.policies.static import Static
 from tests.policies.world import ETASK, EXECUTOR, World
 
 SHARING: dict[str, PolicyFactory] = {name: POLICIES[name] for name in ("fcfs", "cfs_affinity", "static")}

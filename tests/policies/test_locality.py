@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from kaas.pool.events import ObjectUse, Outcome, PolicyFactory
-from kaas.pool.policies.cfs_affinity import CfsAffinity
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.policies.static import Static
+from kaas.scheduling.events import ObjectUse, Outcome, PolicyFactory
+from kaas.scheduling.policies.cfs_affinity import CfsAffinity
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.policies.static import Static
 from tests.policies.world import ETASK, World
 
 POLICIES: dict[str, PolicyFactory] = {

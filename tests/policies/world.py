@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kaas.pool.checked import Checked
-from kaas.pool.events import (
+from kaas.scheduling.checks import Checked
+from kaas.scheduling.events import (
     ClientKnown,
     Decision,
     Dispatch,

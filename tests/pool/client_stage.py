@@ -10,22 +10,23 @@ from typing import Any
 import pytest
 
 from kaas.config import Config, Device
-from kaas.error_codec import decode_error
 from kaas.errors import KaasError
-from kaas.pool import messages, service, wire
-from kaas.pool.held import HeldRefs
-from kaas.pool.messages import Block, Failure, Hello, Register, Submit
-from kaas.pool.packing import Caller, Signature, pack
-from kaas.pool.readiness import Readiness
+from kaas.pool import service
+from kaas.pool.on_ray.readiness import Readiness
+from kaas.pool.on_ray.ref_leases import HeldRefs
 from kaas.pool.service import Service
 from kaas.store import SqliteStore
+from kaas.wire import messages, specs
+from kaas.wire.error_codec import decode_error
+from kaas.wire.messages import Block, Failure, Hello, Register, Submit
+from kaas.wire.packing import Caller, Signature, pack
 from tests.api.conftest import numbers, scale_task
 from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import FakeWorkers, settle
 
 TASK = scale_task()
 SIGNATURE = Signature.of(TASK)
-SPEC, TASK_BYTES = wire.encode(SIGNATURE.spec), TASK.to_msgpack()
+SPEC, TASK_BYTES = specs.encode(SIGNATURE.spec), TASK.to_msgpack()
 BLOCK = Block(1, 2, 0, 4000)
 OUTPUT = b"output"
 
@@ -192,10 +193,10 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def blocks(number: int) -> tuple[Submit, bytes]:
-    message = wire.Invocation(
-        SIGNATURE.key, "alice", None, 3, True, {}, [], [wire.ObjectInput("x", 0, None, False)], None
+    message = specs.Invocation(
+        SIGNATURE.key, "alice", None, 3, True, {}, [], [specs.ObjectInput("x", 0, None, False)], None
     )
-    return Submit(number, [BLOCK]), wire.encode(message)
+    return Submit(number, [BLOCK]), specs.encode(message)
 
 
 async def _sent(stage: Stage, count: int) -> None:

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kaas.pool.connect import connect
-from kaas.pool.exchange import Exchange, Peer
-from kaas.pool.lines import Frames, Line
 from kaas.pool.loop import PoolLoop
-from kaas.pool.messages import Address, FromPeer, Hello
+from kaas.wire.connections.connect import connect
+from kaas.wire.connections.connection import Frames, Line
+from kaas.wire.connections.router import Exchange, Peer
+from kaas.wire.messages import Address, FromPeer, Hello
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")

@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from kaas.errors import KaasError
-from kaas.pool import wire
-from kaas.pool.blocks import Inbox
-from kaas.pool.events import StartWorker, WorkerKind
-from kaas.pool.executors import Executors
+from kaas.pool.executors.executors import Executors
+from kaas.pool.executors.payloads import Payload
+from kaas.pool.executors.residents import Residents
+from kaas.pool.executors.transport import Call, Reply, WorkerLost
 from kaas.pool.functions import RegisteredFunction
-from kaas.pool.lives import Adoption
-from kaas.pool.messages import Address, Hello
-from kaas.pool.payloads import Payload
-from kaas.pool.residents import Residents
-from kaas.pool.status import WorkerInfo
-from kaas.pool.stream import close_all
-from kaas.pool.transport import Call, Reply, WorkerLost
+from kaas.scheduling.events import StartWorker, WorkerKind
+from kaas.wire import specs
+from kaas.wire.connections.shared_memory import Inbox
+from kaas.wire.connections.stream import close_all
+from kaas.wire.messages import Address, Hello
+from kaas.wire.status.status import WorkerInfo
+from kaas.worker.epochs import Adoption
 from tests.api.conftest import scale_task
 from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import INFO, settle
 
 TASK = scale_task()
-FUNCTION = RegisteredFunction.of(wire.FunctionSpec(TASK.key), TASK, b"its kTask")
+FUNCTION = RegisteredFunction.of(specs.FunctionSpec(TASK.key), TASK, b"its kTask")
 LARGE = RegisteredFunction(
     "large", "large", FUNCTION.spec, FUNCTION.introduction, FUNCTION.outputs * 2, (1 << 20,) * 2, False, {}
 )
-RECORD = wire.RunRecord({"run": 1.0}, {}, [], [], 0.5)
+RECORD = specs.RunRecord({"run": 1.0}, {}, [], [], 0.5)
 START = StartWorker(3, WorkerKind.EXECUTOR, 1)
 ADDRESS = Address("life", "node", "ipc:///nowhere")
 MESSAGE = b"an invocation"

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 import kaas
+from kaas.api.rpc_client import Calls
 from kaas.errors import PoolStopped
-from kaas.pool import messages, wire
-from kaas.pool.exchange import Exchange
 from kaas.pool.loop import PoolLoop
-from kaas.pool.messages import Register, Submit
-from kaas.pool.packing import Caller, Signature, pack
-from kaas.session_calls import Calls
+from kaas.wire import messages, specs
+from kaas.wire.connections.router import Exchange
+from kaas.wire.messages import Register, Submit
+from kaas.wire.packing import Caller, Signature, pack
 from tests.api.conftest import add_task, numbers
 from tests.patience import PATIENCE_S
 
-LARGE = wire.INLINE_INPUT_BYTES  # float32, so four times what goes into a message
+LARGE = specs.INLINE_INPUT_BYTES  # float32, so four times what goes into a message
 
 
 class FakePool:

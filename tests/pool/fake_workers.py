@@ -11,13 +11,13 @@ import pytest
 
 from kaas.config import Config, Device
 from kaas.errors import DeviceLost, KaasError
-from kaas.executor.tiers import TierUse
-from kaas.pool import core
-from kaas.pool.core import Pool
-from kaas.pool.events import StartWorker
-from kaas.pool.status import WorkerInfo
-from kaas.pool.transport import Call, Order, Reply, WorkerLost
-from kaas.pool.wire import RunRecord
+from kaas.executor.cache.tiers import TierUse
+from kaas.pool.core import core
+from kaas.pool.core.core import Pool
+from kaas.pool.executors.transport import Call, Order, Reply, WorkerLost
+from kaas.scheduling.events import StartWorker
+from kaas.wire.specs import RunRecord
+from kaas.wire.status.status import WorkerInfo
 from tests.patience import PATIENCE_S
 
 INFO = WorkerInfo(1, "node", "fake", 1 << 30, (8, 0))

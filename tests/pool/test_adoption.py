@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from kaas.config import ClientSettings, Config, Device
-from kaas.pool import core
-from kaas.pool.accounts import Accounts
-from kaas.pool.core import Pool
-from kaas.pool.events import (
+from kaas.pool.core import core
+from kaas.pool.core.accounts import Accounts
+from kaas.pool.core.core import Pool
+from kaas.pool.executors.transport import Call, Reply, Survivor
+from kaas.scheduling.events import (
     ClientKnown,
     Decision,
     Event,
@@ -30,8 +31,7 @@ from kaas.pool.events import (
     WorkerGone,
     WorkerKind,
 )
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.transport import Call, Reply, Survivor
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.store import SqliteStore
 from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import INFO, RECORD, TWO_SLOTS, FakeWorkers, begin, call, settle

@@ -6,9 +6,9 @@ import pytest
 
 from kaas.config import ClientSettings
 from kaas.errors import QueueFull
-from kaas.pool.backlog import Backlog
-from kaas.pool.events import ClientKnown
-from kaas.pool.policies.accounts import Accounts
+from kaas.pool.core.backlog import Backlog
+from kaas.scheduling.events import ClientKnown
+from kaas.scheduling.policies.fair_share import Accounts
 
 
 def test_another_limit_counts_what_is_queued_already() -> None:

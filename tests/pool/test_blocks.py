@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from kaas.pool.blocks import ALIGN_BYTES, IDLE_AT_MOST, MAPPED_AT_MOST, Inbox, Outbox, open_file
-from kaas.pool.messages import Block
+from kaas.wire.connections.shared_memory import ALIGN_BYTES, IDLE_AT_MOST, MAPPED_AT_MOST, Inbox, Outbox, open_file
+from kaas.wire.messages import Block
 from tests.open_files import memory_files
 
 
@@ -132,8 +132,8 @@ def test_threads_put_and_release(outbox: Outbox) -> None:
 
 SENDER = """
 import sys
-from kaas.pool.blocks import Outbox
-from kaas.pool.messages import encode
+from kaas.wire.connections.shared_memory import Outbox
+from kaas.wire.messages import encode
 outbox = Outbox()
 print(encode(outbox.put(b"from afar" * 10000).block).hex(), flush=True)
 sys.stdin.read()

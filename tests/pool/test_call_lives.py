@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.error_codec import encode_error
+from kaas.api.rpc_client import Calls
 from kaas.errors import DeviceLost, NotInitialized, PoolStopped
-from kaas.pool import messages
-from kaas.pool.blocks import Inbox
-from kaas.pool.messages import Block, Cancel, Failure, Result, Submit
-from kaas.session_calls import Calls
+from kaas.wire import messages
+from kaas.wire.connections.shared_memory import Inbox
+from kaas.wire.error_codec import encode_error
+from kaas.wire.messages import Block, Cancel, Failure, Result, Submit
 from tests.api.conftest import add_task, numbers
 from tests.patience import PATIENCE_S
 from tests.pool.fake_pool import LARGE, FakePool, FakeSession, Ref, calls_of, held_blocks, pool, sent, session

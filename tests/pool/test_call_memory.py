@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.error_codec import encode_error
 from kaas.errors import KaasError
-from kaas.pool.blocks import LEASED_AT_MOST, Inbox
-from kaas.pool.messages import Block, Cancel, Drop, Failure, Framed, Named, Release, Result, Submit
-from kaas.pool.packing import Caller, Signature, pack
+from kaas.wire.connections.shared_memory import LEASED_AT_MOST, Inbox
+from kaas.wire.error_codec import encode_error
+from kaas.wire.messages import Block, Cancel, Drop, Failure, Framed, Named, Release, Result, Submit
+from kaas.wire.packing import Caller, Signature, pack
 from tests.api.conftest import add_task, numbers
 from tests.patience import PATIENCE_S
 from tests.pool.fake_pool import (

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.error_codec import encode_error
 from kaas.errors import InputFailed
-from kaas.pool import wire
-from kaas.pool.messages import Ask, Cancel, Failure, Register, Result, Submit
+from kaas.wire import specs
+from kaas.wire.error_codec import encode_error
+from kaas.wire.messages import Ask, Cancel, Failure, Register, Result, Submit
 from tests.api.conftest import N, add_task, both_task, numbers
 from tests.patience import PATIENCE_S
 from tests.pool.fake_pool import FakePool, FakeSession, calls_of, pool, sent, session
@@ -28,7 +28,7 @@ __all__ = ["pool", "session"]
 def test_a_value_is_a_read_only_array(session: FakeSession, pool: FakePool) -> None:
     future = sent(session)
     header, frames = pool.expect_submit()
-    invocation = wire.decode_invocation(frames[0])
+    invocation = specs.decode_invocation(frames[0])
     assert dict(invocation.values) == {"a": numbers().tobytes(), "b": numbers(seed=1).tobytes()}
     assert (list(header.beside), future.done()) == ([], False)
     pool.send(Result(header.number), numbers(seed=2).tobytes())
@@ -66,7 +66,7 @@ def test_an_error_keeps_class_fields_and_cause(session: FakeSession, pool: FakeP
 def test_a_function_is_introduced_once(session: FakeSession, pool: FakePool) -> None:
     sent(session)
     _, frames = pool.expect(Register)
-    assert wire.decode_function(frames[0]).key == add_task().key
+    assert specs.decode_function(frames[0]).key == add_task().key
     assert kaas.KTask.from_msgpack(frames[1]) == add_task()
     pool.expect(Submit)
     sent(session)
@@ -106,7 +106,7 @@ def test_many_threads_each_with_its_own_answer(session: FakeSession, pool: FakeP
         while len(submits) < count:
             _, header, frames = pool.arrived.get(timeout=PATIENCE_S)
             if isinstance(header, Submit):
-                submits.append((header.number, dict(wire.decode_invocation(frames[0]).values)["b"]))
+                submits.append((header.number, dict(specs.decode_invocation(frames[0]).values)["b"]))
         pool._peer = _
         for number, data in submits[::order]:
             pool.send(Result(number), data)
@@ -132,7 +132,7 @@ def test_await_in_any_loop(session: FakeSession, pool: FakePool) -> None:
     def answer() -> None:
         for _ in range(4):
             header, frames = pool.expect_submit()
-            pool.send(Result(header.number), dict(wire.decode_invocation(frames[0]).values)["b"])
+            pool.send(Result(header.number), dict(specs.decode_invocation(frames[0]).values)["b"])
 
     for _ in range(2):
         with ThreadPoolExecutor(1) as threads:

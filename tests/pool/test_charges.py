@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from kaas.errors import DeadlineExceeded, DeviceUnavailable
-from kaas.pool.core import Pool
-from kaas.pool.events import Decision, Event, RequestDone, WorkerGone
-from kaas.pool.policies.exclusive import Exclusive
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.transport import Reply
+from kaas.pool.core.core import Pool
+from kaas.pool.executors.transport import Reply
+from kaas.scheduling.events import Decision, Event, RequestDone, WorkerGone
+from kaas.scheduling.policies.exclusive import Exclusive
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.pool.fake_workers import LOST, RECORD, FakeWorkers, begin, call, failure_of, play, settle
 
 HEARD: list[RequestDone] = []

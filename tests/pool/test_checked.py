@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import PolicyError
-from kaas.pool.checked import STORY_LENGTH, Checked
-from kaas.pool.events import (
+from kaas.scheduling.checks import STORY_LENGTH, Checked
+from kaas.scheduling.events import (
     ClientKnown,
     Decision,
     Dispatch,
@@ -33,7 +33,7 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 
 DEVICES = [PhysicalDevice(0, "software", None), PhysicalDevice(1, "gpu", 1 << 30)]
 EXECUTOR = WorkerKind.EXECUTOR

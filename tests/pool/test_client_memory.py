@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from kaas.errors import InvalidRequest
-from kaas.pool import held, wire
-from kaas.pool.messages import Cancel, Drop, Failure, Named, Release, Result, Submit
+from kaas.pool.on_ray import ref_leases
+from kaas.wire import specs
+from kaas.wire.messages import Cancel, Drop, Failure, Named, Release, Result, Submit
 from tests.patience import PATIENCE_S
 from tests.pool.client_stage import BLOCK, OUTPUT, Stage, X, _sent, blocks, invocation, play
 from tests.pool.fake_workers import settle
@@ -47,7 +48,7 @@ def test_blocks_of_a_cancelled_request_are_free_when_it_ends(play: Callable[...,
 def test_blocks_of_a_request_past_its_deadline_are_free_when_it_ends(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         submit, message = blocks(1)
-        soon = wire.encode(msgspec.structs.replace(wire.decode_invocation(message), deadline_s=0.05))
+        soon = specs.encode(msgspec.structs.replace(specs.decode_invocation(message), deadline_s=0.05))
         await stage.say("p", submit, soon)
         await asyncio.wait_for(_sent(stage, 1), PATIENCE_S)
         assert stage.answers() == [("p", Failure(1, held=True))]
@@ -104,7 +105,7 @@ def test_objects_that_come_before_the_wait_has_begun(play: Callable[..., None]) 
 
 def test_objects_that_it_never_holds(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(stage: Stage) -> None:
-        monkeypatch.setattr(held, "HOLD_LIMIT_S", 0.0)
+        monkeypatch.setattr(ref_leases, "HOLD_LIMIT_S", 0.0)
         stage.ground.objects.hold("s", [X])
         await stage.say("p", Drop([X.key]))
         await stage.submit(1, beside=[Named(X.key)], ref=X)

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from kaas.errors import DeadlineExceeded, InvalidRequest, PoolStopped, QueueFull, UnknownSymbol
-from kaas.pool import messages, status_codec, wire
-from kaas.pool.messages import Ask, Cancel, Failure, Framed, Hello, Named, Register, Result, Submit
-from kaas.pool.stats import Stats
-from kaas.pool.status import Status
-from kaas.pool.transport import Reply
+from kaas.pool.executors.transport import Reply
+from kaas.wire import messages, specs
+from kaas.wire.messages import Ask, Cancel, Failure, Framed, Hello, Named, Register, Result, Submit
+from kaas.wire.status import codec
+from kaas.wire.status.stats import Stats
+from kaas.wire.status.status import Status
 from tests.patience import PATIENCE_S
 from tests.pool.client_stage import BLOCK, OUTPUT, SIGNATURE, TASK, Stage, X, _sent, blocks, invocation, play
 from tests.pool.fake_workers import RECORD, settle
@@ -187,8 +188,8 @@ def test_status_figures_and_pardon(play: Callable[..., None]) -> None:
         await stage.say("p", Ask(3, "stats"), b"1")
         await stage.say("p", Ask(4, "pardon"), SIGNATURE.key.encode())
         found = {header.number: frames for _, header, frames in stage.exchange.sent}
-        assert status_codec.decode(found[2][0], Status).functions == (TASK.label,)
-        assert status_codec.decode(found[3][0], Stats).outcomes[0].outcome == "succeeded"
+        assert codec.decode(found[2][0], Status).functions == (TASK.label,)
+        assert codec.decode(found[3][0], Stats).outcomes[0].outcome == "succeeded"
         assert found[4] == [b"0"]
         assert stage.service.stats(False).outcomes == ()
 
@@ -197,7 +198,7 @@ def test_status_figures_and_pardon(play: Callable[..., None]) -> None:
 
 def test_upkeep(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        flush = wire.encode(wire.Upkeep("flush", None, (SIGNATURE.key,), False, True, "alice"))
+        flush = specs.encode(specs.Upkeep("flush", None, (SIGNATURE.key,), False, True, "alice"))
         await stage.say("p", Ask(1, "upkeep"), flush)
         assert stage.answers() == [("p", Result(1))]
         [(_, orders)] = stage.workers.orders
@@ -256,7 +257,7 @@ def test_only_what_a_program_may_show_is_held(
 def test_a_function_that_nobody_registered(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.say("p", Register(), b"", b"no kTask")
-        await stage.say("p", Submit(1), wire.encode(wire.Invocation("f", "a", None, 0, True, {}, [], [], None)))
+        await stage.say("p", Submit(1), specs.encode(specs.Invocation("f", "a", None, 0, True, {}, [], [], None)))
         assert "has not been told" in str(stage.error())
 
     play(scenario)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kaas import softgpu
+import softgpu
 from kaas.config import SOFTWARE_GPUS, ClientSettings, Config, Device
 from kaas.errors import InvalidConfig
-from kaas.executor import software
-from kaas.pool.policies import POLICIES, factory
-from kaas.pool.policies.fcfs import FirstComeFirstServed
+from kaas.executor.device import software
+from kaas.scheduling.policies import POLICIES, factory
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from kaas.errors import DeadlineExceeded, DeviceUnavailable, ExecutorDied, PolicyError, PoolStopped, UnknownSymbol
-from kaas.pool.core import Pool
-from kaas.pool.events import (
+from kaas.pool.core.core import Pool
+from kaas.pool.executors.transport import Call, Reply
+from kaas.scheduling.events import (
     Decision,
     Dispatch,
     Event,
@@ -22,8 +23,7 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.transport import Call, Reply
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.pool.fake_workers import LOST, FakeWorkers, begin, call, failure_of, no_grace, play, settle
 
 __all__ = ["no_grace"]

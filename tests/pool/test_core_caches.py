@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest, KaasError, PoolStopped, UnknownSymbol
-from kaas.pool.core import Pool
-from kaas.pool.events import Decision, Event, Evict, InputsReady, ObjectUse, Prefetch, RequestArrived, Residency
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.transport import Call, Order, Reply, WorkerLost
+from kaas.pool.core.core import Pool
+from kaas.pool.executors.transport import Call, Order, Reply, WorkerLost
+from kaas.scheduling.events import Decision, Event, Evict, InputsReady, ObjectUse, Prefetch, RequestArrived, Residency
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.pool.fake_workers import LOST, FakeWorkers, begin, call, no_grace, play, settle
 
 __all__ = ["no_grace"]

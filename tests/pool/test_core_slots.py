@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from kaas.errors import DeadlineExceeded, DeviceLost
-from kaas.pool import core
-from kaas.pool.core import Pool
-from kaas.pool.events import Decision, Event, RequestArrived, StopWorker
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.transport import Reply
+from kaas.pool.core import core
+from kaas.pool.core.core import Pool
+from kaas.pool.executors.transport import Reply
+from kaas.scheduling.events import Decision, Event, RequestArrived, StopWorker
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.pool.fake_workers import (
     LOST,
     RECORD,

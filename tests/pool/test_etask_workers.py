@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from kaas.errors import DeadlineExceeded, DeviceUnavailable, KaasError
-from kaas.pool import etasks, wire
-from kaas.pool.core import Pool
-from kaas.pool.etasks import ETasks
-from kaas.pool.events import WorkerKind
-from kaas.pool.transport import Call, Order
+from kaas.pool.core.core import Pool
+from kaas.pool.executors import etasks
+from kaas.pool.executors.etasks import ETasks
+from kaas.pool.executors.transport import Call, Order
+from kaas.scheduling.events import WorkerKind
+from kaas.wire import specs
 from tests.api.flows import WorkerForEachFlow
 from tests.pool.fake_workers import FakeWorkers, Scenario, begin, failure_of, settle
 from tests.pool.fake_workers import play as play_core
@@ -110,11 +111,11 @@ def test_calls_that_come_before_their_etask_wait_in_order(monkeypatch: pytest.Mo
         early = [asyncio.ensure_future(ask(number)) for number in (0, 1)]
         await settle()
         early.append(asyncio.ensure_future(ask(2)))
-        known.register(wire.encode(wire.ETaskSpec("key", "step")), b"code")
+        known.register(specs.encode(specs.ETaskSpec("key", "step")), b"code")
         early.append(asyncio.ensure_future(ask(3)))
         await asyncio.gather(*early)
         assert order == [0, 1, 2, 3]
-        known.register(wire.encode(wire.ETaskSpec("key", "other")), b"other")
+        known.register(specs.encode(specs.ETaskSpec("key", "other")), b"other")
         assert known["key"].code == b"code"
         monkeypatch.setattr(etasks, "REGISTRATION_LIMIT_S", 0.0)
         with pytest.raises(KaasError, match="has not been told"):

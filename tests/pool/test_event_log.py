@@ -8,7 +8,7 @@ import pytest
 
 from kaas.config import Config, Device
 from kaas.errors import DeviceUnavailable
-from kaas.pool.core import Pool
+from kaas.pool.core.core import Pool
 from tests.pool.fake_workers import FakeWorkers, play, settle
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kaas.error_codec import encode_error
 from kaas.errors import KaasError
-from kaas.pool import messages, wire
-from kaas.pool.messages import Done, Meet, Named, Need, Written
-from kaas.pool.payloads import Orders
-from kaas.pool.transport import Call, Order, Reply, WorkerLost
+from kaas.pool.executors.payloads import Orders
+from kaas.pool.executors.transport import Call, Order, Reply, WorkerLost
+from kaas.wire import messages, specs
+from kaas.wire.error_codec import encode_error
+from kaas.wire.messages import Done, Meet, Named, Need, Written
 from tests.pool.executor_stage import FUNCTION, LARGE, RECORD, Ref, Stage, begin, play, small
 
 # --- caches
@@ -30,19 +30,19 @@ def test_an_order_introduces_its_functions() -> None:
 
 def test_what_the_policy_decides_of_a_cache_names_each_object_once() -> None:
     async def scenario(stage: Stage) -> None:
-        invocation = wire.Invocation(
-            "f", "alice", None, 0, True, {}, [], [wire.ObjectInput("x", 0, None, True)], constants=None
+        invocation = specs.Invocation(
+            "f", "alice", None, 0, True, {}, [], [specs.ObjectInput("x", 0, None, True)], constants=None
         )
-        calls = [Call("f", "alice", None, 0, payload=small(Ref(b"x"), frames=[wire.encode(invocation)])) for _ in "ab"]
+        calls = [Call("f", "alice", None, 0, payload=small(Ref(b"x"), frames=[specs.encode(invocation)])) for _ in "ab"]
         prefetch = await begin(stage.executors.prefetch(3, {b"x": calls[0]}))
         assert stage.exchange.headers() == [messages.Follow(1, [Named(b"x")])]
-        decided = wire.decode_decided(stage.exchange.sent[-1][2][0])
-        assert decided == wire.Decided([wire.KeyedObject(b"x", 0, None)], [])
+        decided = specs.decode_decided(stage.exchange.sent[-1][2][0])
+        assert decided == specs.Decided([specs.KeyedObject(b"x", 0, None)], [])
         stage.say(Done(1, RECORD))
         assert (await prefetch).record == RECORD
         await begin(stage.executors.evict(3, [b"x"]))
         assert stage.exchange.headers()[-1] == messages.Follow(2, [])
-        assert wire.decode_decided(stage.exchange.sent[-1][2][0]) == wire.Decided([], [b"x"])
+        assert specs.decode_decided(stage.exchange.sent[-1][2][0]) == specs.Decided([], [b"x"])
 
     play(scenario)
 
@@ -91,4 +91,4 @@ def test_a_worker_that_must_go_writes_back_what_it_keeps() -> None:
     play(scenario)
 
 
-INVOCATION = wire.encode(wire.Invocation("f", "alice", None, 0, True, {}, [], [], constants=None, keep=(0,)))
+INVOCATION = specs.encode(specs.Invocation("f", "alice", None, 0, True, {}, [], [], constants=None, keep=(0,)))

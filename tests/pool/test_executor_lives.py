@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from kaas.pool import executors, messages
-from kaas.pool.events import StartWorker, WorkerKind
-from kaas.pool.lives import Adoption, Orphan
-from kaas.pool.messages import Done, Meet, Run
-from kaas.pool.payloads import Left
-from kaas.pool.transport import Reply, WorkerLost
-from kaas.pool.workers import Workers
+from kaas.pool.executors import executors
+from kaas.pool.executors.payloads import Left
+from kaas.pool.executors.transport import Reply, WorkerLost
+from kaas.pool.executors.workers import Workers
+from kaas.scheduling.events import StartWorker, WorkerKind
+from kaas.wire import messages
+from kaas.wire.messages import Done, Meet, Run
+from kaas.worker.epochs import Adoption, Orphan
 from tests.pool.executor_stage import FUNCTION, PEER, RECORD, START, FakePeer, Stage, begin, play, small
 from tests.pool.fake_workers import INFO, settle
 

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.error_codec import decode_error, encode_error
 from kaas.errors import DeviceLost, InputFailed, KaasError, ProviderFailed
 from kaas.executor.executor import Result, RunStats
-from kaas.pool import executor_worker, messages, wire
-from kaas.pool.blocks import Outbox, open_file
-from kaas.pool.lost import InputLost, Lost
-from kaas.pool.messages import Filed, Framed, Need, Written
-from kaas.pool.packing import Signature, constant_key
+from kaas.wire import messages, specs
+from kaas.wire.connections.shared_memory import Outbox, open_file
+from kaas.wire.error_codec import decode_error, encode_error
+from kaas.wire.lost import InputLost, Lost
+from kaas.wire.messages import Filed, Framed, Need, Written
+from kaas.wire.packing import Signature, constant_key
+from kaas.worker import executor_worker
 from tests.api.conftest import add_task, both_task, crash_task, numbers, scale_task
 from tests.patience import PATIENCE_S
 from tests.pool.worker_setting import ADD, SCALE, Pool, Setting, named, order, packed, setting, two_slots
@@ -48,7 +49,7 @@ def test_several_outputs_come_in_declared_order(setting: Setting) -> None:
 
 
 def test_large_values_come_in_frames_or_shared_memory(setting: Setting) -> None:
-    n = wire.INLINE_INPUT_BYTES // 4
+    n = specs.INLINE_INPUT_BYTES // 4
     pool, a, b, large = setting.pool, numbers(n), numbers(n, 1), Signature.of(add_task(n))
     pool.meet(large)
     message, _, refs = packed(large, {"a": a, "b": b})
@@ -63,7 +64,7 @@ def test_large_values_come_in_frames_or_shared_memory(setting: Setting) -> None:
 
 
 def test_a_value_beyond_the_end_of_its_memory(setting: Setting) -> None:
-    n = wire.INLINE_INPUT_BYTES // 4
+    n = specs.INLINE_INPUT_BYTES // 4
     large = Signature.of(add_task(n))
     setting.pool.meet(large)
     message, _, _ = packed(large, {"a": numbers(n), "b": numbers(n)})
@@ -92,7 +93,7 @@ def test_objects_are_asked_for_once_in_a_request_and_then_named(setting: Setting
 def test_objects_come_over_the_line(setting: Setting) -> None:
     weights, x = numbers(seed=1), numbers()
     pool, constants = setting.pool, named(1, (weights,))
-    bound = Signature.of(add_task(), [wire.Binding("b", 0)])
+    bound = Signature.of(add_task(), [specs.Binding("b", 0)])
     pool.meet(bound)
     message, beside, _ = packed(bound, {"a": named(2, x)}, constants=constants)
     number = pool.run(message, beside)
@@ -126,7 +127,7 @@ def test_objects_that_cannot_be_had(setting: Setting) -> None:
 def test_a_lost_input_is_made_anew(setting: Setting) -> None:
     pool, x = setting.pool, named(1, numbers())
     message, _, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
-    setting.told[SCALE.key] = wire.encode(SCALE.spec), SCALE.task.to_msgpack()
+    setting.told[SCALE.key] = specs.encode(SCALE.spec), SCALE.task.to_msgpack()
     lost = named(2, InputLost(b"kept", Lost(message, refs, 0, 1)))
     pool.meet(ADD)
     message, beside, refs = packed(ADD, {"a": lost, "b": lost})
@@ -203,7 +204,7 @@ def test_functions_that_are_unknown_or_broken(setting: Setting, monkeypatch: pyt
     pool = setting.pool
     message, _, _ = packed(SCALE, {"x": numbers()}, {"factor": 2.0})
     assert isinstance(pool.error(pool.run(message)), KaasError)
-    pool.tell(messages.Meet(), wire.encode(SCALE.spec), b"no kTask")
+    pool.tell(messages.Meet(), specs.encode(SCALE.spec), b"no kTask")
     assert isinstance(pool.error(pool.run(message)), KaasError)
 
     class Theirs(ProviderFailed):
@@ -249,8 +250,8 @@ def test_whatever_fails_fails_its_request_only(setting: Setting, monkeypatch: py
 PROCESS = """
 import os, sys, threading
 from kaas.config import Device
-from kaas.pool.executor_worker import ExecutorWorker
-from kaas.pool.messages import Address
+from kaas.worker.executor_worker import ExecutorWorker
+from kaas.wire.messages import Address
 
 worker = ExecutorWorker(Device("software", 16 << 20), {"slots": 1}, "3", "here", line_lost=lambda: os._exit(1))
 worker.start(Address(*sys.argv[1:]))

@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from kaas.pool import messages, wire
-from kaas.pool.messages import Framed, Named, Need, Orphaned
-from kaas.pool.packing import Signature, constant_key
+from kaas.wire import messages, specs
+from kaas.wire.messages import Framed, Named, Need, Orphaned
+from kaas.wire.packing import Signature, constant_key
 from tests.api.conftest import add_task, both_task, numbers
 from tests.patience import PATIENCE_S
 from tests.pool.worker_setting import SCALE, Pool, Setting, named, order, packed, setting, two_slots
@@ -33,7 +33,7 @@ def test_orders_wait_for_no_run(setting: Setting) -> None:
 
 def test_objects_and_constants_are_loaded_pinned_and_let_go(setting: Setting) -> None:
     pool, weights = setting.pool, numbers(seed=1)
-    bound = Signature.of(add_task(), [wire.Binding("b", 0)])
+    bound = Signature.of(add_task(), [specs.Binding("b", 0)])
     pool.meet(bound)
     constants, x = named(1, (named(2, weights),)), named(3, numbers())
     for number, ref, functions in ((90, constants, [bound.key]), (91, x, [])):
@@ -49,7 +49,7 @@ def test_objects_and_constants_are_loaded_pinned_and_let_go(setting: Setting) ->
     pool.done(92)
     assert setting.executor.cached() == keys
     pool.tell(messages.Upkeep(93), order("unpin"))
-    pool.tell(messages.Follow(94), wire.encode(wire.Decided([], [x.key])))
+    pool.tell(messages.Follow(94), specs.encode(specs.Decided([], [x.key])))
     pool.done(93)
     header, _ = pool.done(94)
     assert header.record is not None
@@ -58,8 +58,8 @@ def test_objects_and_constants_are_loaded_pinned_and_let_go(setting: Setting) ->
 
 def test_what_the_policy_wants_is_loaded(setting: Setting) -> None:
     pool, x, constants = setting.pool, named(1, numbers()), named(2, (numbers(seed=1),))
-    loads = [wire.KeyedObject(x.key, 0, None), wire.KeyedObject(constant_key(constants, 0), 1, 0)]
-    pool.tell(messages.Follow(90, [Named(x.key), Named(constants.key)]), wire.encode(wire.Decided(loads, [])))
+    loads = [specs.KeyedObject(x.key, 0, None), specs.KeyedObject(constant_key(constants, 0), 1, 0)]
+    pool.tell(messages.Follow(90, [Named(x.key), Named(constants.key)]), specs.encode(specs.Decided(loads, [])))
     assert pool.next() == (Need(90), [])
     pool.tell(messages.Supply(90, [[Framed(1)], [Framed(2)]]), x.value, constants.value[0])
     pool.done(90)

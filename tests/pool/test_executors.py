@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.error_codec import decode_error, encode_error
 from kaas.errors import InputFailed, KaasError, UnknownSymbol
-from kaas.pool import executor_line, wire
-from kaas.pool.blocks import Outbox
-from kaas.pool.messages import Block, Done, Filed, Forget, Framed, Meet, Named, Need, Run, Supply
-from kaas.pool.payloads import Payload
-from kaas.pool.residents import Placed
-from kaas.pool.transport import WorkerLost
+from kaas.pool.executors import executor_connection
+from kaas.pool.executors.payloads import Payload
+from kaas.pool.executors.residents import Placed
+from kaas.pool.executors.transport import WorkerLost
+from kaas.wire import specs
+from kaas.wire.connections.shared_memory import Outbox
+from kaas.wire.error_codec import decode_error, encode_error
+from kaas.wire.messages import Block, Done, Filed, Forget, Framed, Meet, Named, Need, Run, Supply
 from tests.open_files import memory_files
 from tests.pool.executor_stage import (
     FUNCTION,
@@ -43,7 +44,7 @@ def test_a_function_is_introduced_once_before_its_first_run() -> None:
     async def scenario(stage: Stage) -> None:
         first, second = await stage.run(small()), await stage.run(small(), slot=1)
         assert stage.exchange.sent == [
-            (PEER, Meet(), [wire.encode(FUNCTION.spec), b"its kTask"]),
+            (PEER, Meet(), [specs.encode(FUNCTION.spec), b"its kTask"]),
             (PEER, Run(1, 0), [MESSAGE]),
             (PEER, Run(2, 1), [MESSAGE]),
         ]
@@ -59,8 +60,8 @@ def test_a_function_is_introduced_once_before_its_first_run() -> None:
 
 
 def test_functions_that_were_met_first_are_forgotten_before_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor_line, "MET_AT_MOST", 3)
-    monkeypatch.setattr(executor_line, "MET_BYTES", 100)
+    monkeypatch.setattr(executor_connection, "MET_AT_MOST", 3)
+    monkeypatch.setattr(executor_connection, "MET_BYTES", 100)
     functions = [
         replace(FUNCTION, key=key, introduction=(b"", bytes(size)))
         for key, size in {"a": 10, "b": 10, "c": 10, "d": 40, "e": 90}.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kaas.errors import PolicyError
-from kaas.pool.events import (
+from kaas.scheduling.events import (
     Decision,
     Dispatch,
     Event,
@@ -23,8 +23,8 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.policies.fleet import FAILED_STARTS
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.policies.placement import FAILED_STARTS
 
 EXECUTOR = WorkerKind.EXECUTOR
 GIB = 1 << 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kaas.holds import Holds
+from kaas.api.ref_leases import Holds
 
 
 class Ref:

@@ -7,7 +7,7 @@ import sys
 
 CODE = """
 import threading
-from kaas.pool.huge_pages import HUGE_BYTES, use_huge_pages
+from kaas.worker.huge_pages import HUGE_BYTES, use_huge_pages
 
 def resident_bytes():
     with open("/proc/self/statm") as file:

@@ -18,14 +18,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from kaas.error_codec import decode_error
 from kaas.errors import ConfigMismatch, QueueFull
-from kaas.pool import messages
-from kaas.pool.blocks import Outbox
-from kaas.pool.connect import connect
-from kaas.pool.lines import LARGE_BYTES, PROBE_BYTES, Line, LineLost
-from kaas.pool.messages import Address, Cancel, Hello, Refused, Release, Result, Submit, Welcome
-from kaas.pool.stream import Stream
+from kaas.wire import messages
+from kaas.wire.connections.connect import connect
+from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, Line, LineLost
+from kaas.wire.connections.shared_memory import Outbox
+from kaas.wire.connections.stream import Stream
+from kaas.wire.error_codec import decode_error
+from kaas.wire.messages import Address, Cancel, Hello, Refused, Release, Result, Submit, Welcome
 from tests.open_files import connections_on
 from tests.patience import PATIENCE_S, readable, until
 from tests.pool.exchanges import NODE, Running
@@ -445,8 +445,8 @@ def test_nobody_at_an_address(tmp_path: Path) -> None:
 
 POOL = """
 import asyncio, os, signal, sys
-from kaas.pool.exchange import Exchange
-from kaas.pool.messages import Result, encode
+from kaas.wire.connections.router import Exchange
+from kaas.wire.messages import Result, encode
 
 async def main():
     exchange = Exchange(asyncio.get_running_loop(), "here", sys.argv[1] if len(sys.argv) > 1 else None)

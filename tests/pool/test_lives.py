@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from kaas.pool import wire
-from kaas.pool.lines import Line, LineLost
-from kaas.pool.lives import Life, Lives, Running
-from kaas.pool.messages import FromPeer, Need, Run
-from kaas.pool.parcels import WRITTEN_AT_ONCE
+from kaas.wire import specs
+from kaas.wire.connections.connection import Line, LineLost
+from kaas.wire.messages import FromPeer, Need, Run
+from kaas.worker.deferred_results import WRITTEN_AT_ONCE
+from kaas.worker.epochs import Life, Lives, Running
 from tests.patience import PATIENCE_S
 
-INVOCATION = wire.encode(wire.Invocation("f", "alice", None, 0, True, {}, [], [], None))
+INVOCATION = specs.encode(specs.Invocation("f", "alice", None, 0, True, {}, [], [], None))
 
 
 class FakeLine:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kaas.errors import InvalidConfig
-from kaas.pool.messages import Address
-from kaas.pool.names import Notice, Place
+from kaas.pool.on_processes.names import Notice, Place
+from kaas.wire.messages import Address
 
 
 @pytest.fixture

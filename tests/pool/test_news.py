@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kaas.pool import news
-from kaas.pool.news import ASLEEP_S, AWAY_S, SOON_S, News
+from kaas.wire.connections import adaptive_poll
+from kaas.wire.connections.adaptive_poll import ASLEEP_S, AWAY_S, SOON_S, News
 
 READABLE = [(0, 1)]
 
@@ -50,7 +50,7 @@ class Epoll:
 def epoll(monkeypatch: pytest.MonkeyPatch) -> Epoll:
     made = Epoll()
     monkeypatch.setattr(select, "epoll", lambda: made)
-    monkeypatch.setattr(news, "monotonic", lambda: made.now_s)
+    monkeypatch.setattr(adaptive_poll, "monotonic", lambda: made.now_s)
     return made
 
 

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 import zmq
 
-from kaas.pool import messages
-from kaas.pool.blocks import Outbox
-from kaas.pool.connect import connect
-from kaas.pool.drain import TURN
-from kaas.pool.lines import LARGE_BYTES, PROBE_BYTES, LineLost
-from kaas.pool.messages import Cancel, Done, Hello, Result, Submit, Welcome
-from kaas.pool.node_line import INWARD, OUTWARD
+from kaas.wire import messages
+from kaas.wire.connections.connect import connect
+from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, LineLost
+from kaas.wire.connections.shared_memory import Outbox
+from kaas.wire.connections.zmq_connection import INWARD, OUTWARD
+from kaas.wire.connections.zmq_reader import TURN
+from kaas.wire.messages import Cancel, Done, Hello, Result, Submit, Welcome
 from tests.patience import PATIENCE_S, until
 from tests.pool.exchanges import Running
 

@@ -14,12 +14,12 @@ import pytest
 
 from kaas.config import Config, Device
 from kaas.errors import InvalidRequest
-from kaas.pool.beside import Objects, same
-from kaas.pool.blocks import Inbox, Outbox
-from kaas.pool.messages import Block, Framed, Named
-from kaas.pool.objects import AT_ONCE_BYTES, HeldObjects, Keep, encode_keep, key_of, key_of_all
-from kaas.pool.process_hosts import ProcessHosts, visible_gpu
-from kaas.pool.ray_hosts import parts_of
+from kaas.pool.on_processes.hosts import ProcessHosts, visible_gpu
+from kaas.pool.on_processes.objects import AT_ONCE_BYTES, HeldObjects, Keep, encode_keep, key_of, key_of_all
+from kaas.pool.on_ray.hosts import parts_of
+from kaas.wire.attachments import Objects, same
+from kaas.wire.connections.shared_memory import Inbox, Outbox
+from kaas.wire.messages import Block, Framed, Named
 
 SMALL = b"small value"
 OTHER = b"another one"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kaas.api.function import Options
 from kaas.errors import InvalidRequest
-from kaas.function import Options
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from kaas.errors import InvalidConfig
-from kaas.pool.events import PhysicalDevice
-from kaas.pool.policies.cfs_affinity import CfsAffinity
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.policy_choice import choose_policy
+from kaas.scheduling.events import PhysicalDevice
+from kaas.scheduling.policies.cfs_affinity import CfsAffinity
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.policy_choice import choose_policy
 
 DEVICES = [PhysicalDevice(0, "software", None)]
 

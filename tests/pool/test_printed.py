@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kaas.pool.printed import MINUTE_S, MOST_CLIENTS, PrintedLines
+from kaas.worker.printed import MINUTE_S, MOST_CLIENTS, PrintedLines
 
 
 class Clock:

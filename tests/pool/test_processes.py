@@ -15,16 +15,16 @@ import pytest
 
 from kaas.config import Config, Device
 from kaas.errors import DeviceUnavailable, KaasError
-from kaas.pool.messages import VERSION, Hello
-from kaas.pool.process_pool import Machine
-from kaas.pool.processes import Child, how_it_ended, on_end, pidfd
+from kaas.pool.on_processes.process_pool import Machine
+from kaas.wire.messages import VERSION, Hello
+from kaas.worker.processes import Child, how_it_ended, on_end, pidfd
 from tests.loops import run
 from tests.patience import readable
 
 CHILD = """
 import os, subprocess, sys, threading
 from kaas.errors import DeviceUnavailable
-from kaas.pool.processes import ordered, say_failed, say_ready
+from kaas.worker.processes import ordered, say_failed, say_ready
 
 says, orders = int(sys.argv[1]), ordered(sys.stdin.buffer)
 if orders == "fail":
@@ -45,7 +45,7 @@ else:
 """
 COMPILING = """
 import subprocess, sys, threading
-from kaas.pool.processes import end_group, ordered, say_ready
+from kaas.worker.processes import end_group, ordered, say_ready
 
 says, orders = int(sys.argv[1]), ordered(sys.stdin.buffer, end_group)
 compiler = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
@@ -54,7 +54,7 @@ threading.Event().wait()
 """
 PARENT = """
 import os, sys
-from kaas.pool.processes import Child
+from kaas.worker.processes import Child
 child = Child("a_child", "stay", {"EXTRA": "x"})
 print(child.wait_ready().split()[1].decode(), flush=True)
 sys.stdin.read()
@@ -202,7 +202,7 @@ def test_a_program_that_cannot_be_watched_is_refused(pid: int) -> None:
 
 
 def test_a_process_has_as_many_files_as_it_may() -> None:
-    program = "from kaas.pool.processes import open_all_files; open_all_files(); print(*getrlimit(RLIMIT_NOFILE))"
+    program = "from kaas.worker.processes import open_all_files; open_all_files(); print(*getrlimit(RLIMIT_NOFILE))"
     limits = "from resource import *; setrlimit(RLIMIT_NOFILE, (100, 200));"
     told = subprocess.run([sys.executable, "-c", limits + program], stdout=subprocess.PIPE, text=True, check=True)
     assert told.stdout == "200 200\n"

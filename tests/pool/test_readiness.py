@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from kaas.pool.readiness import Readiness
+from kaas.pool.on_ray.readiness import Readiness
 from tests.patience import PATIENCE_S
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kaas.cli import app
+from kaas.cli.main import app
 from kaas.errors import InvalidRecord
-from kaas.pool.events import (
+from kaas.scheduling.events import (
     ClientKnown,
     Event,
     InputsReady,
@@ -26,11 +26,11 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.recording import Recorder, recorded
-from kaas.pool.simulation.reading import parse
-from kaas.pool.simulation.scenario import Client, Device, Function, PolicyChoice, Request
-from kaas.pool.simulator import simulate
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.recording import Recorder, recorded
+from kaas.scheduling.simulation.scenario import Client, Device, Function, PolicyChoice, Request
+from kaas.scheduling.simulation.scenario_file import parse
+from kaas.scheduling.simulation.simulator import simulate
 
 MB = 1 << 20
 DEVICES = (PhysicalDevice(0, "software", 64 * MB),)
@@ -117,7 +117,7 @@ def test_the_command_simulates_a_record_on_other_devices(tmp_path: Path, monkeyp
     assert ended.exit_code == 0, ended.output
     (tmp_path / "my_policies.py").write_text(
         textwrap.dedent("""
-            from kaas.pool.policies.fcfs import FirstComeFirstServed
+            from kaas.scheduling.policies.fcfs import FirstComeFirstServed
             class Mine(FirstComeFirstServed):
                 pass
         """)

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kaas.cli import app
+from kaas.cli.main import app
 from kaas.config import ClientSettings, Config, Device
 from kaas.errors import InvalidConfig, InvalidRecord, PolicyError
-from kaas.pool.core import Pool
-from kaas.pool.events import (
+from kaas.pool.core.core import Pool
+from kaas.pool.executors.transport import Call, Reply
+from kaas.scheduling.events import (
     Decision,
     Dispatch,
     Event,
@@ -34,13 +35,12 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.policies import POLICIES
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.policies.static import Static
-from kaas.pool.recording import Recorder, replay
-from kaas.pool.status import WorkerInfo
-from kaas.pool.transport import Call, Reply
-from kaas.pool.wire import RunRecord
+from kaas.scheduling.policies import POLICIES
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.policies.static import Static
+from kaas.scheduling.recording import Recorder, replay
+from kaas.wire.specs import RunRecord
+from kaas.wire.status.status import WorkerInfo
 from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import FakeWorkers, settle
 

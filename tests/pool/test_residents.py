@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kaas.pool import residents as module
-from kaas.pool.residents import Residents
+from kaas.pool.executors import residents as module
+from kaas.pool.executors.residents import Residents
 from tests.patience import PATIENCE_S
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kaas.errors import DeadlineExceeded
-from kaas.pool.core import Pool
-from kaas.pool.transport import Call, Reply
+from kaas.pool.core.core import Pool
+from kaas.pool.executors.transport import Call, Reply
 from tests.api.flows import WorkerForEachFlow
 from tests.pool.fake_workers import RECORD, TIMED_OUT, TWO_SLOTS, FakeWorkers, begin, failure_of, play, settle
 from tests.pool.test_etask_workers import etask

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kaas.errors import InvalidScenario
-from kaas.pool.events import WorkerKind
-from kaas.pool.simulation.reading import parse, read
-from kaas.pool.simulation.scenario import Client, Device, Function, Owner, Request, Scenario
+from kaas.scheduling.events import WorkerKind
+from kaas.scheduling.simulation.scenario import Client, Device, Function, Owner, Request, Scenario
+from kaas.scheduling.simulation.scenario_file import parse, read
 
 FULL: dict[str, Any] = {
     "policy": {"name": "fcfs"},

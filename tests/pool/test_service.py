@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from kaas.errors import KaasError, PoolStopped, QueueFull
-from kaas.pool import registry, wire
-from kaas.pool.answer import Answer
-from kaas.pool.keeping import Keeping
+from kaas.pool import registry
+from kaas.pool.executors.residents import Placed
+from kaas.pool.executors.transport import Reply
+from kaas.pool.immediate_future import Answer
 from kaas.pool.loop import PoolThread
-from kaas.pool.resident import Resident
-from kaas.pool.residents import Placed
-from kaas.pool.transport import Reply
+from kaas.pool.on_ray.keeping import Keeping
 from kaas.store import FUNCTIONS
+from kaas.wire import specs
+from kaas.wire.resident import Resident
 from tests.api.conftest import scale_task
 from tests.patience import PATIENCE_S
 from tests.pool.client_stage import OUTPUT, SIGNATURE, SPEC, TASK_BYTES, Stage, X, invocation, play
@@ -27,7 +28,7 @@ LARGE = scale_task(100_000)
 
 
 def invoke(stage: Stage, message: bytes, refs: Sequence[Any] = ()) -> Answer[Any]:
-    return stage.service.invoke(wire.decode_invocation(message), (message,), refs)
+    return stage.service.invoke(specs.decode_invocation(message), (message,), refs)
 
 
 def test_an_invocation(play: Callable[..., None]) -> None:
@@ -49,11 +50,11 @@ def test_an_invocation(play: Callable[..., None]) -> None:
 
 def test_an_invocation_that_overtook_its_function(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
-        message = wire.encode(wire.Invocation(LARGE.key, "alice", None, 3, True, {}, [], [], None))
+        message = specs.encode(specs.Invocation(LARGE.key, "alice", None, 3, True, {}, [], [], None))
         answer = invoke(stage, message)
         await settle()
         assert stage.workers.runs == []
-        stage.service.registry.register(wire.encode(wire.FunctionSpec(LARGE.key)), LARGE.to_msgpack())
+        stage.service.registry.register(specs.encode(specs.FunctionSpec(LARGE.key)), LARGE.to_msgpack())
         await settle()
         stage.workers.reply((OUTPUT,))
         assert await answer == (OUTPUT,)
@@ -64,7 +65,7 @@ def test_an_invocation_that_overtook_its_function(play: Callable[..., None]) -> 
 def test_an_invocation_of_what_nobody_registers(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(stage: Stage) -> None:
         monkeypatch.setattr(registry, "REGISTRATION_LIMIT_S", 0.0)
-        message = wire.encode(wire.Invocation("f", "alice", None, 3, True, {}, [], [], None))
+        message = specs.encode(specs.Invocation("f", "alice", None, 3, True, {}, [], [], None))
         with pytest.raises(KaasError, match="has not been told"):
             await invoke(stage, message)
 
@@ -95,7 +96,7 @@ def test_what_is_not_taken_in_raises_at_once(play: Callable[..., None]) -> None:
         second = invoke(stage, invocation())
         message = invocation()
         with pytest.raises(QueueFull):
-            stage.service.invoke(wire.decode_invocation(message), (message,))
+            stage.service.invoke(specs.decode_invocation(message), (message,))
         await stage.service.stop()
         for answer in (first, second):
             with pytest.raises(PoolStopped):
@@ -111,7 +112,7 @@ def test_inputs_that_do_not_exist_yet(play: Callable[..., None]) -> None:
         await settle()
         assert stage.service.status().waiting == 1
         answer.cancel()
-        prefetch = wire.encode(wire.Upkeep("prefetch", None, (), True, False, "alice"))
+        prefetch = specs.encode(specs.Upkeep("prefetch", None, (), True, False, "alice"))
         upkeep = asyncio.ensure_future(stage.service.upkeep(prefetch, [X]))
         await settle()
         assert stage.workers.orders == []
@@ -125,7 +126,7 @@ def test_inputs_that_do_not_exist_yet(play: Callable[..., None]) -> None:
 def test_an_order_whose_object_never_comes_ends_with_the_pool(play: Callable[..., None]) -> None:
     async def scenario(stage: Stage) -> None:
         stage.ground.missing = {X.key}
-        prefetch = wire.encode(wire.Upkeep("prefetch", None, (), True, False, "alice"))
+        prefetch = specs.encode(specs.Upkeep("prefetch", None, (), True, False, "alice"))
         upkeep = asyncio.ensure_future(stage.service.upkeep(prefetch, [X]))
         await settle()
         await stage.service.stop()
@@ -152,7 +153,7 @@ def test_from_another_loop(play: Callable[..., None]) -> None:
         here = PoolThread()
         here.loop = asyncio.get_running_loop()  # the pool's, as this test runs it
         message = invocation()
-        decoded = wire.decode_invocation(message)
+        decoded = specs.decode_invocation(message)
 
         async def call() -> Any:
             return await here.ask(stage.service.invoke, decoded, (message,))
@@ -209,7 +210,7 @@ Keep = Callable[[Stage, Keeping, FakePool], Awaitable[None]]
 def keep(play: Callable[..., None]) -> Callable[[Keep], None]:
     def run(scenario: Keep) -> None:
         async def with_large(stage: Stage) -> None:
-            stage.service.registry.register(wire.encode(wire.FunctionSpec(LARGE.key)), LARGE.to_msgpack())
+            stage.service.registry.register(specs.encode(specs.FunctionSpec(LARGE.key)), LARGE.to_msgpack())
             stage.service.residents.worker_came(0)
             own = FakePool()
             await scenario(stage, Keeping(stage.service, own, dict), own)
@@ -219,9 +220,9 @@ def keep(play: Callable[..., None]) -> Callable[[Keep], None]:
     return run
 
 
-def large(key: bytes = b"k") -> tuple[wire.Invocation, bytes, tuple[()], dict[int, bytes]]:
-    decoded = wire.Invocation(LARGE.key, "alice", None, 3, True, {}, [], [], None, keep=(0,))
-    return decoded, wire.encode(decoded), (), {0: key}
+def large(key: bytes = b"k") -> tuple[specs.Invocation, bytes, tuple[()], dict[int, bytes]]:
+    decoded = specs.Invocation(LARGE.key, "alice", None, 3, True, {}, [], [], None, keep=(0,))
+    return decoded, specs.encode(decoded), (), {0: key}
 
 
 def test_an_output_that_stays(keep: Callable[[Keep], None]) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kaas.pool.exchange import Peer
-from kaas.pool.lines import LARGE_BYTES, Line, LineLost
-from kaas.pool.messages import Release
-from kaas.pool.news import News
-from kaas.pool.stream import CHUNK_BYTES
+from kaas.wire.connections.adaptive_poll import News
+from kaas.wire.connections.connection import LARGE_BYTES, Line, LineLost
+from kaas.wire.connections.router import Peer
+from kaas.wire.connections.stream import CHUNK_BYTES
+from kaas.wire.messages import Release
 from tests.patience import PATIENCE_S
 from tests.pool.exchanges import NODE, Running
 

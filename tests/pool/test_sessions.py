@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from kaas.config import ClientSettings, Config, Device
-from kaas.pool.accounts import Accounts
-from kaas.pool.core import Pool
-from kaas.pool.events import ClientGone, ClientKnown, Decision, Event, RequestCancelled
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.sessions import Sessions
-from kaas.pool.transport import Call
+from kaas.pool.core.accounts import Accounts
+from kaas.pool.core.core import Pool
+from kaas.pool.core.sessions import Sessions
+from kaas.pool.executors.transport import Call
+from kaas.scheduling.events import ClientGone, ClientKnown, Decision, Event, RequestCancelled
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from kaas.store import SqliteStore
 from tests.patience import PATIENCE_S
 from tests.pool.fake_workers import FakeWorkers, begin, call, failure_of, play, settle

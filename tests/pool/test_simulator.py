@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from kaas.cli import app
+from kaas.cli.main import app
 from kaas.errors import PolicyError
-from kaas.pool.events import (
+from kaas.scheduling.events import (
     Decision,
     Dispatch,
     Event,
@@ -35,11 +35,11 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.policies import POLICIES
-from kaas.pool.policies.fcfs import FirstComeFirstServed
-from kaas.pool.simulation.reading import parse, read
-from kaas.pool.simulation.results import Simulated, jain
-from kaas.pool.simulator import simulate
+from kaas.scheduling.policies import POLICIES
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.simulation.results import Simulated, jain
+from kaas.scheduling.simulation.scenario_file import parse, read
+from kaas.scheduling.simulation.simulator import simulate
 
 ROOT = Path(__file__).parent.parent.parent
 Told = dict[str, Any]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kaas.errors import InvalidScenario
-from kaas.pool.simulation.reading import read
-from kaas.pool.simulation.results import Simulated
-from kaas.pool.simulator import simulate
+from kaas.scheduling.simulation.results import Simulated
+from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.simulator import simulate
 
 Told = dict[str, Any]
 Place = tuple[int, int, float, str]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kaas.executor.cache.tiers import TierUse
 from kaas.executor.profile import KernelTime
-from kaas.executor.tiers import TierUse
-from kaas.pool.ledger import BATCH, OTHERS, Entry, Histogram, Ledger, add_to
-from kaas.pool.stats import KernelStats
+from kaas.pool.observing.ledger import BATCH, OTHERS, Entry, Histogram, Ledger, add_to
+from kaas.wire.status.stats import KernelStats
 
 
 @settings(deadline=None)
@@ -40,7 +40,7 @@ def tiers(hits: int) -> dict[str, TierUse]:
 
 
 def test_what_a_client_makes_up_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kaas.pool.ledger.FUNCTIONS_PER_CLIENT", 2)
+    monkeypatch.setattr("kaas.pool.observing.ledger.FUNCTIONS_PER_CLIENT", 2)
     ledger = Ledger(0.0)
     for life in range(2):
         for name in ("f", "g", "h", f"i{life}", "f"):

@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 
-from kaas import softgpu
+import softgpu
 from kaas.config import ClientSettings, Config, Device
-from kaas.pool import status_codec
-from kaas.pool.ledger import Entry, Ledger
-from kaas.pool.quarantine import QuarantineStatus
-from kaas.pool.stats import Stats
-from kaas.pool.status import DeviceStatus, PinStatus, Status, WorkerInfo
+from kaas.pool.core.quarantine import QuarantineStatus
+from kaas.pool.observing.ledger import Entry, Ledger
+from kaas.wire.status import codec
+from kaas.wire.status.stats import Stats
+from kaas.wire.status.status import DeviceStatus, PinStatus, Status, WorkerInfo
 
 MODEL = softgpu.Model(copy_bytes_per_s=1e9, kernels={"add": softgpu.Takes(1e-3, 0.5)})
 DEVICE = Device(model=MODEL, faults=(softgpu.Fault("slow_copy", at=2, seconds=0.1),), strict=3)
@@ -31,12 +31,12 @@ def policy(devices: object, *, patience: int) -> None:
 
 def test_a_status_arrives_as_it_was() -> None:
     told = status(Config(devices=(DEVICE,), clients={"a": ClientSettings(weight=2.0)}, record="here"))
-    assert status_codec.decode(status_codec.encode(told), Status) == told
+    assert codec.decode(codec.encode(told), Status) == told
 
 
 def test_code_in_a_configuration_is_told_by_its_name() -> None:
     told = status(Config(devices=(DEVICE,), policy=partial(policy, patience=3)))
-    seen = status_codec.decode(status_codec.encode(told), Status)
+    seen = codec.decode(codec.encode(told), Status)
     assert seen.config.policy == f"partial({__name__}.policy, patience=3)"
 
 
@@ -44,13 +44,13 @@ def test_statistics_arrive_as_they_were() -> None:
     ledger = Ledger(0.0)
     ledger.write(Entry("f", "a", 0, "succeeded", {"queue": 0.1, "total": 0.2}))
     told = ledger.read(1.5)
-    assert status_codec.decode(status_codec.encode(told), Stats) == told
-    assert status_codec.decode(status_codec.encode(WORKER), WorkerInfo) == WORKER
+    assert codec.decode(codec.encode(told), Stats) == told
+    assert codec.decode(codec.encode(WORKER), WorkerInfo) == WORKER
 
 
 def test_another_answer_than_was_asked_for_is_refused() -> None:
     with pytest.raises(TypeError, match="Status"):
-        status_codec.decode(status_codec.encode(WORKER), Status)
+        codec.decode(codec.encode(WORKER), Status)
 
 
 def test_a_wish_is_compared_with_a_configuration_as_it_was_described() -> None:

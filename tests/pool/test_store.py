@@ -12,11 +12,13 @@ import pytest
 
 from kaas.config import ClientSettings, Config
 from kaas.errors import InvalidConfig, KaasError
-from kaas.pool import accounts, registry, wire
-from kaas.pool.accounts import Accounts, client_known
-from kaas.pool.events import ClientKnown
+from kaas.pool import registry
+from kaas.pool.core import accounts
+from kaas.pool.core.accounts import Accounts, client_known
 from kaas.pool.registry import Registry
+from kaas.scheduling.events import ClientKnown
 from kaas.store import ACCOUNTS, FUNCTIONS, TASKS, SqliteStore, Store
+from kaas.wire import specs
 from tests.api.conftest import add_task, scale_task
 
 
@@ -77,16 +79,16 @@ def test_a_store_is_a_file_or_an_object(store: SqliteStore) -> None:
 # --- functions
 
 
-def register(known: Registry, task_key: str, task: bytes, *bindings: wire.Binding) -> str:
-    spec = wire.FunctionSpec(task_key, bindings)
-    known.register(wire.encode(spec), task)
+def register(known: Registry, task_key: str, task: bytes, *bindings: specs.Binding) -> str:
+    spec = specs.FunctionSpec(task_key, bindings)
+    known.register(specs.encode(spec), task)
     return spec.key
 
 
 def test_functions_of_an_earlier_life_are_known(store: SqliteStore) -> None:
     first, add = Registry(store), add_task()
     plain = register(first, add.key, add.to_msgpack())
-    bound = register(first, add.key, add.to_msgpack(), wire.Binding("a", 0))
+    bound = register(first, add.key, add.to_msgpack(), specs.Binding("a", 0))
     register(first, add.key, add.to_msgpack())
     second = Registry(reopened(store))
     assert second.labels == first.labels == (add.label, add.label)
@@ -95,7 +97,7 @@ def test_functions_of_an_earlier_life_are_known(store: SqliteStore) -> None:
         assert known is not None
         assert before is not None
         assert (known.key, known.spec, known.outputs) == (key, before.spec, before.outputs)
-        assert known.introduction == before.introduction == (wire.encode(known.spec), add.to_msgpack())
+        assert known.introduction == before.introduction == (specs.encode(known.spec), add.to_msgpack())
     assert second.get(scale_task().key) is None
 
 
@@ -120,7 +122,7 @@ def test_what_is_no_function_is_not_kept(store: SqliteStore) -> None:
     for key, task, *bindings in (
         (add.key, b"no kTask"),
         (add.key, scale.to_msgpack()),
-        (add.key, add.to_msgpack(), wire.Binding("none of its inputs", 0)),
+        (add.key, add.to_msgpack(), specs.Binding("none of its inputs", 0)),
     ):
         with pytest.raises(KaasError):
             register(known, key, task, *bindings)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kaas.pool.lines import LARGE_BYTES
-from kaas.pool.stream import CHUNK_BYTES, FRAMES_AT_MOST, Malformed, Stream
+from kaas.wire.connections.connection import LARGE_BYTES
+from kaas.wire.connections.stream import CHUNK_BYTES, FRAMES_AT_MOST, Malformed, Stream
 from tests.open_files import memory_files
 
 Ends = tuple[Stream, Stream]

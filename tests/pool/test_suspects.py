@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from kaas.errors import DeadlineExceeded, DeviceLost, DeviceUnavailable, ExecutorDied, Quarantined, QueueFull
-from kaas.pool import core
-from kaas.pool.core import Pool
-from kaas.pool.events import (
+from kaas.pool.core import core
+from kaas.pool.core.core import Pool
+from kaas.pool.core.quarantine import CLIENT_WINDOW_S, STORY_LENGTH, Quarantine
+from kaas.pool.core.retry_alone import Case, Verdict, charged_s, judge
+from kaas.pool.executors.transport import Call, Order, Reply
+from kaas.scheduling.events import (
     Decision,
     Dispatch,
     Event,
@@ -27,9 +30,6 @@ from kaas.pool.events import (
     WorkerKind,
     WorkerReady,
 )
-from kaas.pool.quarantine import CLIENT_WINDOW_S, STORY_LENGTH, Quarantine
-from kaas.pool.suspects import Case, Verdict, charged_s, judge
-from kaas.pool.transport import Call, Order, Reply
 from kaas.store import SqliteStore
 from tests.pool.fake_workers import LOST, RECORD, TWO_SLOTS, FakeWorkers, begin, call, failure_of, play, settle
 

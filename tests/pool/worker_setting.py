@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from kaas.config import Device
-from kaas.error_codec import decode_error
 from kaas.errors import KaasError
-from kaas.executor.device import open_device
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor
-from kaas.pool import messages, wire
-from kaas.pool.exchange import Exchange, Peer
-from kaas.pool.executor_worker import ExecutorWorker
 from kaas.pool.loop import PoolLoop
-from kaas.pool.lost import InputLost
-from kaas.pool.messages import Done, FromPeer, Hello, Named, ToPeer
-from kaas.pool.packing import Caller, Signature, pack
+from kaas.wire import messages, specs
+from kaas.wire.connections.router import Exchange, Peer
+from kaas.wire.error_codec import decode_error
+from kaas.wire.lost import InputLost
+from kaas.wire.messages import Done, FromPeer, Hello, Named, ToPeer
+from kaas.wire.packing import Caller, Signature, pack
+from kaas.worker.executor_worker import ExecutorWorker
 from tests.api.conftest import add_task, scale_task
 from tests.patience import PATIENCE_S
 
@@ -65,7 +65,7 @@ class Pool:
         return self._last
 
     def meet(self, signature: Signature) -> None:
-        self.tell(messages.Meet(), wire.encode(signature.spec), signature.task.to_msgpack())
+        self.tell(messages.Meet(), specs.encode(signature.spec), signature.task.to_msgpack())
 
     def run(
         self,
@@ -213,7 +213,7 @@ def named(number: int, value: Any) -> Ref:
 
 
 def order(action: str, *functions: str, objects: bool = False) -> bytes:
-    return wire.encode(wire.Upkeep(action, None, functions, objects, True, "alice"))
+    return specs.encode(specs.Upkeep(action, None, functions, objects, True, "alice"))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.remote import wire
+from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 from tests.remote.fake_server import LIMITS, FakeServer
 
@@ -34,8 +34,8 @@ def client(server: FakeServer) -> Iterator[kaas.Client]:
 
 def asked(server: FakeServer, number: int) -> None:
     """So many Invokes have come."""
-    server.until(lambda: len(server.of(wire.Invoke)) >= number)
+    server.until(lambda: len(server.of(protocol.Invoke)) >= number)
 
 
-def small(requests: int) -> wire.Limits:
-    return wire.Limits(requests, LIMITS.credit_bytes, LIMITS.frame_bytes)
+def small(requests: int) -> protocol.Limits:
+    return protocol.Limits(requests, LIMITS.credit_bytes, LIMITS.frame_bytes)

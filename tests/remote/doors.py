@@ -18,9 +18,9 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kaas.pool.loop import PoolLoop
-from kaas.remote import wire
-from kaas.remote.door import RemoteChannel, RemoteDoor
-from kaas.remote.keys import Keys, OwnKeys, new_client, own_keys
+from kaas.server.peers.keys import Keys, OwnKeys, new_client, own_keys
+from kaas.server.peers.listener import RemoteChannel, RemoteDoor
+from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
@@ -202,4 +202,4 @@ def client_keys(folder: Path, name: str) -> OwnKeys:
 
 def echo(door: Open) -> None:
     """From now on every message is answered with its own frames."""
-    door.on_receive = lambda channel, frames: channel.send(wire.Done(1), frames)
+    door.on_receive = lambda channel, frames: channel.send(protocol.Done(1), frames)

@@ -1,4 +1,4 @@
-"""A server that answers as a test tells it to: a ROUTER on a thread that speaks `kaas.remote.wire`."""
+"""A server that answers as a test tells it to: a ROUTER on a thread that speaks `kaas.wire.protocol`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 import zmq
 from msgspec.structs import replace
 
-from kaas.remote import wire
-from kaas.remote.tasks import decode_task
+from kaas.wire import protocol
+from kaas.wire.sent_ktasks import decode_task
 from tests.patience import PATIENCE_S
 
-LIMITS = wire.Limits(64, 1 << 20, 4 << 20)
+LIMITS = protocol.Limits(64, 1 << 20, 4 << 20)
 Socket = zmq.Socket[bytes]
 
 
@@ -29,17 +29,17 @@ class FakeServer:
             upload have come the connection breaks.
     """
 
-    def __init__(self, limits: wire.Limits = LIMITS) -> None:
+    def __init__(self, limits: protocol.Limits = LIMITS) -> None:
         self.limits, self.life, self.port = limits, "first", 0
         self.heard: list[Any] = []
         self.silent = False
-        self.failing: list[wire.Failure] = []  # one for each of the next Invokes
+        self.failing: list[protocol.Failure] = []  # one for each of the next Invokes
         self.putting: list[bytes] = []  # values that take the place of one after the next Gets of it
         self.breaks_after: int | None = None  # bytes of an upload
         self.uploads: dict[str, bytearray] = {}
-        self.objects: dict[str, tuple[wire.Put, bytes]] = {}
-        self.registered: dict[str, wire.Registered] = {}
-        self.unanswered: list[tuple[bytes, wire.Invoke, list[bytes]]] = []
+        self.objects: dict[str, tuple[protocol.Put, bytes]] = {}
+        self.registered: dict[str, protocol.Registered] = {}
+        self.unanswered: list[tuple[bytes, protocol.Invoke, list[bytes]]] = []
         self._orders: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._bell = os.eventfd(0)
         self._changed = threading.Condition()
@@ -132,7 +132,7 @@ class FakeServer:
             for ready, _ in zmq.zmq_poll(waited, -1):
                 if ready != self._bell:
                     identity, header, *frames = ready.recv_multipart()
-                    self._heard(identity, wire.decode_from_client(header), frames)
+                    self._heard(identity, protocol.decode_from_client(header), frames)
                     continue
                 os.eventfd_read(self._bell)
                 while not self._orders.empty():
@@ -145,48 +145,48 @@ class FakeServer:
 
     def _send(self, identity: bytes, message: Any, frames: Sequence[bytes] = ()) -> None:
         if self._socket is not None:
-            self._socket.send_multipart([identity, wire.encode(message), *frames])
+            self._socket.send_multipart([identity, protocol.encode(message), *frames])
 
     def _heard(self, identity: bytes, message: Any, frames: list[bytes]) -> None:
         with self._changed:
             self.heard.append(message)
             self._changed.notify_all()
         match message:
-            case wire.Hello():
+            case protocol.Hello():
                 self._last = identity
-                self._send(identity, wire.Welcome(wire.VERSION, self.life, "tester", self.limits))
-            case wire.Invoke():
+                self._send(identity, protocol.Welcome(protocol.VERSION, self.life, "tester", self.limits))
+            case protocol.Invoke():
                 if self.failing:
                     self._send(identity, replace(self.failing.pop(0), number=message.number))
                 elif self.silent:
                     self.unanswered.append((identity, message, frames))
                 else:
                     self._invoked(identity, message, frames)
-            case wire.Cancel(number):
-                self._send(identity, wire.Failure(number, "Cancelled", "it was cancelled"))
-            case wire.Received():
+            case protocol.Cancel(number):
+                self._send(identity, protocol.Failure(number, "Cancelled", "it was cancelled"))
+            case protocol.Received():
                 pass
             case _:
                 self._asked(identity, message, frames)
 
-    def _invoked(self, identity: bytes, message: wire.Invoke, frames: Sequence[bytes]) -> None:
+    def _invoked(self, identity: bytes, message: protocol.Invoke, frames: Sequence[bytes]) -> None:
         outputs = self.registered[message.function].outputs
         values = [self._value(each, frames) for each in message.inputs.values()]
         came = {name: (np.frombuffer(values[0], np.float32) * 2).tobytes() for name in outputs}
         for name, stored in message.store.items():
             dtype, shape = outputs[name]
-            self.objects[stored] = (wire.Put(0, stored, dtype, shape), came.pop(name))
-        self._send(identity, wire.Result(message.number, tuple(came)), list(came.values()))
+            self.objects[stored] = (protocol.Put(0, stored, dtype, shape), came.pop(name))
+        self._send(identity, protocol.Result(message.number, tuple(came)), list(came.values()))
 
-    def _value(self, given: wire.Input, frames: Sequence[bytes]) -> bytes:
+    def _value(self, given: protocol.Input, frames: Sequence[bytes]) -> bytes:
         return self.objects[given.object][1][given.offset :] if given.object else frames[given.frame - 1]
 
     def _asked(self, identity: bytes, message: Any, frames: Sequence[bytes]) -> None:
         number = message.number
         match message:
-            case wire.Upload(hash=digest):
-                self._send(identity, wire.Uploaded(number, len(self.uploads.setdefault(digest, bytearray()))))
-            case wire.Chunk(hash=digest, offset=offset):
+            case protocol.Upload(hash=digest):
+                self._send(identity, protocol.Uploaded(number, len(self.uploads.setdefault(digest, bytearray()))))
+            case protocol.Chunk(hash=digest, offset=offset):
                 there = self.uploads[digest]
                 if offset == len(there):
                     there += frames[0]
@@ -195,35 +195,35 @@ class FakeServer:
                     self._unbind()
                     self._bind()
                 else:
-                    self._send(identity, wire.Uploaded(number, len(there)))
-            case wire.Register():
+                    self._send(identity, protocol.Uploaded(number, len(there)))
+            case protocol.Register():
                 self._send(identity, self._register(message, frames[0]))
-            case wire.Put():
+            case protocol.Put():
                 data = frames[0] if frames else bytes(self.uploads[message.hash])
                 self.objects[message.name] = (message, data)
-                self._send(identity, wire.Done(number))
-            case wire.Get(name=name, offset=offset, bytes=nbytes):
+                self._send(identity, protocol.Done(number))
+            case protocol.Get(name=name, offset=offset, bytes=nbytes):
                 put, data = self.objects[name]
-                value = wire.Value(number, put.dtype, put.shape, len(data), hashlib.sha256(data).hexdigest())
+                value = protocol.Value(number, put.dtype, put.shape, len(data), hashlib.sha256(data).hexdigest())
                 self._send(identity, value, [data[offset : offset + nbytes]])
                 if self.putting:
                     self.objects[name] = (put, self.putting.pop(0))
-            case wire.Objects():
+            case protocol.Objects():
                 entries = [
                     {"name": name, "dtype": put.dtype, "shape": put.shape, "bytes": len(data)}
                     for name, (put, data) in self.objects.items()
                 ]
-                self._send(identity, wire.Listed(number, entries))
-            case wire.Ask(what=what):
-                self._send(identity, wire.Told(number, {"asked": what}))
+                self._send(identity, protocol.Listed(number, entries))
+            case protocol.Ask(what=what):
+                self._send(identity, protocol.Told(number, {"asked": what}))
             case _:
-                self._send(identity, wire.Failure(number, "InvalidRequest", "not of this server"))
+                self._send(identity, protocol.Failure(number, "InvalidRequest", "not of this server"))
 
-    def _register(self, message: wire.Register, data: bytes) -> wire.Registered:
+    def _register(self, message: protocol.Register, data: bytes) -> protocol.Registered:
         content = decode_task(data).content
         buffers = {buffer["name"]: (buffer["dtype"], tuple(buffer["shape"])) for buffer in content["buffers"]}
         outputs = {name: buffers[name] for name in content["outputs"]}
         inputs = {name: of for name, of in buffers.items() if name not in (*outputs, *message.constants)}
         key = hashlib.sha256(data + repr(message.constants).encode()).hexdigest()
-        made = self.registered[key] = wire.Registered(message.number, key, inputs, outputs)
+        made = self.registered[key] = protocol.Registered(message.number, key, inputs, outputs)
         return made

@@ -15,10 +15,10 @@ import msgspec
 import zmq
 
 import kaas
-from kaas.pool import sandbox
-from kaas.remote import tasks, wire
-from kaas.remote.keys import OwnKeys, new_client, own_keys, prepare
-from kaas.serve_command import READY
+from kaas.cli.serve import READY
+from kaas.server.peers.keys import OwnKeys, new_client, own_keys, prepare
+from kaas.wire import protocol, sent_ktasks
+from kaas.worker import sandbox
 from tests.patience import PATIENCE_S, readable
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ DEVICE = {"kind": "software", "memory_bytes": 256 << 20}
 CONTEXT: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 """Of all speakers: one that is collected with a failed test's would wait for its open sockets for ever."""
 
-T = TypeVar("T", bound=wire.FromServer)
+T = TypeVar("T", bound=protocol.FromServer)
 
 
 def scaled(factor: float = 2.0, width: int = WIDTH) -> kaas.KTask:
@@ -168,54 +168,54 @@ class Speaker:
         self._number += 1
         return self._number
 
-    def send(self, message: wire.FromClient | bytes, *frames: Any) -> None:
-        header = message if isinstance(message, bytes) else wire.encode(message)
+    def send(self, message: protocol.FromClient | bytes, *frames: Any) -> None:
+        header = message if isinstance(message, bytes) else protocol.encode(message)
         self.socket.send_multipart([header, *frames])
 
-    def receive(self, patience_s: float = PATIENCE_S) -> tuple[wire.FromServer, list[bytes]]:
+    def receive(self, patience_s: float = PATIENCE_S) -> tuple[protocol.FromServer, list[bytes]]:
         """The next message."""
         assert self.socket.poll(int(patience_s * 1000)), "nothing came"
         header, *frames = self.socket.recv_multipart()
-        return wire.decode_from_server(header), frames
+        return protocol.decode_from_server(header), frames
 
     def quiet(self) -> bool:
         """Whether nothing more comes before the answer to a question."""
         number = self.number()
-        self.send(wire.Ask(number, "health"))
+        self.send(protocol.Ask(number, "health"))
         answer, _ = self.receive()
-        return isinstance(answer, wire.Told) and answer.number == number
+        return isinstance(answer, protocol.Told) and answer.number == number
 
-    def told(self, kind: type[T], message: wire.FromClient, *frames: Any) -> tuple[T, list[bytes]]:
+    def told(self, kind: type[T], message: protocol.FromClient, *frames: Any) -> tuple[T, list[bytes]]:
         """The answer, which is of this kind."""
         self.send(message, *frames)
         answer, came = self.receive()
         assert isinstance(answer, kind), answer
         return answer, came
 
-    def greet(self, session: str | None = None) -> wire.Welcome:
+    def greet(self, session: str | None = None) -> protocol.Welcome:
         self.session = session or token_hex(16)
-        return self.told(wire.Welcome, wire.Hello(wire.VERSION, self.session))[0]
+        return self.told(protocol.Welcome, protocol.Hello(protocol.VERSION, self.session))[0]
 
-    def register(self, task: kaas.KTask, name: str = "") -> wire.Registered:
+    def register(self, task: kaas.KTask, name: str = "") -> protocol.Registered:
         """With its libraries."""
         for library in task.libraries:
-            data = tasks.encode_library(library)
-            self.told(wire.Uploaded, wire.Upload(self.number(), library.hash, len(data), "library"))
-            self.told(wire.Uploaded, wire.Chunk(self.number(), library.hash, 0), data)
-        return self.told(wire.Registered, wire.Register(self.number(), name), tasks.encode_task(task))[0]
+            data = sent_ktasks.encode_library(library)
+            self.told(protocol.Uploaded, protocol.Upload(self.number(), library.hash, len(data), "library"))
+            self.told(protocol.Uploaded, protocol.Chunk(self.number(), library.hash, 0), data)
+        return self.told(protocol.Registered, protocol.Register(self.number(), name), sent_ktasks.encode_task(task))[0]
 
     def invoke(self, function: str, *values: Any, number: int = 0, **options: Any) -> int:
         """Its number. values: of the inputs x, y and so on."""
         number = number or self.number()
-        inputs = {name: wire.Input(frame=1 + index) for index, name in enumerate("xyz"[: len(values)])}
-        self.send(wire.Invoke(number, function, inputs, **options), *values)
+        inputs = {name: protocol.Input(frame=1 + index) for index, name in enumerate("xyz"[: len(values)])}
+        self.send(protocol.Invoke(number, function, inputs, **options), *values)
         return number
 
     def ask(self, what: str, *frames: bytes) -> Any:
-        return self.told(wire.Told, wire.Ask(self.number(), what), *frames)[0].answer
+        return self.told(protocol.Told, protocol.Ask(self.number(), what), *frames)[0].answer
 
     def received(self, numbers: Sequence[int]) -> None:
-        self.send(wire.Received(tuple(numbers)))
+        self.send(protocol.Received(tuple(numbers)))
 
     def close(self) -> None:
         self.socket.close()

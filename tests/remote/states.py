@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import kaas
-from kaas.pool.objects import HeldObjects
+from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.registry import Registry
-from kaas.remote import wire
-from kaas.remote.allow import Allowed
-from kaas.remote.functions import Functions
-from kaas.remote.quotas import Quotas
-from kaas.remote.state import State
-from kaas.remote.tasks import encode_library, encode_task
-from kaas.remote.uploads import Uploads
-from kaas.remote.values import Values
+from kaas.server.building.uploads import Uploads
+from kaas.server.peers.allow import Allowed
+from kaas.server.state.functions import Functions
+from kaas.server.state.object_store import Values
+from kaas.server.state.state import State
+from kaas.server.usage.quotas import Quotas
 from kaas.store import SqliteStore
+from kaas.wire import protocol
+from kaas.wire.sent_ktasks import encode_library, encode_task
 
 ANY = Allowed(any=True)
 
@@ -61,31 +61,31 @@ class Had:
     ) -> str:
         """All of it, in chunks; its hash."""
         sha256 = hash_of(data)
-        offer = wire.Upload(1, sha256, len(data), kind, signature)
+        offer = protocol.Upload(1, sha256, len(data), kind, signature)
         offset = (await self.uploads.offer(client, offer)).offset
         while offset < len(data):
-            answer = await self.uploads.chunk(client, wire.Chunk(2, sha256, offset), data[offset : offset + size])
+            answer = await self.uploads.chunk(client, protocol.Chunk(2, sha256, offset), data[offset : offset + size])
             offset = answer.offset
         return sha256
 
     async def register(
         self, client: str, task: kaas.KTask, name: str = "", constants: dict[str, str] | None = None, **more: Any
-    ) -> wire.Registered:
+    ) -> protocol.Registered:
         """With its libraries."""
         for library in task.libraries:
             await self.upload(client, encode_library(library), "library")
-        message = wire.Register(3, name, constants or {}, **more)
+        message = protocol.Register(3, name, constants or {}, **more)
         return await self.functions.register(client, message, encode_task(task))
 
     async def put(self, client: str, name: str, array: Any) -> None:
-        message = wire.Put(4, name, array.dtype.name, array.shape)
-        assert await self.values.put(client, message, array.tobytes()) == wire.Done(4)
+        message = protocol.Put(4, name, array.dtype.name, array.shape)
+        assert await self.values.put(client, message, array.tobytes()) == protocol.Done(4)
 
     async def get(self, client: str, name: str) -> bytes:
         """All of it, in parts."""
         data, nbytes = b"", -1
         while len(data) != nbytes:
-            value, part = self.values.get(client, wire.Get(5, name, len(data)))
+            value, part = self.values.get(client, protocol.Get(5, name, len(data)))
             data, nbytes = data + part, value.bytes
         return data
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kaas.client.failures import error_of
 from kaas.errors import (
     DeviceUnavailable,
     ETaskFailed,
@@ -22,8 +23,7 @@ from kaas.errors import (
     UsageUnavailable,
     WrongSize,
 )
-from kaas.remote.answers import failure_of, without_paths
-from kaas.remote.failures import error_of
+from kaas.server.replies import failure_of, without_paths
 
 
 def test_an_error_arrives_as_it_was() -> None:
@@ -34,7 +34,7 @@ def test_an_error_arrives_as_it_was() -> None:
 
 FAULT = """
 import kaas, numpy as np
-from kaas.remote.answers import failure_of
+from kaas.server.replies import failure_of
 from tests.api.conftest import STEPS, crash_task
 
 x, y = kaas.Buffer("x", 8, "float32"), kaas.Buffer("y", 8, "float32")

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import kaas
+from kaas.client import remote_calls
+from kaas.client.credit import PART
 from kaas.errors import (
     DeadlineExceeded,
     InvalidConfig,
@@ -25,9 +27,8 @@ from kaas.errors import (
     WrongShape,
     WrongSize,
 )
-from kaas.remote import remote_calls, wire
-from kaas.remote.credit import PART
-from kaas.remote.keys import OwnKeys
+from kaas.server.peers.keys import OwnKeys
+from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 from tests.remote.client_setting import LIBRARY, ONES, TASK, WIDTH, asked, client, server, small
 from tests.remote.fake_server import LIMITS, FakeServer
@@ -84,7 +85,7 @@ def test_inputs_are_checked_here(server: FakeServer, client: kaas.Client) -> Non
             client.call("f", {"x": ONES}, **options)
     with pytest.raises(InvalidRequest):
         client.call(7, {})  # type: ignore[arg-type]
-    assert not server.of(wire.Invoke)
+    assert not server.of(protocol.Invoke)
 
 
 def test_names_and_values_of_objects_are_checked_here(server: FakeServer, client: kaas.Client) -> None:
@@ -95,7 +96,7 @@ def test_names_and_values_of_objects_are_checked_here(server: FakeServer, client
                 use(name)
     with pytest.raises(InvalidRequest):
         client.put("when", np.zeros(2, "datetime64[s]"))
-    assert not server.of(wire.Put)
+    assert not server.of(protocol.Put)
 
 
 def test_an_object_is_found_by_another_program(server: FakeServer, client: kaas.Client) -> None:
@@ -122,13 +123,13 @@ def test_objects_are_inputs_and_outputs(server: FakeServer, client: kaas.Client)
     assert (stored.name, stored.shape, stored.dtype) == ("twice", (WIDTH,), "float32")
     assert (client.get(stored) == 2).all()
     assert {entry["name"] for entry in client.objects()} == {"values", "twice"}
-    assert server.of(wire.Invoke)[0].inputs["x"] == wire.Input(object="values", offset=4 * WIDTH)
+    assert server.of(protocol.Invoke)[0].inputs["x"] == protocol.Input(object="values", offset=4 * WIDTH)
 
 
 def test_an_error_is_of_its_class_with_its_fields(server: FakeServer, client: kaas.Client) -> None:
     server.failing = [
-        wire.Failure(0, "MissingProvider", "nobody", {"installed": ["a", "b"], "later": 1}),
-        wire.Failure(0, "OfTheFuture", "who knows"),
+        protocol.Failure(0, "MissingProvider", "nobody", {"installed": ["a", "b"], "later": 1}),
+        protocol.Failure(0, "OfTheFuture", "who knows"),
     ]
     with pytest.raises(MissingProvider) as raised:
         client.call(TASK, {"x": ONES}).result(PATIENCE_S)
@@ -138,15 +139,15 @@ def test_an_error_is_of_its_class_with_its_fields(server: FakeServer, client: ka
 
 
 def test_what_is_put_off_is_asked_again_as_the_same_request(server: FakeServer, client: kaas.Client) -> None:
-    server.failing = [wire.Failure(0, "QueueFull", "full", {"limit": 1}, 0.01) for _ in range(3)]
+    server.failing = [protocol.Failure(0, "QueueFull", "full", {"limit": 1}, 0.01) for _ in range(3)]
     assert (client.call(TASK, {"x": ONES}, key="mine").result(PATIENCE_S) == 2).all()
-    invokes = server.of(wire.Invoke)
+    invokes = server.of(protocol.Invoke)
     assert {invoke.key for invoke in invokes} == {"mine"}
     assert len({invoke.number for invoke in invokes}) == 4
 
 
 def test_it_is_put_off_no_longer_than_its_deadline(server: FakeServer, client: kaas.Client) -> None:
-    server.failing = [wire.Failure(0, "QueueFull", "full", {"limit": 1}, 60.0)]
+    server.failing = [protocol.Failure(0, "QueueFull", "full", {"limit": 1}, 60.0)]
     with pytest.raises(QueueFull) as raised:
         client.call(TASK, {"x": ONES}, deadline_s=5).result(PATIENCE_S)
     assert raised.value.limit == 1
@@ -173,15 +174,15 @@ def test_a_server_that_says_nothing_does_not_outlast_the_deadline(
     with pytest.raises(DeadlineExceeded) as raised:
         value_of(client.call(TASK, {"x": ONES}, deadline_s=0.05))
     assert raised.value.deadline_s == 0.05
-    server.until(lambda: bool(server.of(wire.Cancel)))
+    server.until(lambda: bool(server.of(protocol.Cancel)))
 
 
 def test_a_cancelled_call_is_cancelled_there(server: FakeServer, client: kaas.Client) -> None:
     server.silent = True
     future = client.call(TASK, {"x": ONES})
     assert future.cancel()
-    server.until(lambda: bool(server.of(wire.Cancel)))
-    assert server.of(wire.Cancel)[0].number == server.of(wire.Invoke)[0].number
+    server.until(lambda: bool(server.of(protocol.Cancel)))
+    assert server.of(protocol.Cancel)[0].number == server.of(protocol.Invoke)[0].number
     with pytest.raises(CancelledError):
         future.result(PATIENCE_S)
 
@@ -194,7 +195,7 @@ def test_threads_share_a_client(server: FakeServer, client: kaas.Client) -> None
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(ask, range(400)))
-    assert len(server.of(wire.Hello)) == 1
+    assert len(server.of(protocol.Hello)) == 1
 
 
 def test_no_more_is_open_than_may_be(server: FakeServer, client: kaas.Client) -> None:
@@ -204,21 +205,21 @@ def test_no_more_is_open_than_may_be(server: FakeServer, client: kaas.Client) ->
     asked(server, 2)
     with pytest.raises(DeadlineExceeded):
         client.call(TASK, {"x": ONES}, deadline_s=0.05)
-    assert len(server.of(wire.Invoke)) == 2
+    assert len(server.of(protocol.Invoke)) == 2
     server.answer_all()
     assert (third.result(PATIENCE_S).result(PATIENCE_S) == 2).all()
     assert all((future.result(PATIENCE_S) == 2).all() for future in futures)
 
 
 def test_what_could_never_be_open_is_refused(server: FakeServer, client: kaas.Client) -> None:
-    server.limits = wire.Limits(4, 8 * WIDTH - 1, LIMITS.frame_bytes)
+    server.limits = protocol.Limits(4, 8 * WIDTH - 1, LIMITS.frame_bytes)
     with pytest.raises(RequestTooLarge) as raised:
         client.call(TASK, {"x": ONES})
     assert (raised.value.needed_bytes, raised.value.capacity_bytes) == (8 * WIDTH, 8 * WIDTH - 1)
 
 
 def test_an_input_that_no_message_carries_is_refused(server: FakeServer, client: kaas.Client) -> None:
-    server.limits = wire.Limits(1, LIMITS.credit_bytes, 4 * WIDTH - 1)
+    server.limits = protocol.Limits(1, LIMITS.credit_bytes, 4 * WIDTH - 1)
     for _ in range(2):  # and takes no credit
         with pytest.raises(RequestTooLarge, match="put it there first"):
             client.call(TASK, {"x": ONES})
@@ -228,17 +229,17 @@ def test_answers_are_acknowledged_in_batches(server: FakeServer, client: kaas.Cl
     calls = 4 * LIMITS.requests
     for _ in range(calls):
         client.call(TASK, {"x": ONES}).result(PATIENCE_S)
-    numbers = {invoke.number for invoke in server.of(wire.Invoke)}
-    server.until(lambda: {n for message in server.of(wire.Received) for n in message.numbers} == numbers)
-    assert len(server.of(wire.Received)) <= 2 * calls * PART // LIMITS.requests
+    numbers = {invoke.number for invoke in server.of(protocol.Invoke)}
+    server.until(lambda: {n for message in server.of(protocol.Received) for n in message.numbers} == numbers)
+    assert len(server.of(protocol.Received)) <= 2 * calls * PART // LIMITS.requests
 
 
 def test_an_answer_that_nobody_waits_for_is_acknowledged(server: FakeServer, client: kaas.Client) -> None:
     client.call(TASK, {"x": ONES}).result(PATIENCE_S)
-    server.say(wire.Result(12345, ("y",)))
+    server.say(protocol.Result(12345, ("y",)))
     future = client.call(TASK, {"x": ONES})
     assert (future.result(PATIENCE_S) == 2).all()
-    server.until(lambda: any(12345 in message.numbers for message in server.of(wire.Received)))
+    server.until(lambda: any(12345 in message.numbers for message in server.of(protocol.Received)))
 
 
 # --- what it needs

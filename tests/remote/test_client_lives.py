@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import kaas
-from kaas import receiving
+from kaas.client import timer_thread
+from kaas.client.open_calls import Call
+from kaas.client.remote_calls import RemoteCalls
 from kaas.errors import DeadlineExceeded, NotInitialized, Unreachable
-from kaas.remote import later, wire
-from kaas.remote.open_calls import Call
-from kaas.remote.remote_calls import RemoteCalls
+from kaas.wire import protocol
+from kaas.wire.connections import reply_reader
 from tests.patience import PATIENCE_S
 from tests.remote.client_setting import ONES, TASK, asked, client, server
 from tests.remote.fake_server import FakeServer
@@ -35,10 +36,10 @@ def test_what_has_no_answer_is_asked_again(server: FakeServer, client: kaas.Clie
     server.silent = False
     server.again(life)
     assert [future.result(PATIENCE_S)[0] for future in futures] == [0, 2, 4]
-    first, second = server.of(wire.Invoke)[:3], server.of(wire.Invoke)[3:]
+    first, second = server.of(protocol.Invoke)[:3], server.of(protocol.Invoke)[3:]
     assert [(invoke.number, invoke.key) for invoke in first] == [(invoke.number, invoke.key) for invoke in second]
     assert all(0 < invoke.deadline_s < 60.0 for invoke in second)
-    assert len({hello.session for hello in server.of(wire.Hello)}) == 1
+    assert len({hello.session for hello in server.of(protocol.Hello)}) == 1
 
 
 def test_calls_wait_for_a_server_that_is_coming(server: FakeServer, client: kaas.Client) -> None:
@@ -59,7 +60,7 @@ def test_a_cancelled_call_is_not_asked_again(server: FakeServer, client: kaas.Cl
     server.start()
     server.silent = False
     client.call(function, {"x": ONES}).result(PATIENCE_S)
-    assert len(server.of(wire.Invoke)) == 2
+    assert len(server.of(protocol.Invoke)) == 2
 
 
 def test_nothing_new_goes_to_a_server_that_ends(server: FakeServer, client: kaas.Client) -> None:
@@ -67,21 +68,21 @@ def test_nothing_new_goes_to_a_server_that_ends(server: FakeServer, client: kaas
     server.silent = True
     before = client.call(function, {"x": ONES})
     asked(server, 1)
-    server.say(wire.Goodbye("it ends"))
+    server.say(protocol.Goodbye("it ends"))
     assert client.status() == {"asked": "status"}  # Goodbye came before its answer
     after = client.call(function, {"x": 2 * ONES})
     server.answer_all()
     assert (before.result(PATIENCE_S) == 2).all()
-    assert len(server.of(wire.Invoke)) == 1
+    assert len(server.of(protocol.Invoke)) == 1
     server.again("second")
     assert (after.result(PATIENCE_S) == 4).all()
 
 
 def test_a_server_that_has_forgotten_the_session_is_greeted_again(server: FakeServer, client: kaas.Client) -> None:
     function = client.register(TASK)
-    server.failing = [wire.Failure(0, "UnknownSession", "who is there?")]
+    server.failing = [protocol.Failure(0, "UnknownSession", "who is there?")]
     assert (client.call(function, {"x": ONES}).result(PATIENCE_S) == 2).all()
-    assert len(server.of(wire.Hello)) == 2
+    assert len(server.of(protocol.Hello)) == 2
 
 
 def test_where_nobody_is_a_call_says_so(server: FakeServer) -> None:
@@ -120,13 +121,13 @@ def test_a_closed_client_ends_what_is_open(server: FakeServer) -> None:
         future.result(PATIENCE_S)
     with pytest.raises(NotInitialized):
         client.call(TASK, {"x": ONES})
-    server.until(lambda: bool(server.of(wire.Cancel)))
+    server.until(lambda: bool(server.of(protocol.Cancel)))
 
 
 def test_what_is_asked_while_a_client_closes_ends(client: kaas.Client) -> None:
-    def make(number: int) -> wire.Ask:
+    def make(number: int) -> protocol.Ask:
         client.close()
-        return wire.Ask(number, "status")
+        return protocol.Ask(number, "status")
 
     question = client.calls.ask(make)
     assert isinstance(question.error, NotInitialized)
@@ -143,7 +144,7 @@ def test_who_has_no_credit_while_a_client_closes_waits_for_none(
 
     monkeypatch.setattr(calls, "_entered", no_credit)
     with pytest.raises(NotInitialized):
-        calls.submit(Call(calls, wire.Invoke(1, "f"), (), 10, tuple, "f"))
+        calls.submit(Call(calls, protocol.Invoke(1, "f"), (), 10, tuple, "f"))
 
 
 def test_a_forked_process_needs_a_client_of_its_own(client: kaas.Client) -> None:
@@ -170,7 +171,7 @@ def test_a_forked_process_may_close_what_is_not_its_own(server: FakeServer, clie
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     server.answer_all()
     assert (future.result(PATIENCE_S) == 2).all()
-    assert not server.of(wire.Cancel)
+    assert not server.of(protocol.Cancel)
 
 
 def assert_rid_of(calls: weakref.ref[RemoteCalls]) -> None:
@@ -184,7 +185,7 @@ def assert_rid_of(calls: weakref.ref[RemoteCalls]) -> None:
 
 
 def test_a_client_that_is_forgotten_is_closed(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (receiving, later):
+    for module in (reply_reader, timer_thread):
         monkeypatch.setattr(module, "LINGER_S", 0.01)
 
     def used() -> weakref.ref[RemoteCalls]:
@@ -199,7 +200,7 @@ def test_a_client_that_is_forgotten_is_closed(server: FakeServer, monkeypatch: p
 def test_whose_cancellation_is_interrupted_is_watched_until_its_answer_comes(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (receiving, later):
+    for module in (reply_reader, timer_thread):
         monkeypatch.setattr(module, "LINGER_S", 0.01)
 
     def interrupt(_: kaas.Future) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import kaas
 from kaas.errors import InvalidRequest
-from kaas.remote import wire
+from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 from tests.remote.client_setting import LIBRARY, ONES, TASK, WIDTH, W, X, Y, client, server
 from tests.remote.fake_server import FakeServer
@@ -25,14 +25,14 @@ def test_only_what_the_server_lacks_is_sent(server: FakeServer, client: kaas.Cli
     weights = np.arange(WIDTH, dtype=np.float32)
     client.register(WEIGHED, {"w": weights}, progress=lambda *there: told.append(there))
     assert told[-1] == (told[-1][1],) * 2
-    chunks, puts = len(server.of(wire.Chunk)), len(server.of(wire.Put))
+    chunks, puts = len(server.of(protocol.Chunk)), len(server.of(protocol.Put))
     assert (chunks, puts) == (1, 1)
     function = client.register(WEIGHED, {"w": weights})
-    assert (len(server.of(wire.Chunk)), len(server.of(wire.Put))) == (chunks, puts)
+    assert (len(server.of(protocol.Chunk)), len(server.of(protocol.Put))) == (chunks, puts)
     assert (function.call(ONES).result(PATIENCE_S) == 2).all()
     other = client.put("other", weights)
     client.register(WEIGHED, {"w": other})
-    assert server.of(wire.Register)[-1].constants == {"w": "other"}
+    assert server.of(protocol.Register)[-1].constants == {"w": "other"}
     with pytest.raises(InvalidRequest):
         client.register(WEIGHED, {"w": ONES[:3]})
 
@@ -40,26 +40,26 @@ def test_only_what_the_server_lacks_is_sent(server: FakeServer, client: kaas.Cli
 def test_a_signed_task_goes_with_its_signature(server: FakeServer) -> None:
     with kaas.Client(server.address, signatures={TASK.key: b"signed"}) as client:
         client.register(TASK)
-    assert [register.signature for register in server.of(wire.Register)] == [b"signed"]
+    assert [register.signature for register in server.of(protocol.Register)] == [b"signed"]
 
 
 def test_a_value_that_is_replaced_while_it_is_read_is_not_mixed(server: FakeServer, client: kaas.Client) -> None:
-    before, after = (np.full(4 * wire.CHUNK_BYTES // 8, number, np.float64) for number in (1, 2))
+    before, after = (np.full(4 * protocol.CHUNK_BYTES // 8, number, np.float64) for number in (1, 2))
     client.put("values", before)
     server.putting = [after.tobytes()]
     assert (client.get("values") == after).all()
 
 
 def test_an_upload_goes_on_where_it_broke_off(server: FakeServer, client: kaas.Client) -> None:
-    values = np.random.default_rng(0).random(6 * wire.CHUNK_BYTES // 8)
-    server.breaks_after = 3 * wire.CHUNK_BYTES
+    values = np.random.default_rng(0).random(6 * protocol.CHUNK_BYTES // 8)
+    server.breaks_after = 3 * protocol.CHUNK_BYTES
     told: list[int] = []
     client.put("values", values, progress=lambda there, _: told.append(there))
-    assert len(server.of(wire.Upload)) == 2
+    assert len(server.of(protocol.Upload)) == 2
     assert told[-1] == values.nbytes
     assert (client.get("values") == values).all()
-    offsets = [chunk.offset for chunk in server.of(wire.Chunk)]
-    assert offsets.count(0) == offsets.count(wire.CHUNK_BYTES) == 1
+    offsets = [chunk.offset for chunk in server.of(protocol.Chunk)]
+    assert offsets.count(0) == offsets.count(protocol.CHUNK_BYTES) == 1
 
 
 def test_a_model_is_called_by_the_shapes_of_its_inputs(server: FakeServer, client: kaas.Client) -> None:
@@ -70,11 +70,11 @@ def test_a_model_is_called_by_the_shapes_of_its_inputs(server: FakeServer, clien
 
     model = kaas.CompiledModel("m", [variant(1), variant(2)], {"w": ONES})
     function = client.register(model)
-    assert len(server.of(wire.Put)) == 1
+    assert len(server.of(protocol.Put)) == 1
     for rows in (1, 2):
         inputs = {"x": np.ones((rows, WIDTH), np.float32), "unread": np.ones(rows, np.float32)}
         assert client.call(function, inputs).result(PATIENCE_S).shape == (rows, WIDTH)
-    assert {invoke.function for invoke in server.of(wire.Invoke)} == set(function.keys)
+    assert {invoke.function for invoke in server.of(protocol.Invoke)} == set(function.keys)
     there = client.put("there", np.ones((2, WIDTH), np.float32))
     assert function.variant(x=(2, WIDTH)).call(there, np.ones(2, np.float32)).result(PATIENCE_S).shape == (2, WIDTH)
     with pytest.raises(InvalidRequest, match="by name"):

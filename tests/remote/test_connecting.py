@@ -15,12 +15,13 @@ import pytest
 import zmq
 
 import kaas
+from kaas.client import connecting
+from kaas.client.connecting import HANG_UPS, HANG_UPS_SHARE, Connected, Way
+from kaas.client.server_connection import HUNG_UP, NOBODY, NOWHERE
 from kaas.errors import NotInitialized, Unreachable
-from kaas.pool.lines import LineLost
-from kaas.remote import connecting, wire
-from kaas.remote.connecting import HANG_UPS, HANG_UPS_SHARE, Connected, Way
-from kaas.remote.keys import Keys
-from kaas.remote.remote_line import HUNG_UP, NOBODY, NOWHERE
+from kaas.server.peers.keys import Keys
+from kaas.wire import protocol
+from kaas.wire.connections.connection import LineLost
 from tests.patience import PATIENCE_S, until
 from tests.remote.doors import Open, client_keys
 from tests.remote.fake_server import FakeServer
@@ -217,7 +218,7 @@ def test_it_is_closed_as_it_is_welcomed(
     way, stopped = Way(server.address, None, PATIENCE_S), threading.Event()
     welcomed = connecting._welcome
 
-    def closed_meanwhile(line: Any) -> wire.Welcome:
+    def closed_meanwhile(line: Any) -> protocol.Welcome:
         welcome = welcomed(line)
         if tells:
             stopped.set()
@@ -231,7 +232,7 @@ def test_it_is_closed_as_it_is_welcomed(
     else:
         line, _ = connected.result(PATIENCE_S)
         with pytest.raises(LineLost):
-            line.send(wire.Hello(wire.VERSION, token_hex(16)))
+            line.send(protocol.Hello(protocol.VERSION, token_hex(16)))
     over(way)
 
 

@@ -15,18 +15,19 @@ import pytest
 import zmq
 
 from kaas.errors import InvalidConfig
-from kaas.pool import drain
-from kaas.pool.drain import TURN
-from kaas.pool.lines import LARGE_BYTES
-from kaas.remote import connections, door, wire
-from kaas.remote.connections import STRANGER_BYTES, STRANGERS
-from kaas.remote.door import FRAMES
-from kaas.remote.keys import Keys, OwnKeys
+from kaas.server.peers import listener, tcp_connections
+from kaas.server.peers.keys import Keys, OwnKeys
+from kaas.server.peers.listener import FRAMES
+from kaas.server.peers.tcp_connections import STRANGER_BYTES, STRANGERS
+from kaas.wire import protocol
+from kaas.wire.connections import zmq_reader
+from kaas.wire.connections.connection import LARGE_BYTES
+from kaas.wire.connections.zmq_reader import TURN
 from tests.patience import PATIENCE_S, until
 from tests.remote.doors import Client, Crowd, Open, Plain, client_keys, echo, resident_bytes
 
 FRAME_BYTES = 1 << 20
-DONE = wire.encode(wire.Done(1))
+DONE = protocol.encode(protocol.Done(1))
 
 
 def greeting(mechanism: bytes) -> bytes:
@@ -59,8 +60,8 @@ def bob(folder: Path) -> OwnKeys:
 @pytest.fixture
 def opened(folder: Path, alice: OwnKeys, bob: OwnKeys, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:  # noqa: ARG001
     """A door for alice and bob, which echoes."""
-    monkeypatch.setattr(door, "GONE_S", 0.01)
-    monkeypatch.setattr(door, "REFRESH_S", 0.01)
+    monkeypatch.setattr(listener, "GONE_S", 0.01)
+    monkeypatch.setattr(listener, "REFRESH_S", 0.01)
     opened = Open(Keys(folder), frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, connections=4)
     echo(opened)
     yield opened
@@ -129,15 +130,15 @@ def test_each_connection_is_a_channel_of_its_client(opened: Open, come: Come, al
     channels = {bytes(frames[0]): channel for channel, frames in (opened.arrived() for _ in clients)}
     assert len(set(channels.values())) == 3
     assert [channels[b"%d" % number].user for number in range(3)] == ["alice", "alice", "bob"]
-    assert all(opened.do(lambda: [channel.send(wire.Done(2)) for channel in channels.values()]))
-    assert [client.receive() for client in clients] == [[wire.encode(wire.Done(2))]] * 3
+    assert all(opened.do(lambda: [channel.send(protocol.Done(2)) for channel in channels.values()]))
+    assert [client.receive() for client in clients] == [[protocol.encode(protocol.Done(2))]] * 3
 
 
-@pytest.mark.parametrize("turn_s", [0.0, drain.TURN_S, 1000.0])
+@pytest.mark.parametrize("turn_s", [0.0, zmq_reader.TURN_S, 1000.0])
 def test_more_messages_than_fit_in_a_turn(
     opened: Open, come: Come, alice: OwnKeys, turn_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain, "TURN_S", turn_s)
+    monkeypatch.setattr(zmq_reader, "TURN_S", turn_s)
     client = come(alice)
     for number in range(3 * TURN):
         client.send(b"%d" % number)
@@ -149,7 +150,7 @@ def test_an_error_of_who_receives_keeps_nobody_waiting(opened: Open, come: Come,
     def fail(channel: Any, frames: Any) -> None:
         if frames == [b"bad"]:
             raise ValueError("of mine")
-        channel.send(wire.Done(1), frames)
+        channel.send(protocol.Done(1), frames)
 
     opened.on_receive = fail
     client = come(alice)
@@ -162,7 +163,7 @@ def test_what_a_client_has_not_taken_yet_is_known(opened: Open, come: Come, alic
     client = come(alice, rcvhwm=1)
     echoes(client)
     channel, _ = opened.arrived()
-    answer = wire.Listed(1, [{"name": "x" * 1000}] * 250)
+    answer = protocol.Listed(1, [{"name": "x" * 1000}] * 250)
 
     def send() -> int:
         assert all(channel.send(answer) for _ in range(64))
@@ -170,7 +171,7 @@ def test_what_a_client_has_not_taken_yet_is_known(opened: Open, come: Come, alic
 
     assert opened.do(send) > 1 << 20
     for _ in range(64):
-        assert client.receive() == [wire.encode(answer)]
+        assert client.receive() == [protocol.encode(answer)]
     until(lambda: opened.do(lambda: channel.leaving_bytes) == 0)
 
 
@@ -193,8 +194,8 @@ def test_a_key_that_is_not_known_gets_nothing(opened: Open, come: Come, alice: O
 def test_too_many_keys_that_are_not_known_shut_their_address(
     opened: Open, come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "REFUSALS", 2)
-    monkeypatch.setattr(connections, "REFUSED_S", 1000.0)
+    monkeypatch.setattr(tcp_connections, "REFUSALS", 2)
+    monkeypatch.setattr(tcp_connections, "REFUSED_S", 1000.0)
     inside = come(alice)
     echoes(inside)
     for _ in range(2):
@@ -202,7 +203,7 @@ def test_too_many_keys_that_are_not_known_shut_their_address(
     assert come(alice).put_out()
     echoes(inside)
     assert opened.received.qsize() == 2
-    monkeypatch.setattr(connections, "REFUSED_S", 0.001)
+    monkeypatch.setattr(tcp_connections, "REFUSED_S", 0.001)
     until(lambda: bool(come(alice).happened() & zmq.Event.HANDSHAKE_SUCCEEDED))
 
 
@@ -243,7 +244,7 @@ def test_a_key_counts_from_when_its_file_is_there(
     alice: OwnKeys,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "REFRESH_S", 1000.0)
+    monkeypatch.setattr(listener, "REFRESH_S", 1000.0)
     opened = Open(Keys(folder))
     echo(opened)
     with closing(opened), closing(Client(opened, client_keys(folder, "carol"))) as client:
@@ -259,7 +260,7 @@ def test_who_loses_the_key_is_put_out(opened: Open, come: Come, alice: OwnKeys, 
     (folder / "clients" / "alice.toml").unlink()
     assert client.put_out()
     assert opened.gone.get(timeout=PATIENCE_S) is channel
-    assert not opened.do(lambda: channel.send(wire.Done(1)))
+    assert not opened.do(lambda: channel.send(protocol.Done(1)))
     assert come(alice).refused()
     echoes(other)
 
@@ -304,7 +305,7 @@ def test_who_has_gone_is_noticed(opened: Open, come: Come, alice: OwnKeys) -> No
     assert opened.arrived() == (channel, [b"last words"])
     client.close()
     assert opened.gone.get(timeout=PATIENCE_S) is channel
-    assert not opened.do(lambda: channel.send(wire.Done(1)))
+    assert not opened.do(lambda: channel.send(protocol.Done(1)))
     echoes(come(alice))
     assert opened.arrived()[0] is not channel
 
@@ -351,7 +352,7 @@ def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, 
 
 
 def test_who_was_put_out_comes_in_later(come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "OUT_S", 0.01)
+    monkeypatch.setattr(listener, "OUT_S", 0.01)
     client = come(alice)
     for _ in range(3):
         client.send(*[b""] * (FRAMES + 1))
@@ -393,7 +394,7 @@ def test_who_reads_nothing_gets_so_much_and_is_put_out(folder: Path, alice: OwnK
 
         def fill() -> int:
             sent = 0
-            while channel.send(wire.Done(1), [bytes(1 << 20)]):
+            while channel.send(protocol.Done(1), [bytes(1 << 20)]):
                 sent += 1
                 assert sent < 1000
             return sent
@@ -444,7 +445,7 @@ def test_who_does_not_finish_a_handshake_is_put_out(
     said: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "STRANGER_S", 0.1)
+    monkeypatch.setattr(tcp_connections, "STRANGER_S", 0.1)
     stranger = plain()
     stranger.socket.sendall(said)
     assert stranger.put_out()
@@ -456,7 +457,7 @@ def test_so_is_who_comes_in_and_says_nothing(
     alice: OwnKeys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "STRANGER_S", 0.5)
+    monkeypatch.setattr(tcp_connections, "STRANGER_S", 0.5)
     silent = come(alice)
     assert silent.happened() & zmq.Event.HANDSHAKE_SUCCEEDED
     assert silent.put_out()
@@ -549,7 +550,7 @@ def test_what_was_said_last_arrives(alice: OwnKeys, folder: Path) -> None:
     with closing(Client(opened, alice, reconnect_ivl=60_000)) as client:  # one that gives up drops what it has not read
         client.send(b"hello")
         channel, _ = opened.arrived()
-        assert opened.do(lambda: channel.send(wire.Goodbye("at night")))
+        assert opened.do(lambda: channel.send(protocol.Goodbye("at night")))
         opened.close(PATIENCE_S)
-        assert wire.decode_from_server(client.receive()[0]) == wire.Goodbye("at night")
+        assert protocol.decode_from_server(client.receive()[0]) == protocol.Goodbye("at night")
         assert client.put_out()

@@ -25,15 +25,16 @@ from kaas.errors import (
     WrongDtype,
     WrongSize,
 )
-from kaas.graph import KTask
-from kaas.pool import wire as pool_wire
-from kaas.remote import functions as functions_module
-from kaas.remote import making, wire
-from kaas.remote.allow import Allowed
-from kaas.remote.answers import plain
-from kaas.remote.quotas import Quotas
-from kaas.remote.tasks import encode_library, encode_task
+from kaas.ktask.graph import KTask
+from kaas.server.building import function_builder
+from kaas.server.peers.allow import Allowed
+from kaas.server.replies import plain
+from kaas.server.state import functions as functions_module
+from kaas.server.usage.quotas import Quotas
 from kaas.store import SqliteStore
+from kaas.wire import protocol
+from kaas.wire import specs as pool_wire
+from kaas.wire.sent_ktasks import encode_library, encode_task
 from tests.api.conftest import STEPS, N, add_task, both_task, numbers, scale_task
 from tests.remote.states import Had
 from tests.remote.test_uploads import files
@@ -44,8 +45,8 @@ FLOATS = ("float32", (N,))
 
 
 def listed(had: Had, client: str) -> list[dict[str, Any]]:
-    told = wire.decode_from_server(wire.encode(had.functions.list(client, wire.Functions(8))))
-    assert isinstance(told, wire.Listed)
+    told = protocol.decode_from_server(protocol.encode(had.functions.list(client, protocol.Functions(8))))
+    assert isinstance(told, protocol.Listed)
     return told.entries
 
 
@@ -59,7 +60,7 @@ def test_a_function_is_known_by_name_and_key_and_again_in_the_next_life(tmp_path
     async def lives() -> None:
         async with Had(tmp_path) as had:
             registered = await had.register("ada", task, "scale")
-            assert registered == wire.Registered(3, task.key, {"x": FLOATS}, {"y": FLOATS}, {"factor": "f32"})
+            assert registered == protocol.Registered(3, task.key, {"x": FLOATS}, {"y": FLOATS}, {"factor": "f32"})
         async with Had(tmp_path) as had:
             function = had.functions.named("ada", "scale")
             assert function is had.functions.named("ada", task.key)
@@ -101,7 +102,7 @@ def test_constants_are_bound_by_their_value(tmp_path: Path) -> None:
             registered = await had.register("ada", add_task(), "plus", {"b": "first"})
             assert (list(registered.inputs), registered.function != add_task().key) == (["a"], True)
             await had.put("ada", "first", B)
-            await had.values.delete("ada", wire.Delete(1, "first"))
+            await had.values.delete("ada", protocol.Delete(1, "first"))
             await had.put("ada", "first", B)
             other = await had.register("ada", add_task(), "other", {"b": "first"})
             assert other.function != registered.function
@@ -115,7 +116,7 @@ def test_constants_are_bound_by_their_value(tmp_path: Path) -> None:
                 assert function.function.spec.bindings == (pool_wire.Binding("b", 0),)
                 assert list(function.given) == ["a"]
             assert had.held["ada", "objects"] == stored
-            await had.functions.unregister("ada", wire.Unregister(9, "plus"))
+            await had.functions.unregister("ada", protocol.Unregister(9, "plus"))
             assert had.held["ada", "objects"] == 64 << 10
 
     asyncio.run(lives())
@@ -159,16 +160,16 @@ def test_functions_are_unregistered_by_name_or_key(tmp_path: Path) -> None:
                 await had.register("ada", scale_task(), name)
             await had.register("bob", scale_task(), "f")
             charged = had.held["ada", "libraries"]
-            assert await had.functions.unregister("ada", wire.Unregister(9, "f")) == wire.Done(9)
+            assert await had.functions.unregister("ada", protocol.Unregister(9, "f")) == protocol.Done(9)
             assert names(had, "ada") == ["", "g"]
             assert had.held["ada", "libraries"] == charged - len(scale_task().to_msgpack())
-            await had.functions.unregister("ada", wire.Unregister(9, scale_task().key))
+            await had.functions.unregister("ada", protocol.Unregister(9, scale_task().key))
             assert names(had, "ada") == []
             for name in ("f", scale_task().key):
                 with pytest.raises(UnknownFunction):
-                    await had.functions.unregister("ada", wire.Unregister(9, name))
+                    await had.functions.unregister("ada", protocol.Unregister(9, name))
             assert list(had.registry.labels) == ["f"]  # bob has it
-            await had.functions.unregister("bob", wire.Unregister(9, "f"))
+            await had.functions.unregister("bob", protocol.Unregister(9, "f"))
             assert not had.registry.labels
         async with Had(tmp_path) as had:
             assert names(had, "ada") == names(had, "bob") == []
@@ -189,7 +190,7 @@ def test_functions_of_the_same_task_are_each_their_owners(tmp_path: Path) -> Non
             assert len({ada.key, bob.key, task.key}) == 3
             assert ada.introduction[1] is bob.introduction[1]
             for client in ("ada", "bob"):
-                await had.functions.unregister(client, wire.Unregister(9, "f"))
+                await had.functions.unregister(client, protocol.Unregister(9, "f"))
             assert (had.registry.get(ada.key), had.registry.get(bob.key)) == (None, None)
             assert had.registry.get(task.key) is not None
 
@@ -199,21 +200,21 @@ def test_functions_of_the_same_task_are_each_their_owners(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        (wire.Register(1, "a\0b"), InvalidRequest),
-        (wire.Register(1, "x" * 101), InvalidRequest),
-        (wire.Register(1, "../../etc/passwd"), InvalidRequest),
-        (wire.Register(1, "name\n"), InvalidRequest),
-        (wire.Register(1, "0123456789abcdef" * 4), InvalidRequest),
-        (wire.Register(1, "f", before="os:system"), InvalidRequest),
-        (wire.Register(1, "f", after="../step"), InvalidRequest),
-        (wire.Register(1, "f", {"b": "unknown"}), UnknownObject),
-        (wire.Register(1, "f", {"strange": "x"}), UnexpectedInput),
-        (wire.Register(1, "f", {"c": "x"}), UnexpectedInput),
-        (wire.Register(1, "f", {"b": "short"}), WrongSize),
-        (wire.Register(1, "f", {"b": "ints"}), WrongDtype),
+        (protocol.Register(1, "a\0b"), InvalidRequest),
+        (protocol.Register(1, "x" * 101), InvalidRequest),
+        (protocol.Register(1, "../../etc/passwd"), InvalidRequest),
+        (protocol.Register(1, "name\n"), InvalidRequest),
+        (protocol.Register(1, "0123456789abcdef" * 4), InvalidRequest),
+        (protocol.Register(1, "f", before="os:system"), InvalidRequest),
+        (protocol.Register(1, "f", after="../step"), InvalidRequest),
+        (protocol.Register(1, "f", {"b": "unknown"}), UnknownObject),
+        (protocol.Register(1, "f", {"strange": "x"}), UnexpectedInput),
+        (protocol.Register(1, "f", {"c": "x"}), UnexpectedInput),
+        (protocol.Register(1, "f", {"b": "short"}), WrongSize),
+        (protocol.Register(1, "f", {"b": "ints"}), WrongDtype),
     ],
 )
-def test_senseless_registrations(message: wire.Register, error: type[KaasError], tmp_path: Path) -> None:
+def test_senseless_registrations(message: protocol.Register, error: type[KaasError], tmp_path: Path) -> None:
     async def life() -> None:
         async with Had(tmp_path, steps=frozenset({"known"})) as had:
             await had.upload("ada", encode_library(STEPS), "library")
@@ -224,7 +225,7 @@ def test_senseless_registrations(message: wire.Register, error: type[KaasError],
                 await had.functions.register("ada", message, encode_task(add_task()))
             assert len(caught.value.message) < 1000
             assert (had.held, listed(had, "ada"), had.registry.labels) == (held, [], ())
-            await had.functions.register("ada", wire.Register(1, before="known"), encode_task(add_task()))
+            await had.functions.register("ada", protocol.Register(1, before="known"), encode_task(add_task()))
 
     asyncio.run(life())
 
@@ -234,18 +235,18 @@ def test_libraries_have_to_be_uploaded_by_who_uses_them(tmp_path: Path) -> None:
         async with Had(tmp_path) as had:
             await had.register("ada", add_task(), "f")
             with pytest.raises(MissingContent) as caught:
-                await had.functions.register("bob", wire.Register(1, "f"), encode_task(add_task()))
+                await had.functions.register("bob", protocol.Register(1, "f"), encode_task(add_task()))
             assert caught.value.hashes == (STEPS.hash,)
             await had.upload("bob", encode_library(STEPS), "library")
-            await had.functions.register("bob", wire.Register(1, "f"), encode_task(add_task()))
+            await had.functions.register("bob", protocol.Register(1, "f"), encode_task(add_task()))
             with pytest.raises(InvalidGraph):
-                await had.functions.register("bob", wire.Register(1, "f"), b"nothing")
+                await had.functions.register("bob", protocol.Register(1, "f"), b"nothing")
             value = await had.upload("ada", encode_library(OTHER))
             x = kaas.Buffer("x", 4, "float32")
             task = kaas.KTask([kaas.Kernel(OTHER, "add", 1, 4, [kaas.InOut(x)])], [x])
             assert value == OTHER.hash
             with pytest.raises(MissingContent):  # it is there, but as a value
-                await had.functions.register("ada", wire.Register(1), encode_task(task))
+                await had.functions.register("ada", protocol.Register(1), encode_task(task))
 
     asyncio.run(life())
 
@@ -261,11 +262,11 @@ def test_code_that_is_no_longer_allowed_does_not_run(tmp_path: Path) -> None:
             (entry,) = listed(had, "ada")
             assert "list of code" in entry["error"]
             with pytest.raises(NotAllowed):
-                await had.functions.register("ada", wire.Register(1, "g"), encode_task(add_task()))
+                await had.functions.register("ada", protocol.Register(1, "g"), encode_task(add_task()))
         async with Had(tmp_path) as had:
             assert had.functions.named("ada", "f").function.spec.task_key == add_task().key
         async with Had(tmp_path, allowed=Allowed()) as had:
-            await had.functions.unregister("ada", wire.Unregister(1, "f"))
+            await had.functions.unregister("ada", protocol.Unregister(1, "f"))
             assert listed(had, "ada") == []
 
     asyncio.run(lives())
@@ -317,7 +318,7 @@ def test_who_registers_at_once_gets_one_function(tmp_path: Path) -> None:
         async with Had(tmp_path) as had:
             await asyncio.gather(*(had.register("ada", scale_task(), "f") for _ in range(5)))
             assert names(had, "ada") == ["f"]
-            await had.functions.unregister("ada", wire.Unregister(1, "f"))
+            await had.functions.unregister("ada", protocol.Unregister(1, "f"))
             assert not had.registry.labels
 
     asyncio.run(life())
@@ -329,7 +330,7 @@ def test_what_is_sent_beside_a_task_is_not_kept(tmp_path: Path) -> None:
             plain = await had.register("ada", add_task(), "f")
             sent = msgspec.msgpack.decode(encode_task(add_task()))
             sent["buffers"] += [{"name": f"unused {number}", "shape": [1], "dtype": "int8"} for number in range(10_000)]
-            more = wire.Register(3, "g")
+            more = protocol.Register(3, "g")
             assert (await had.functions.register("ada", more, msgspec.msgpack.encode(sent))).function == plain.function
             f, g = had.state.read("remote functions", functions_module._decode)
             assert f.task == g.task
@@ -363,11 +364,11 @@ def test_what_cannot_be_written_down_is_refused_and_leaves_nothing(
                 patch.setattr(SqliteStore, "put_all", full)
                 patch.setattr(SqliteStore, "remove", full)
                 for doing in (
-                    had.functions.register("ada", wire.Register(1, "g"), encode_task(add_task())),
-                    had.functions.unregister("ada", wire.Unregister(1, "f")),
+                    had.functions.register("ada", protocol.Register(1, "g"), encode_task(add_task())),
+                    had.functions.unregister("ada", protocol.Unregister(1, "f")),
                     had.put("ada", "y", B),
                     had.put("ada", "x", A),
-                    had.values.delete("ada", wire.Delete(1, "x")),
+                    had.values.delete("ada", protocol.Delete(1, "x")),
                 ):
                     with pytest.raises(KaasError, match="disk is full"):
                         await doing
@@ -406,13 +407,13 @@ def test_a_function_that_an_earlier_version_has_kept_is_built_once_more(tmp_path
     async def lives() -> None:
         async with Had(tmp_path) as had:
             await had.register("ada", scale_task(), "scale")
-            (kept,) = had.state.read(functions_module.KIND, msgspec.msgpack.Decoder(making.Kept).decode)
+            (kept,) = had.state.read(functions_module.KIND, msgspec.msgpack.Decoder(function_builder.Kept).decode)
             old = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(kept))[:-1])
             had.state.put(functions_module.KIND, "ada", "scale", old)
         for _ in range(2):
             async with Had(tmp_path) as had:
                 assert had.functions.named("ada", "scale").function.spec.task_key == scale_task().key
-                (kept,) = had.state.read(functions_module.KIND, msgspec.msgpack.Decoder(making.Kept).decode)
+                (kept,) = had.state.read(functions_module.KIND, msgspec.msgpack.Decoder(function_builder.Kept).decode)
                 assert kept.facts is not None
 
     asyncio.run(lives())

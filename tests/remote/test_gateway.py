@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kaas
-from kaas.remote import wire
+from kaas.wire import protocol
 from tests.remote.conftest import Serve
 from tests.remote.servers import STEPS, WIDTH, Server, Speaker, scaled
 from tests.remote.test_runs import FakeServer, Program, play
@@ -51,10 +51,10 @@ def value_of(frame: bytes) -> Any:
     return np.frombuffer(frame, np.float32)
 
 
-def failed(speaker: Speaker, message: wire.FromClient | bytes, *frames: Any) -> wire.Failure:
+def failed(speaker: Speaker, message: protocol.FromClient | bytes, *frames: Any) -> protocol.Failure:
     speaker.send(message, *frames)
     answer, _ = speaker.receive()
-    assert isinstance(answer, wire.Failure), answer
+    assert isinstance(answer, protocol.Failure), answer
     return answer
 
 
@@ -63,7 +63,7 @@ def failed(speaker: Speaker, message: wire.FromClient | bytes, *frames: Any) -> 
 
 def test_who_has_not_said_hello_is_told_to(server: Server) -> None:
     speaker = Speaker(server.endpoint, server.key_of("alice"))
-    failure = failed(speaker, wire.Ask(7, "health"))
+    failure = failed(speaker, protocol.Ask(7, "health"))
     assert (failure.number, failure.error) == (7, "UnknownSession")
     assert speaker.greet().client == "alice"
     assert speaker.ask("health")["live"]
@@ -72,9 +72,9 @@ def test_who_has_not_said_hello_is_told_to(server: Server) -> None:
 
 def test_another_version_is_refused(server: Server) -> None:
     speaker = Speaker(server.endpoint, server.key_of("alice"))
-    failure = failed(speaker, wire.Hello(wire.VERSION + 1, "a" * 32))
+    failure = failed(speaker, protocol.Hello(protocol.VERSION + 1, "a" * 32))
     assert (failure.number, failure.error) == (0, "ConfigMismatch")
-    assert failure.fields["versions"] == [wire.VERSION]
+    assert failure.fields["versions"] == [protocol.VERSION]
     speaker.close()
 
 
@@ -89,21 +89,24 @@ def test_a_welcome_says_what_is_granted(alice: Speaker) -> None:
 def test_a_value_goes_there_and_back(alice: Speaker) -> None:
     number = alice.invoke("double", ONES)
     answer, frames = alice.receive()
-    assert answer == wire.Result(number, ("y",))
+    assert answer == protocol.Result(number, ("y",))
     assert (value_of(frames[0]) == 2).all()
 
 
 def test_functions_are_their_clients(alice: Speaker, server: Server) -> None:
     bob = server.speaker("bob")
     own = bob.register(scaled(5.0))
-    assert failed(alice, wire.Invoke(900, own.function, {"x": wire.Input(frame=1)}), ONES).error == "UnknownFunction"
+    assert (
+        failed(alice, protocol.Invoke(900, own.function, {"x": protocol.Input(frame=1)}), ONES).error
+        == "UnknownFunction"
+    )
     bob.close()
 
 
 def test_what_takes_more_than_all_credit_is_refused_for_good(alice: Speaker) -> None:
     width = 16 * WIDTH
     alice.register(scaled(width=width), "large")
-    failure = failed(alice, wire.Invoke(900, "large", {"x": wire.Input(frame=1)}), bytes(4 * width))
+    failure = failed(alice, protocol.Invoke(900, "large", {"x": protocol.Input(frame=1)}), bytes(4 * width))
     assert (failure.error, failure.retry_s) == ("InvalidRequest", None)
 
 
@@ -124,23 +127,23 @@ def test_what_is_sent_again_is_the_same_request(alice: Speaker) -> None:
     for number in numbers:
         alice.invoke("double", ONES, number=number)
     answered = [alice.receive()[0] for _ in numbers]
-    assert sorted(each.number for each in answered if isinstance(each, wire.Result)) == numbers
+    assert sorted(each.number for each in answered if isinstance(each, protocol.Result)) == numbers
     assert alice.quiet()
 
 
 def test_an_answer_comes_again_on_a_new_connection(alice: Speaker, server: Server) -> None:
     number = alice.invoke("double", ONES)
-    assert isinstance(alice.receive()[0], wire.Result)
+    assert isinstance(alice.receive()[0], protocol.Result)
     again = Speaker(server.endpoint, server.key_of("alice"))
     again.greet(alice.session)
     answer, frames = again.receive()
-    assert answer == wire.Result(number, ("y",))
+    assert answer == protocol.Result(number, ("y",))
     assert (value_of(frames[0]) == 2).all()
     again.invoke("double", ONES, number=number)
     assert again.quiet()
     again.received([number])
     again.invoke("double", ONES, number=number)  # now it is a new one
-    assert isinstance(again.receive()[0], wire.Result)
+    assert isinstance(again.receive()[0], protocol.Result)
     settle(again)
     again.close()
     alice.socket = Speaker(server.endpoint, server.key_of("alice")).socket
@@ -149,7 +152,7 @@ def test_an_answer_comes_again_on_a_new_connection(alice: Speaker, server: Serve
 
 def test_a_second_hello_on_a_connection_brings_nothing_again(alice: Speaker) -> None:
     alice.invoke("double", ONES)
-    assert isinstance(alice.receive()[0], wire.Result)
+    assert isinstance(alice.receive()[0], protocol.Result)
     alice.greet(alice.session)
     assert alice.quiet()
 
@@ -171,14 +174,14 @@ def test_one_key_is_one_request(alice: Speaker, server: Server) -> None:
     numbers = [alice.invoke("double", ONES, key=key), alice.invoke("double", ONES, key=key)]
     for _ in numbers:
         answer, frames = alice.receive()
-        assert isinstance(answer, wire.Result)
+        assert isinstance(answer, protocol.Result)
         assert (value_of(frames[0]) == 2).all()
     alice.received(numbers)
     other = server.speaker("alice")  # of the same client
     before = sum(each["count"] for each in other.ask("stats")["outcomes"])
     number = other.invoke("double", ONES, key=key)
     answer, frames = other.receive()
-    assert answer == wire.Result(number, ("y",))
+    assert answer == protocol.Result(number, ("y",))
     assert (value_of(frames[0]) == 2).all()  # the first one's answer
     assert sum(each["count"] for each in other.ask("stats")["outcomes"]) == before
     settle(other)
@@ -202,25 +205,25 @@ def test_a_key_of_another_function_is_refused(alice: Speaker) -> None:
     alice.register(scaled(3.0), "treble")
     key = token_hex(8)
     alice.invoke("double", ONES, key=key)
-    assert isinstance(alice.receive()[0], wire.Result)
-    failure = failed(alice, wire.Invoke(800, "treble", {"x": wire.Input(frame=1)}, key=key), ONES)
+    assert isinstance(alice.receive()[0], protocol.Result)
+    failure = failed(alice, protocol.Invoke(800, "treble", {"x": protocol.Input(frame=1)}, key=key), ONES)
     assert failure.error == "KeyReused"
     for long in ("k" * 65, "ü" * 33):
-        failure = failed(alice, wire.Invoke(801, "double", {"x": wire.Input(frame=1)}, key=long), ONES)
+        failure = failed(alice, protocol.Invoke(801, "double", {"x": protocol.Input(frame=1)}, key=long), ONES)
         assert failure.error == "InvalidRequest"
 
 
 def test_what_may_be_asked_again_is_not_remembered(alice: Speaker) -> None:
     numbers = [alice.invoke("double", ONES) for _ in range(8)]
     for _ in numbers:
-        assert isinstance(alice.receive()[0], wire.Result)
+        assert isinstance(alice.receive()[0], protocol.Result)
     key = token_hex(8)
-    failure = failed(alice, wire.Invoke(700, "double", {"x": wire.Input(frame=1)}, key=key), ONES)
+    failure = failed(alice, protocol.Invoke(700, "double", {"x": protocol.Input(frame=1)}, key=key), ONES)
     assert failure.error == "QueueFull"
     assert failure.retry_s
     alice.received(numbers)
     alice.invoke("double", ONES, number=701, key=key)
-    assert isinstance(alice.receive()[0], wire.Result)
+    assert isinstance(alice.receive()[0], protocol.Result)
 
 
 # --- credit
@@ -235,7 +238,7 @@ def test_credit_is_taken_until_answers_are_received(alice: Speaker, server: Serv
     assert (status["open"], status["credit_bytes"]) == (5, 5 * len(ONES))
     theirs = [other.invoke("double", ONES) for _ in range(4)]
     answers = [other.receive()[0] for _ in theirs]
-    assert [each.error for each in answers if isinstance(each, wire.Failure)] == ["QueueFull"]
+    assert [each.error for each in answers if isinstance(each, protocol.Failure)] == ["QueueFull"]
     alice.received(numbers)
     alice.received(numbers)  # twice counts once
     other.received(theirs)
@@ -248,11 +251,11 @@ def test_credit_is_taken_until_answers_are_received(alice: Speaker, server: Serv
 def test_who_asks_and_does_not_read_is_given_no_more(serve: Serve) -> None:
     speaker = serve({"limits": {**LIMITS, "requests": 1024}}).speaker()
     data = bytes(15 * len(ONES))
-    speaker.told(wire.Done, wire.Put(speaker.number(), "large", shape=(len(data),)), data)
+    speaker.told(protocol.Done, protocol.Put(speaker.number(), "large", shape=(len(data),)), data)
     for _ in range(2000):
-        speaker.send(wire.Get(speaker.number(), "large"))
-    while not isinstance(answer := speaker.receive()[0], wire.Failure):
-        assert isinstance(answer, wire.Value)
+        speaker.send(protocol.Get(speaker.number(), "large"))
+    while not isinstance(answer := speaker.receive()[0], protocol.Failure):
+        assert isinstance(answer, protocol.Value)
     assert answer.error == "QueueFull"
     assert answer.retry_s
     speaker.close()
@@ -261,16 +264,16 @@ def test_who_asks_and_does_not_read_is_given_no_more(serve: Serve) -> None:
 def test_other_questions_take_no_credit(alice: Speaker) -> None:
     numbers = [alice.invoke("double", ONES) for _ in range(8)]
     for _ in numbers:
-        assert isinstance(alice.receive()[0], wire.Result)
-    alice.told(wire.Done, wire.Put(alice.number(), "besides", "uint8", (len(ONES),)), ONES)
+        assert isinstance(alice.receive()[0], protocol.Result)
+    alice.told(protocol.Done, protocol.Put(alice.number(), "besides", "uint8", (len(ONES),)), ONES)
     alice.received(numbers)
     number = alice.number()
-    alice.send(wire.Put(number, "besides", "uint8", (len(ONES),)), ONES)
+    alice.send(protocol.Put(number, "besides", "uint8", (len(ONES),)), ONES)
     numbers = [alice.invoke("double", ONES) for _ in range(8)]
     came = [alice.receive()[0] for _ in range(9)]
-    answers = {each.number: each for each in came if not isinstance(each, wire.Welcome | wire.Goodbye)}
-    assert all(isinstance(answers[each], wire.Result) for each in numbers)
-    assert isinstance(answers[number], wire.Done)
+    answers = {each.number: each for each in came if not isinstance(each, protocol.Welcome | protocol.Goodbye)}
+    assert all(isinstance(answers[each], protocol.Result) for each in numbers)
+    assert isinstance(answers[number], protocol.Done)
 
 
 def test_who_has_gone_holds_no_credit_for_what_it_finds_again(alice: Speaker, server: Server) -> None:
@@ -279,7 +282,7 @@ def test_who_has_gone_holds_no_credit_for_what_it_finds_again(alice: Speaker, se
     for key in keys:
         gone.invoke("double", ONES, key=key)
     for _ in keys:
-        assert isinstance(gone.receive()[0], wire.Result)
+        assert isinstance(gone.receive()[0], protocol.Result)
     gone.close()
     while alice.ask("status")["open"]:
         pass
@@ -314,12 +317,12 @@ def slow() -> kaas.KTask:
 def test_a_request_can_be_cancelled(alice: Speaker) -> None:
     alice.register(slow(), "slow")
     number = alice.invoke("slow", ONES, scalars={"times": (100_000).to_bytes(4, "little")}, deadline_s=5.0)
-    alice.send(wire.Cancel(number))
+    alice.send(protocol.Cancel(number))
     answer, _ = alice.receive()
-    assert isinstance(answer, wire.Failure)
+    assert isinstance(answer, protocol.Failure)
     assert (answer.number, answer.error) == (number, "Cancelled")
-    alice.send(wire.Cancel(number))  # it has its answer
-    alice.send(wire.Cancel(12345))
+    alice.send(protocol.Cancel(number))  # it has its answer
+    alice.send(protocol.Cancel(12345))
     assert alice.quiet()
 
 
@@ -327,17 +330,17 @@ def test_a_deadline_ends_a_request(alice: Speaker) -> None:
     alice.register(slow(), "slow")
     number = alice.invoke("slow", ONES, scalars={"times": (1_000_000).to_bytes(4, "little")}, deadline_s=1e-3)
     answer, _ = alice.receive()
-    assert isinstance(answer, wire.Failure)
+    assert isinstance(answer, protocol.Failure)
     assert (answer.number, answer.error) == (number, "DeadlineExceeded")
 
 
 def test_who_waits_too_is_not_cancelled(alice: Speaker) -> None:
     key = token_hex(8)
     first, second = (alice.invoke("double", ONES, key=key) for _ in range(2))
-    alice.send(wire.Cancel(first))
+    alice.send(protocol.Cancel(first))
     answers = [alice.receive()[0] for _ in range(2)]
-    by_number = {each.number: each for each in answers if isinstance(each, wire.Result | wire.Failure)}
-    assert isinstance(by_number[second], wire.Result)
+    by_number = {each.number: each for each in answers if isinstance(each, protocol.Result | protocol.Failure)}
+    assert isinstance(by_number[second], protocol.Result)
 
 
 # --- what is wrong with a request
@@ -346,33 +349,39 @@ def test_who_waits_too_is_not_cancelled(alice: Speaker) -> None:
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        (wire.Invoke(1, "nothing"), "UnknownFunction"),
-        (wire.Invoke(1, "double"), "MissingInput"),
-        (wire.Invoke(1, "double", {"x": wire.Input(frame=2)}), "InvalidRequest"),
-        (wire.Invoke(1, "double", {"x": wire.Input(frame=-1)}), "InvalidRequest"),
-        (wire.Invoke(1, "double", {"x": wire.Input(frame=0)}), "InvalidRequest"),
-        (wire.Invoke(1, "double", {"z": wire.Input(frame=1)}), "UnexpectedInput"),
-        (wire.Invoke(1, "double", {"x": wire.Input(object="mine")}), "UnknownObject"),
-        (wire.Invoke(1, "double", {"x": wire.Input(frame=1)}, {"s": b"1234"}), "WrongScalar"),
-        (wire.Invoke(1, "double", {"x": wire.Input(frame=1)}, deadline_s=-1.0), "InvalidRequest"),
-        (wire.Invoke(1, "double", {"x": wire.Input(frame=1)}, deadline_s=float("nan")), "InvalidRequest"),
-        (wire.Invoke(1, "double", {"x": wire.Input(frame=1)}, store={"z": "there"}), "InvalidRequest"),
-        (wire.Ask(1, "anything"), "InvalidRequest"),
-        (wire.Put(1, "name"), "InvalidRequest"),
-        (wire.Register(1), "InvalidRequest"),
-        (wire.Get(1, "nothing"), "UnknownObject"),
+        (protocol.Invoke(1, "nothing"), "UnknownFunction"),
+        (protocol.Invoke(1, "double"), "MissingInput"),
+        (protocol.Invoke(1, "double", {"x": protocol.Input(frame=2)}), "InvalidRequest"),
+        (protocol.Invoke(1, "double", {"x": protocol.Input(frame=-1)}), "InvalidRequest"),
+        (protocol.Invoke(1, "double", {"x": protocol.Input(frame=0)}), "InvalidRequest"),
+        (protocol.Invoke(1, "double", {"z": protocol.Input(frame=1)}), "UnexpectedInput"),
+        (protocol.Invoke(1, "double", {"x": protocol.Input(object="mine")}), "UnknownObject"),
+        (protocol.Invoke(1, "double", {"x": protocol.Input(frame=1)}, {"s": b"1234"}), "WrongScalar"),
+        (protocol.Invoke(1, "double", {"x": protocol.Input(frame=1)}, deadline_s=-1.0), "InvalidRequest"),
+        (
+            protocol.Invoke(1, "double", {"x": protocol.Input(frame=1)}, deadline_s=float("nan")),
+            "InvalidRequest",
+        ),
+        (
+            protocol.Invoke(1, "double", {"x": protocol.Input(frame=1)}, store={"z": "there"}),
+            "InvalidRequest",
+        ),
+        (protocol.Ask(1, "anything"), "InvalidRequest"),
+        (protocol.Put(1, "name"), "InvalidRequest"),
+        (protocol.Register(1), "InvalidRequest"),
+        (protocol.Get(1, "nothing"), "UnknownObject"),
     ],
 )
-def test_it_is_told(alice: Speaker, message: wire.FromClient, error: str) -> None:
+def test_it_is_told(alice: Speaker, message: protocol.FromClient, error: str) -> None:
     number = alice.number()
     changed = msgspec.structs.replace(message, number=number)
-    failure = failed(alice, changed, *([ONES] if isinstance(message, wire.Invoke) else []))
+    failure = failed(alice, changed, *([ONES] if isinstance(message, protocol.Invoke) else []))
     assert (failure.number, failure.error) == (number, error), failure
     assert failure.message
 
 
 def test_sizes_and_scalars_are_checked(alice: Speaker) -> None:
-    failure = failed(alice, wire.Invoke(600, "double", {"x": wire.Input(frame=1)}), ONES[:-1])
+    failure = failed(alice, protocol.Invoke(600, "double", {"x": protocol.Input(frame=1)}), ONES[:-1])
     assert failure.error == "WrongSize"
     assert failure.fields["expected_bytes"] == len(ONES)
     alice.register(slow(), "slow")
@@ -381,21 +390,21 @@ def test_sizes_and_scalars_are_checked(alice: Speaker) -> None:
         ({"times": b"1"}, "WrongScalar"),
         ({"times": bytes(4)}, "WrongScalar"),
     ):
-        message = wire.Invoke(601, "slow", {"x": wire.Input(frame=1)}, scalars)
+        message = protocol.Invoke(601, "slow", {"x": protocol.Input(frame=1)}, scalars)
         assert failed(alice, message, ONES).error == error
 
 
 def test_outputs_are_stored_and_read(alice: Speaker) -> None:
     number = alice.invoke("double", ONES, store={"y": "twice"})
     answer, frames = alice.receive()
-    assert (answer, frames) == (wire.Result(number), [])
-    value, frames = alice.told(wire.Value, wire.Get(alice.number(), "twice"))
+    assert (answer, frames) == (protocol.Result(number), [])
+    value, frames = alice.told(protocol.Value, protocol.Get(alice.number(), "twice"))
     assert (value.dtype, value.shape, value.bytes) == ("float32", (WIDTH,), len(ONES))
     assert (value_of(frames[0]) == 2).all()
-    alice.send(wire.Invoke(500, "double", {"x": wire.Input(object="twice")}))
+    alice.send(protocol.Invoke(500, "double", {"x": protocol.Input(object="twice")}))
     _, frames = alice.receive()
     assert (value_of(frames[0]) == 4).all()
-    alice.told(wire.Done, wire.Delete(alice.number(), "twice"))
+    alice.told(protocol.Done, protocol.Delete(alice.number(), "twice"))
 
 
 # --- messages without sense
@@ -429,7 +438,7 @@ def test_what_is_nested_too_deeply_is_dropped(tmp_path: Path) -> None:
 @given(st.data())
 def test_no_message_disturbs_another_client(server: Server, data: st.DataObject) -> None:
     message = data.draw(st.sampled_from(MESSAGES))
-    header = bytearray(wire.encode(message))
+    header = bytearray(protocol.encode(message))
     for _ in range(data.draw(st.integers(0, 4))):
         header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
     frames = data.draw(st.lists(st.binary(max_size=64), max_size=3))
@@ -437,17 +446,17 @@ def test_no_message_disturbs_another_client(server: Server, data: st.DataObject)
     speaker.send(bytes(header[: data.draw(st.integers(0, len(header)))]), *frames)
 
 
-MESSAGES: list[wire.FromClient] = [
-    wire.Hello(wire.VERSION, "f" * 32),
-    wire.Invoke(3, "double", {"x": wire.Input(frame=1)}, {"a": b"b"}, "key", 1.0, {"y": "there"}, "00-ab"),
-    wire.Upload(4, "0" * 64, 100, "library"),
-    wire.Chunk(4, "0" * 64, 0),
-    wire.Register(5, "name", {"x": "there"}),
-    wire.Put(6, "name", "float32", (2, 2)),
-    wire.Get(6, "name", 1, 2),
-    wire.Cancel(3),
-    wire.Received((1, 2, 3)),
-    wire.Ask(7, "health"),
+MESSAGES: list[protocol.FromClient] = [
+    protocol.Hello(protocol.VERSION, "f" * 32),
+    protocol.Invoke(3, "double", {"x": protocol.Input(frame=1)}, {"a": b"b"}, "key", 1.0, {"y": "there"}, "00-ab"),
+    protocol.Upload(4, "0" * 64, 100, "library"),
+    protocol.Chunk(4, "0" * 64, 0),
+    protocol.Register(5, "name", {"x": "there"}),
+    protocol.Put(6, "name", "float32", (2, 2)),
+    protocol.Get(6, "name", 1, 2),
+    protocol.Cancel(3),
+    protocol.Received((1, 2, 3)),
+    protocol.Ask(7, "health"),
 ]
 _HOSTILE: dict[str, Speaker] = {}
 
@@ -465,7 +474,7 @@ def test_after_all_that_it_answers(server: Server, alice: Speaker) -> None:
     _HOSTILE.clear()
     assert server.process.poll() is None
     alice.invoke("double", ONES)
-    assert isinstance(alice.receive()[0], wire.Result)
+    assert isinstance(alice.receive()[0], protocol.Result)
 
 
 def test_a_slow_reader_holds_up_nobody(serve: Serve) -> None:
@@ -477,7 +486,7 @@ def test_a_slow_reader_holds_up_nobody(serve: Serve) -> None:
         idle.invoke("f", ONES)  # and never reads
     for _ in range(50):
         number = busy.invoke("f", ONES)
-        assert isinstance(busy.receive()[0], wire.Result)
+        assert isinstance(busy.receive()[0], protocol.Result)
         busy.received([number])
     assert busy.ask("status")["open"] == 0
     idle.close()
@@ -488,15 +497,15 @@ def test_who_does_not_read_has_its_answers_on_another_connection(serve: Serve) -
     server = serve({"limits": {"requests": 4}})
     idle = server.speaker()
     idle.register(scaled(width=1 << 20), "large")
-    idle.told(wire.Done, wire.Put(idle.number(), "part", "uint8", (4000,)), bytes(4000))
+    idle.told(protocol.Done, protocol.Put(idle.number(), "part", "uint8", (4000,)), bytes(4000))
     ended = idle.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     while not ended.poll(0):
-        idle.send(wire.Get(idle.number(), "part"))
+        idle.send(protocol.Get(idle.number(), "part"))
     number = 1_000_000
     value = bytes(4 << 20)
     again = server.speaker(session=idle.session)
     again.invoke("large", value, number=number)
-    assert again.receive()[0] == wire.Result(number, ("y",))
+    assert again.receive()[0] == protocol.Result(number, ("y",))
     again.close()
     idle.socket.disable_monitor()
     ended.close()
@@ -508,7 +517,7 @@ def test_a_key_is_no_way_to_run_for_nothing(serve: Serve) -> None:
     alice.register(scaled(), "f")
     for _ in range(3):
         number = alice.invoke("f", ONES, key="the same")
-        assert isinstance(alice.receive()[0], wire.Result)
+        assert isinstance(alice.receive()[0], protocol.Result)
         alice.received([number])
     (flow,) = alice.ask("usage")["flows"]
     assert (flow["requests"], flow["repeats"]) == (3, 0)
@@ -521,7 +530,7 @@ def test_a_programs_own_key_is_forgotten_with_its_answer(serve: Serve, own: bool
     alice.register(scaled(), "f")
     for _ in range(2):
         number = alice.invoke("f", ONES, key=f"{alice.session}-1" if own else "1")
-        assert isinstance(alice.receive()[0], wire.Result)
+        assert isinstance(alice.receive()[0], protocol.Result)
         alice.received([number])
     (flow,) = alice.ask("usage")["flows"]
     assert flow["requests"] == runs
@@ -536,15 +545,15 @@ def test_outputs_that_are_stored_take_no_credit(serve: Serve) -> None:
     alice.register(wide, "wide")
     for _ in range(2):
         number = alice.invoke("wide", ONES, store={"y": "there"})
-        assert alice.receive()[0] == wire.Result(number)
+        assert alice.receive()[0] == protocol.Result(number)
         alice.received([number])
     first, second = (alice.invoke("wide", ONES, store={"y": "there"}) for _ in range(2))
     told = {getattr(answer, "number", 0): answer for answer, _ in (alice.receive(), alice.receive())}
     refused = told[second]
-    assert told[first] == wire.Result(first)
-    assert isinstance(refused, wire.Failure)
+    assert told[first] == protocol.Result(first)
+    assert isinstance(refused, protocol.Failure)
     assert refused.error == "QueueFull"
     assert refused.retry_s
-    failure = failed(alice, wire.Invoke(900, "wide", {"x": wire.Input(frame=1)}), ONES)
+    failure = failed(alice, protocol.Invoke(900, "wide", {"x": protocol.Input(frame=1)}), ONES)
     assert (failure.error, failure.retry_s) == ("InvalidRequest", None)
     alice.close()

@@ -9,12 +9,12 @@ from unittest.mock import Mock
 import pytest
 
 from kaas.errors import QueueFull
-from kaas.remote import runs as runs_module
-from kaas.remote import wire
-from kaas.remote.finished import Finished
-from kaas.remote.runs import Runs
-from kaas.remote.sessions import Client, Run, Session
-from kaas.remote.uploads import AT_ONCE_BYTES
+from kaas.server import invocations as runs_module
+from kaas.server.building.uploads import AT_ONCE_BYTES
+from kaas.server.idempotency_cache import Finished
+from kaas.server.invocations import Runs
+from kaas.server.sessions import Client, Run, Session
+from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 
 NBYTES = 2 * AT_ONCE_BYTES
@@ -33,19 +33,19 @@ def test_inputs_that_wait_to_be_hashed_take_credit(monkeypatch: pytest.MonkeyPat
     async def life() -> None:
         delivery = Mock()
         runs = Runs(Mock(), Mock(), Mock(), Mock(), delivery)
-        client = Client("ada", wire.Limits(8, NBYTES + 1, NBYTES), Finished(0, 1.0, lambda *_: None))
+        client = Client("ada", protocol.Limits(8, NBYTES + 1, NBYTES), Finished(0, 1.0, lambda *_: None))
         session = Session("s", client, Mock())
         client.runs["key"] = Run(client, "key", "f", "f", (), 0, 0)
         frames = [b"", bytes(NBYTES)]
-        runs.ask(session, wire.Invoke(1, "f", key="key"), frames)
+        runs.ask(session, protocol.Invoke(1, "f", key="key"), frames)
         try:
             with pytest.raises(QueueFull):
-                runs.ask(session, wire.Invoke(2, "f", key="key"), frames)
+                runs.ask(session, protocol.Invoke(2, "f", key="key"), frames)
         finally:
             hashed.set()
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*runs._tasks)
-        runs.ask(session, wire.Invoke(2, "f", key="key"), frames)
+        runs.ask(session, protocol.Invoke(2, "f", key="key"), frames)
         await asyncio.gather(*runs._tasks)
         assert [call.args[1] for call in delivery.wait.call_args_list] == [1, 2]
         assert (client.questions.count, client.questions.nbytes) == (0, 0)

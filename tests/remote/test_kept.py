@@ -12,11 +12,11 @@ import pytest
 from msgspec.structs import replace as replaced
 
 import kaas
+from kaas.client.client import Client
 from kaas.errors import NotAllowed
-from kaas.remote import wire
-from kaas.remote.client import Client
-from kaas.remote.signing import new_signer, sign, signer
-from kaas.remote.tasks import encode_library, encode_task
+from kaas.server.peers.signing import new_signer, sign, signer
+from kaas.wire import protocol
+from kaas.wire.sent_ktasks import encode_library, encode_task
 from tests.api.conftest import STEPS, N, add_task, numbers
 from tests.remote.servers import Server, Speaker
 from tests.remote.states import hash_of
@@ -27,23 +27,27 @@ CODE = encode_library(STEPS)
 
 
 def put(speaker: Speaker, name: str, array: Any) -> None:
-    speaker.told(wire.Done, wire.Put(speaker.number(), name, array.dtype.name, array.shape), array.tobytes())
+    speaker.told(
+        protocol.Done,
+        protocol.Put(speaker.number(), name, array.dtype.name, array.shape),
+        array.tobytes(),
+    )
 
 
 def upload(speaker: Speaker, data: bytes, begin: int, end: int, kind: str = "value") -> int:
     """A part of it; where it stands then."""
-    at = speaker.told(wire.Uploaded, wire.Upload(speaker.number(), hash_of(data), len(data), kind))[0].offset
+    at = speaker.told(protocol.Uploaded, protocol.Upload(speaker.number(), hash_of(data), len(data), kind))[0].offset
     assert at == begin
-    message = wire.Chunk(speaker.number(), hash_of(data), begin)
-    return speaker.told(wire.Uploaded, message, data[begin:end])[0].offset
+    message = protocol.Chunk(speaker.number(), hash_of(data), begin)
+    return speaker.told(protocol.Uploaded, message, data[begin:end])[0].offset
 
 
-def error(speaker: Speaker, message: wire.FromClient, *frames: Any) -> str:
-    return speaker.told(wire.Failure, message, *frames)[0].error
+def error(speaker: Speaker, message: protocol.FromClient, *frames: Any) -> str:
+    return speaker.told(protocol.Failure, message, *frames)[0].error
 
 
-def results(speaker: Speaker, message: wire.Invoke, *frames: Any) -> list[Any]:
-    return [np.frombuffer(frame, np.float32) for frame in speaker.told(wire.Result, message, *frames)[1]]
+def results(speaker: Speaker, message: protocol.Invoke, *frames: Any) -> list[Any]:
+    return [np.frombuffer(frame, np.float32) for frame in speaker.told(protocol.Result, message, *frames)[1]]
 
 
 def test_a_server_that_was_killed_has_what_its_clients_left(serve: Callable[..., Server]) -> None:
@@ -51,8 +55,12 @@ def test_a_server_that_was_killed_has_what_its_clients_left(serve: Callable[...,
     alice = first.speaker("alice")
     upload(alice, CODE, 0, len(CODE), "library")
     put(alice, "b", B)
-    told, _ = alice.told(wire.Registered, wire.Register(alice.number(), "plus", {"b": "b"}), encode_task(add_task()))
-    plain, _ = alice.told(wire.Registered, wire.Register(alice.number()), encode_task(add_task()))
+    told, _ = alice.told(
+        protocol.Registered,
+        protocol.Register(alice.number(), "plus", {"b": "b"}),
+        encode_task(add_task()),
+    )
+    plain, _ = alice.told(protocol.Registered, protocol.Register(alice.number()), encode_task(add_task()))
     assert plain.function == add_task().key != told.function
     put(alice, "b", A)  # the function keeps what it was given
     assert upload(alice, LARGE, 0, 2 << 20) == 2 << 20
@@ -62,24 +70,24 @@ def test_a_server_that_was_killed_has_what_its_clients_left(serve: Callable[...,
 
     second = serve()
     alice, bob = second.speaker("alice"), second.speaker("bob")
-    given = {"a": wire.Input(frame=1)}
+    given = {"a": protocol.Input(frame=1)}
     for function in ("plus", told.function):
-        (c,) = results(alice, wire.Invoke(alice.number(), function, given), A.tobytes())
+        (c,) = results(alice, protocol.Invoke(alice.number(), function, given), A.tobytes())
         np.testing.assert_array_equal(c, A + B)
-    named = {"a": wire.Input(object="b"), "b": wire.Input(object="b")}
-    (c,) = results(alice, wire.Invoke(alice.number(), plain.function, named))
+    named = {"a": protocol.Input(object="b"), "b": protocol.Input(object="b")}
+    (c,) = results(alice, protocol.Invoke(alice.number(), plain.function, named))
     np.testing.assert_array_equal(c, A + A)
     assert upload(alice, LARGE, 2 << 20, len(LARGE)) == len(LARGE)
 
     for function in ("plus", told.function):
-        assert error(bob, wire.Invoke(bob.number(), function, given), A.tobytes()) == "UnknownFunction"
-    assert error(bob, wire.Get(bob.number(), "b")) == "UnknownObject"
-    assert error(bob, wire.Put(bob.number(), "mine", "uint8", (len(LARGE),), hash_of(LARGE))) == "MissingContent"
-    assert error(bob, wire.Register(bob.number()), encode_task(add_task())) == "MissingContent"
-    offset = bob.told(wire.Uploaded, wire.Upload(bob.number(), hash_of(LARGE), len(LARGE), "value"))[0].offset
+        assert error(bob, protocol.Invoke(bob.number(), function, given), A.tobytes()) == "UnknownFunction"
+    assert error(bob, protocol.Get(bob.number(), "b")) == "UnknownObject"
+    assert error(bob, protocol.Put(bob.number(), "mine", "uint8", (len(LARGE),), hash_of(LARGE))) == "MissingContent"
+    assert error(bob, protocol.Register(bob.number()), encode_task(add_task())) == "MissingContent"
+    offset = bob.told(protocol.Uploaded, protocol.Upload(bob.number(), hash_of(LARGE), len(LARGE), "value"))[0].offset
     assert offset == 0
-    assert bob.told(wire.Listed, wire.Objects(bob.number()))[0].entries == []
-    assert bob.told(wire.Listed, wire.Functions(bob.number()))[0].entries == []
+    assert bob.told(protocol.Listed, protocol.Objects(bob.number()))[0].entries == []
+    assert bob.told(protocol.Listed, protocol.Functions(bob.number()))[0].entries == []
     alice.close()
     bob.close()
 
@@ -91,11 +99,11 @@ def test_code_that_is_not_allowed_does_not_come_in(serve: Callable[..., Server])
     other = kaas.Library((replace(STEPS.images[0], data=STEPS.images[0].data + b"\n// mine\n"),))
     for library in (other, kaas.Library.provided("kaas", "shapes", "1.0")):
         data = encode_library(library)
-        alice.told(wire.Uploaded, wire.Upload(alice.number(), library.hash, len(data), "library"))
-        assert error(alice, wire.Chunk(alice.number(), library.hash, 0), data) == "NotAllowed"
+        alice.told(protocol.Uploaded, protocol.Upload(alice.number(), library.hash, len(data), "library"))
+        assert error(alice, protocol.Chunk(alice.number(), library.hash, 0), data) == "NotAllowed"
         x, y = kaas.Buffer("x", N, "float32"), kaas.Buffer("y", N, "float32")
         task = kaas.KTask([kaas.Kernel(library, "scale", 4, 256, [kaas.In(x), kaas.Out(y)])], [y])
-        assert error(alice, wire.Register(alice.number()), encode_task(task)) == "MissingContent"
+        assert error(alice, protocol.Register(alice.number()), encode_task(task)) == "MissingContent"
     alice.close()
 
 
@@ -114,7 +122,7 @@ def test_quotas_hold(serve: Callable[..., Server], quota: str) -> None:
     server = serve({"limits": {"quotas": {quota: 100_000}}})
     alice = server.speaker("alice")
     kind = {"stored_bytes": "value", "library_bytes": "library"}[quota]
-    failure, _ = alice.told(wire.Failure, wire.Upload(alice.number(), hash_of(LARGE), len(LARGE), kind))
+    failure, _ = alice.told(protocol.Failure, protocol.Upload(alice.number(), hash_of(LARGE), len(LARGE), kind))
     assert (failure.error, failure.fields["quota"], failure.fields["limit"]) == ("QuotaExceeded", quota, 100_000)
     alice.close()
 
@@ -125,10 +133,10 @@ def test_what_changes_an_object_is_not_run_again_in_the_next_life(serve: Callabl
     alice = first.speaker("alice")
     plus = alice.register(add_task()).function
     put(alice, "sum", A)
-    adds = {"a": wire.Input(object="sum"), "b": wire.Input(frame=1)}
-    one, two = (wire.Invoke(alice.number(), plus, adds, key=key, store={"c": "sum"}) for key in ("one", "two"))
+    adds = {"a": protocol.Input(object="sum"), "b": protocol.Input(frame=1)}
+    one, two = (protocol.Invoke(alice.number(), plus, adds, key=key, store={"c": "sum"}) for key in ("one", "two"))
     for message in (one, two):
-        assert alice.told(wire.Result, message, B.tobytes())[1] == []
+        assert alice.told(protocol.Result, message, B.tobytes())[1] == []
     if received:
         alice.received((one.number, two.number))
     charged = alice.ask("usage")["flows"]
@@ -140,7 +148,7 @@ def test_what_changes_an_object_is_not_run_again_in_the_next_life(serve: Callabl
     alice = second.speaker("alice")
     for message in (two, one, two):
         again = replaced(message, number=alice.number())
-        assert alice.told(wire.Result, again, B.tobytes()) == (wire.Result(again.number), [])
-    assert alice.told(wire.Value, wire.Get(alice.number(), "sum"))[1] == [(A + B + B).tobytes()]
+        assert alice.told(protocol.Result, again, B.tobytes()) == (protocol.Result(again.number), [])
+    assert alice.told(protocol.Value, protocol.Get(alice.number(), "sum"))[1] == [(A + B + B).tobytes()]
     assert alice.ask("usage")["flows"] == charged
     alice.close()

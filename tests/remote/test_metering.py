@@ -20,14 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import QuotaExceeded, UsageUnavailable
-from kaas.executor.tiers import TierUse
-from kaas.pool.ledger import OTHERS
-from kaas.pool.wire import RunRecord
-from kaas.remote import usage, usage_file
-from kaas.remote.metering import Meter
-from kaas.remote.quotas import Quotas
-from kaas.remote.usage import KEYS_PER_CLIENT, FlowUsage, Holding, Usage
-from kaas.remote.usage_file import SEGMENT, Gap, Journal, charges, read_usage
+from kaas.executor.cache.tiers import TierUse
+from kaas.pool.observing.ledger import OTHERS
+from kaas.server.usage import usage, usage_file
+from kaas.server.usage.metering import Meter
+from kaas.server.usage.quotas import Quotas
+from kaas.server.usage.usage import KEYS_PER_CLIENT, FlowUsage, Holding, Usage
+from kaas.server.usage.usage_file import SEGMENT, Gap, Journal, charges, read_usage
+from kaas.wire.specs import RunRecord
 from tests.patience import PATIENCE_S
 
 
@@ -291,7 +291,7 @@ def test_charges_are_exact_wherever_the_process_ends(steps: list[tuple[Any, ...]
 SERVER = """
 import asyncio, sys
 from pathlib import Path
-from kaas.pool.wire import RunRecord
+from kaas.wire.specs import RunRecord
 from kaas.remote import metering
 metering.WRITE_EVERY_S = 0.002
 async def main():

@@ -16,12 +16,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kaas.errors import InvalidConfig
-from kaas.executor.tiers import TierUse
-from kaas.pool.ledger import Entry, Figures, Ledger
+from kaas.executor.cache.tiers import TierUse
 from kaas.pool.loop import PoolLoop
-from kaas.pool.metrics import BOUNDS_S, Buckets, Measured, metrics
-from kaas.pool.ray_metrics import RayMetrics
-from kaas.remote.metrics import MetricsServer
+from kaas.pool.observing.ledger import Entry, Figures, Ledger
+from kaas.pool.observing.metrics import BOUNDS_S, Buckets, Measured, metrics
+from kaas.pool.on_ray.metrics import RayMetrics
+from kaas.server.metrics import MetricsServer
 from tests.patience import PATIENCE_S
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"

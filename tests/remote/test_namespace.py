@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.served import Server
 from examples import nearest_neighbours
-from kaas.remote.keys import new_client
+from kaas.server.peers.keys import new_client
 
 ROOT = Path(__file__).parent.parent.parent
 VERTICES, SEARCHES, STEPS = 128, 32, 4
@@ -125,7 +125,7 @@ import sys
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 from kaas.remote import wire
-from kaas.remote.keys import own_keys
+from kaas.server.peers.keys import own_keys
 
 address, path = sys.argv[1:]
 keys = own_keys(path) if path else None

@@ -15,7 +15,7 @@ import pytest
 import kaas
 from benchmarks.path import ELEMENTS, build
 from benchmarks.served import Server
-from kaas.remote.keys import new_client, own_keys
+from kaas.server.peers.keys import new_client, own_keys
 from tests.patience import PATIENCE_S
 from tests.remote import vectors
 

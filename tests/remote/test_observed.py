@@ -16,9 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from kaas.cli import app
-from kaas.remote import tasks, wire
-from kaas.remote.usage_file import read_usage
+from kaas.cli.main import app
+from kaas.server.usage.usage_file import read_usage
+from kaas.wire import protocol, sent_ktasks
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
 from tests.remote.servers import ROOT, WIDTH, Server, Speaker, scaled
@@ -45,11 +45,11 @@ def observed(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Ite
     server.close()
 
 
-def results(speaker: Speaker, count: int) -> list[wire.Result]:
+def results(speaker: Speaker, count: int) -> list[protocol.Result]:
     found = []
     for _ in range(count):
         answer, _ = speaker.receive()
-        assert isinstance(answer, wire.Result), answer
+        assert isinstance(answer, protocol.Result), answer
         found.append(answer)
     speaker.received([each.number for each in found])
     return found
@@ -137,13 +137,13 @@ def test_usage_of_a_server_that_runs(observed: Server) -> None:
 def test_what_a_client_holds_is_metered(observed: Server) -> None:
     speaker = observed.speaker()
     speaker.register(scaled(), "f")
-    speaker.told(wire.Done, wire.Put(speaker.number(), "x", "float32", (WIDTH,)), ONES)
+    speaker.told(protocol.Done, protocol.Put(speaker.number(), "x", "float32", (WIDTH,)), ONES)
     held = {each["what"]: each for each in speaker.ask("usage")["holdings"]}
     assert held["libraries"]["nbytes"] > 0
     assert held["objects"]["nbytes"] >= len(ONES)
     before = held["objects"]["byte_s"]
     assert {each["what"]: each["byte_s"] for each in speaker.ask("usage")["holdings"]}["objects"] > before
-    speaker.told(wire.Done, wire.Delete(speaker.number(), "x"))
+    speaker.told(protocol.Done, protocol.Delete(speaker.number(), "x"))
     assert {each["what"]: each["nbytes"] for each in speaker.ask("usage")["holdings"]}["objects"] == 0
     speaker.close()
 
@@ -156,7 +156,7 @@ def test_who_is_beyond_a_quota_is_told_when_to_come_again(serve: Serve) -> None:
     results(speaker, 1)
     speaker.invoke("f", ONES)
     answer, _ = speaker.receive()
-    assert isinstance(answer, wire.Failure)
+    assert isinstance(answer, protocol.Failure)
     assert (answer.error, answer.fields["quota"]) == ("QuotaExceeded", "requests_per_s")
     assert answer.retry_s is not None
     assert 900 < answer.retry_s <= 1000
@@ -174,9 +174,9 @@ def test_metrics_of_a_server(observed: Server, metrics_port: int) -> None:
     results(speaker, 1)
     speaker.invoke("no such function", ONES)
     speaker.receive()
-    chain = wire.Register(speaker.number(), "chain", before="from_text")
-    speaker.told(wire.Registered, chain, tasks.encode_task(scaled()))
-    speaker.send(wire.Invoke(speaker.number(), "chain", {"text": wire.Input(frame=1)}), b"1 " * WIDTH)
+    chain = protocol.Register(speaker.number(), "chain", before="from_text")
+    speaker.told(protocol.Registered, chain, sent_ktasks.encode_task(scaled()))
+    speaker.send(protocol.Invoke(speaker.number(), "chain", {"text": protocol.Input(frame=1)}), b"1 " * WIDTH)
     results(speaker, 1)
     with urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()

@@ -15,10 +15,10 @@ import ray
 
 import kaas
 from kaas import errors
-from kaas.api import attach
-from kaas.pool.ray_cluster import SOFTWARE_RESOURCE
-from kaas.remote import wire
-from kaas.serve_command import READY
+from kaas.api.program import attach
+from kaas.cli.serve import READY
+from kaas.pool.on_ray.cluster import SOFTWARE_RESOURCE
+from kaas.wire import protocol
 from tests.patience import PATIENCE_S, until
 from tests.remote.servers import DEVICE, WIDTH, Server, refused, scaled, started
 
@@ -203,12 +203,15 @@ def test_steps_stand_around_an_etask(server: Server) -> None:
     speaker = server.speaker("alice")
     text = b"1 " * WIDTH
     number = speaker.number()
-    speaker.send(wire.Invoke(number, "from_text", {"text": wire.Input(frame=1)}, store={"first": "kept"}), text)
+    speaker.send(
+        protocol.Invoke(number, "from_text", {"text": protocol.Input(frame=1)}, store={"first": "kept"}),
+        text,
+    )
     answer, frames = speaker.receive()
-    assert isinstance(answer, wire.Result), answer
+    assert isinstance(answer, protocol.Result), answer
     assert answer.outputs == ("rest",)
     assert (np.frombuffer(frames[0], np.float32) == 2).all()
-    value, _ = speaker.told(wire.Value, wire.Get(speaker.number(), "kept"))
+    value, _ = speaker.told(protocol.Value, protocol.Get(speaker.number(), "kept"))
     assert (value.dtype, tuple(value.shape)) == ("float32", (2, WIDTH // 4))
     speaker.close()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import InvalidConfig
-from kaas.remote.quotas import ROUNDING_S, UNLIMITED, WINDOW_S, Allowance, Quotas, Window, room
+from kaas.server.usage.quotas import ROUNDING_S, UNLIMITED, WINDOW_S, Allowance, Quotas, Window, room
 
 gaps = st.lists(st.floats(0, 5), min_size=1, max_size=60)
 

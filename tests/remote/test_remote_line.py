@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kaas.pool.lines import LineLost
-from kaas.remote import wire
-from kaas.remote.keys import Keys, OwnKeys
-from kaas.remote.remote_line import FULL, HUNG_UP, NOT_IT, REFUSED, CurveKeys, RemoteLine
+from kaas.client.server_connection import FULL, HUNG_UP, NOT_IT, REFUSED, CurveKeys, RemoteLine
+from kaas.server.peers.keys import Keys, OwnKeys
+from kaas.wire import protocol
+from kaas.wire.connections.connection import LineLost
 from tests.patience import PATIENCE_S
 from tests.remote.doors import Open, client_keys, echo
 
-HELLO = wire.Hello(wire.VERSION, "0" * 32)
+HELLO = protocol.Hello(protocol.VERSION, "0" * 32)
 
 
 @pytest.fixture

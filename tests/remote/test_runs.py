@@ -12,17 +12,17 @@ from typing import Any, cast
 import pytest
 
 from kaas.errors import DeviceUnavailable
-from kaas.pool.answer import Answer
-from kaas.pool.records import Request
-from kaas.pool.transport import Call
-from kaas.pool.wire import RunRecord
-from kaas.remote import wire
-from kaas.remote.gateway import Gateway, Keeping
-from kaas.remote.metering import Meter
-from kaas.remote.values import Given
+from kaas.pool.core.records import Request
+from kaas.pool.executors.transport import Call
+from kaas.pool.immediate_future import Answer
+from kaas.server.session_manager import Gateway, Keeping
+from kaas.server.state.object_store import Given
+from kaas.server.usage.metering import Meter
+from kaas.wire import protocol
+from kaas.wire.specs import RunRecord
 from tests.pool.fake_workers import settle
 
-LIMITS = wire.Limits(requests=8, credit_bytes=1 << 20, frame_bytes=1 << 20)
+LIMITS = protocol.Limits(requests=8, credit_bytes=1 << 20, frame_bytes=1 << 20)
 VALUE = b"four"
 RECORD = RunRecord({}, {}, [], [], 0.25)
 
@@ -33,16 +33,16 @@ class Program:
     user, leaving_bytes = "alice", 0
 
     def __init__(self) -> None:
-        self.said: list[tuple[wire.FromServer, list[Any]]] = []
+        self.said: list[tuple[protocol.FromServer, list[Any]]] = []
 
-    def send(self, header: wire.FromServer, frames: Sequence[Any] = ()) -> bool:
+    def send(self, header: protocol.FromServer, frames: Sequence[Any] = ()) -> bool:
         self.said.append((header, list(frames)))
         return True
 
     def drop(self) -> None: ...
 
-    def answers(self) -> list[tuple[wire.FromServer, list[Any]]]:
-        return [said for said in self.said if isinstance(said[0], wire.Result | wire.Failure)]
+    def answers(self) -> list[tuple[protocol.FromServer, list[Any]]]:
+        return [said for said in self.said if isinstance(said[0], protocol.Result | protocol.Failure)]
 
 
 class FakeServer:
@@ -78,11 +78,11 @@ class FakeServer:
     def program(self, session: str = "here") -> Program:
         """One that has said Hello."""
         program = Program()
-        self.say(program, wire.Hello(wire.VERSION, session))
+        self.say(program, protocol.Hello(protocol.VERSION, session))
         return program
 
-    def say(self, program: Program, message: wire.FromClient) -> None:
-        self.gateway.receive(program, [wire.encode(message)])
+    def say(self, program: Program, message: protocol.FromClient) -> None:
+        self.gateway.receive(program, [protocol.encode(message)])
 
     def ran(self, request: Request) -> None:
         request.record = RECORD
@@ -107,11 +107,11 @@ def play(folder: Path, scenario: Callable[[FakeServer], Awaitable[None]], **keep
 def test_what_succeeds_as_its_device_is_lost_is_stored_and_charged_as_it_ran(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         program = server.program()
-        server.say(program, wire.Invoke(1, "f", store={"y": "there"}))
+        server.say(program, protocol.Invoke(1, "f", store={"y": "there"}))
         server.held.extend(server.requests)
         server.ran(server.requests[0])
         await settle()
-        assert program.answers() == [(wire.Result(1), [])]
+        assert program.answers() == [(protocol.Result(1), [])]
         assert server.stored["there"].value == VALUE
         assert server.charged() == [(1, 250_000_000, {"succeeded": 1})]
 
@@ -122,14 +122,14 @@ def test_what_succeeds_as_its_device_is_lost_is_stored_and_charged_as_it_ran(tmp
 def test_an_answer_that_no_key_finds_stays_for_who_has_lost_its_connection(tmp_path: Path, lost_first: bool) -> None:
     async def scenario(server: FakeServer) -> None:
         program = server.program()
-        server.say(program, wire.Invoke(1, "f", key="k"))
+        server.say(program, protocol.Invoke(1, "f", key="k"))
         if lost_first:
             server.gateway.gone(program)
         server.ran(server.requests[0])
         server.gateway.gone(program)
         program = server.program()
-        server.say(program, wire.Invoke(1, "f", key="k"))
-        assert program.answers() == [(wire.Result(1, ("y",)), [VALUE])]
+        server.say(program, protocol.Invoke(1, "f", key="k"))
+        assert program.answers() == [(protocol.Result(1, ("y",)), [VALUE])]
         assert len(server.requests) == 1
 
     play(tmp_path, scenario, answers_bytes=1)
@@ -138,12 +138,12 @@ def test_an_answer_that_no_key_finds_stays_for_who_has_lost_its_connection(tmp_p
 def test_a_program_whose_connection_is_now_anothers_has_its_answer_once_it_is_back(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         program = server.program("one")
-        server.say(program, wire.Invoke(1, "f"))
-        server.say(program, wire.Hello(wire.VERSION, "other"))
+        server.say(program, protocol.Invoke(1, "f"))
+        server.say(program, protocol.Hello(protocol.VERSION, "other"))
         server.ran(server.requests[0])
         assert program.answers() == []
-        server.say(program, wire.Hello(wire.VERSION, "one"))
-        assert program.answers() == [(wire.Result(1, ("y",)), [VALUE])]
+        server.say(program, protocol.Hello(protocol.VERSION, "one"))
+        assert program.answers() == [(protocol.Result(1, ("y",)), [VALUE])]
 
     play(tmp_path, scenario)
 
@@ -151,7 +151,7 @@ def test_a_program_whose_connection_is_now_anothers_has_its_answer_once_it_is_ba
 def test_who_has_no_connection_is_charged_nothing_once_the_server_has_ended(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         program = server.program()
-        server.say(program, wire.Invoke(1, "f"))
+        server.say(program, protocol.Invoke(1, "f"))
         server.gateway.gone(program)
         server.gateway.close()
         assert server.requests[0].answer.cancelled()
@@ -162,7 +162,7 @@ def test_who_has_no_connection_is_charged_nothing_once_the_server_has_ended(tmp_
 
 def test_what_is_not_stored_yet_when_the_server_ends_is_neither_charged_nor_stored(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
-        server.say(server.program(), wire.Invoke(1, "f", store={"y": "there"}))
+        server.say(server.program(), protocol.Invoke(1, "f", store={"y": "there"}))
         server.ran(server.requests[0])
         server.gateway.close()
         await settle()
@@ -174,14 +174,14 @@ def test_what_is_not_stored_yet_when_the_server_ends_is_neither_charged_nor_stor
 def test_an_answer_that_could_be_asked_for_again_is_not_the_one_that_came_then(tmp_path: Path) -> None:
     async def scenario(server: FakeServer) -> None:
         program, key = server.program(), "here-1"
-        server.say(program, wire.Invoke(1, "f", key=key))
+        server.say(program, protocol.Invoke(1, "f", key=key))
         server.requests[0].answer.set_exception(DeviceUnavailable("it restarts"))
-        server.say(program, wire.Invoke(2, "f", key=key))
+        server.say(program, protocol.Invoke(2, "f", key=key))
         server.ran(server.requests[1])
-        server.say(program, wire.Received((1,)))
-        server.say(program, wire.Invoke(3, "f", key=key))
-        assert program.answers()[1:] == [(wire.Result(number, ("y",)), [VALUE]) for number in (2, 3)]
-        server.say(program, wire.Received((2, 3)))
+        server.say(program, protocol.Received((1,)))
+        server.say(program, protocol.Invoke(3, "f", key=key))
+        assert program.answers()[1:] == [(protocol.Result(number, ("y",)), [VALUE]) for number in (2, 3)]
+        server.say(program, protocol.Received((2, 3)))
         assert server.charged() == [(1, 250_000_000, {"DeviceUnavailable": 1, "succeeded": 1})]
 
     play(tmp_path, scenario)
@@ -191,8 +191,8 @@ def test_what_is_asked_again_before_an_answer_is_received_is_charged_again_if_th
     async def scenario(server: FakeServer) -> None:
         program = server.program()
         for number in (1, 2):
-            server.say(program, wire.Invoke(number, "f", key="k"))
-            server.say(program, wire.Received((number - 1,)))
+            server.say(program, protocol.Invoke(number, "f", key="k"))
+            server.say(program, protocol.Received((number - 1,)))
             server.ran(server.requests[number - 1])
         assert server.charged() == [(2, 500_000_000, {"succeeded": 2})]
 

@@ -18,14 +18,14 @@ import zmq
 
 import kaas
 from kaas.errors import InvalidConfig
-from kaas.pool.policies import factory
-from kaas.pool.policies.cfs_affinity import CfsAffinity
-from kaas.pool.policies.exclusive import Exclusive
-from kaas.pool.processes import pidfd
-from kaas.remote import wire
-from kaas.remote.keys import OwnKeys
-from kaas.remote.quotas import Quotas
-from kaas.remote.serve_config import Limits, parse, read
+from kaas.scheduling.policies import factory
+from kaas.scheduling.policies.cfs_affinity import CfsAffinity
+from kaas.scheduling.policies.exclusive import Exclusive
+from kaas.server.config.serve_config import Limits, parse, read
+from kaas.server.peers.keys import OwnKeys
+from kaas.server.usage.quotas import Quotas
+from kaas.wire import protocol
+from kaas.worker.processes import pidfd
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
 from tests.remote.servers import ROOT, WIDTH, Server, Speaker, scaled
@@ -42,19 +42,19 @@ def test_one_that_is_asked_to_end_answers_first_what_is_open(serve: Serve) -> No
     speaker = server.speaker()
     speaker.register(scaled(), "f")
     numbers = [speaker.invoke("f", ONES) for _ in range(20)]
-    speaker.send(wire.Ask(100, "health"))
-    answers: dict[int, wire.FromServer] = {}
+    speaker.send(protocol.Ask(100, "health"))
+    answers: dict[int, protocol.FromServer] = {}
     while 100 not in answers:  # then all were taken in
         answer, _ = speaker.receive()
         answers[answer.number] = answer  # type: ignore[union-attr]
     server.terminate()
     while not answers.keys() >= {*numbers}:
         answer, frames = speaker.receive()
-        if isinstance(answer, wire.Result):
+        if isinstance(answer, protocol.Result):
             assert (result_of(frames[0]) == 2).all()
-        if not isinstance(answer, wire.Goodbye):
+        if not isinstance(answer, protocol.Goodbye):
             answers[answer.number] = answer  # type: ignore[union-attr]
-    assert all(isinstance(answers[number], wire.Result) for number in numbers)
+    assert all(isinstance(answers[number], protocol.Result) for number in numbers)
     speaker.received(numbers)
     assert server.wait() == 0
     speaker.close()
@@ -65,19 +65,19 @@ def test_nothing_is_taken_in_while_it_drains(serve: Serve) -> None:
     boss, other = server.speaker("boss"), server.speaker()
     other.register(scaled(), "f")
     waits = other.invoke("f", ONES)
-    assert isinstance(other.receive()[0], wire.Result)  # not received: the server waits for that
-    refused = other.told(wire.Failure, wire.Ask(90, "drain"))[0]
+    assert isinstance(other.receive()[0], protocol.Result)  # not received: the server waits for that
+    refused = other.told(protocol.Failure, protocol.Ask(90, "drain"))[0]
     assert refused.error == "InvalidRequest"
-    boss.send(wire.Ask(1, "drain"))
+    boss.send(protocol.Ask(1, "drain"))
     came = [boss.receive()[0], boss.receive()[0]]
-    assert {type(each) for each in came} == {wire.Goodbye, wire.Told}
+    assert {type(each) for each in came} == {protocol.Goodbye, protocol.Told}
     goodbye = other.receive()[0]
-    assert isinstance(goodbye, wire.Goodbye)
+    assert isinstance(goodbye, protocol.Goodbye)
     assert "boss" not in goodbye.reason
     assert "an administrator has the server drain client=boss\n" in server.errors.read_text()
     other.invoke("f", ONES, number=91)
     answer, _ = other.receive()
-    assert isinstance(answer, wire.Failure)
+    assert isinstance(answer, protocol.Failure)
     assert (answer.number, answer.error) == (91, "PoolStopped")
     assert answer.retry_s
     assert not other.ask("health")["ready"]
@@ -127,7 +127,7 @@ def test_functions_outlive_it(serve: Serve) -> None:
     assert speaker.greet().life != life
     speaker.invoke("f", ONES)
     answer, frames = speaker.receive()
-    assert isinstance(answer, wire.Result)
+    assert isinstance(answer, protocol.Result)
     assert (result_of(frames[0]) == 2).all()
     speaker.close()
 
@@ -143,9 +143,12 @@ def without_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_programs_on_its_machine_use_it_too(without_keys: Server) -> None:
-    program = (
-        "import sys; from kaas.api import attach, status; attach(sys.argv[1], ray=False); print(len(status().devices))"
-    )
+    program = """
+import sys
+from kaas.api.program import attach, status
+attach(sys.argv[1], ray=False)
+print(len(status().devices))
+"""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program, without_keys.name]
     assert subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout == "1\n"
@@ -172,7 +175,7 @@ def test_a_stranger_gets_nothing(server: Server) -> None:
     assert keys is not None
     public, secret = (key.decode() for key in zmq.curve_keypair())
     stranger = Speaker(server.endpoint, OwnKeys("alice", public, secret, keys.server_key))
-    stranger.send(wire.Hello(wire.VERSION, "a" * 32))
+    stranger.send(protocol.Hello(protocol.VERSION, "a" * 32))
     speaker = server.speaker()
     assert speaker.ask("health", b"canary")["live"]
     assert not stranger.socket.poll(0)
@@ -273,7 +276,7 @@ def test_its_policy_has_options_or_is_the_operator_s_own() -> None:
     told = parse(b"pool: {policy: {name: cfs_affinity, penalty: 5.0}}").pool.config(None).policy
     assert isinstance(told, partial)
     assert (told.func, told.keywords) == (CfsAffinity, {"penalty": 5.0})
-    own = parse(b'pool: {policy: "kaas.pool.policies.exclusive:Exclusive"}').pool.config(None).policy
+    own = parse(b'pool: {policy: "kaas.scheduling.policies.exclusive:Exclusive"}').pool.config(None).policy
     assert own is Exclusive
     with pytest.raises(InvalidConfig) as caught:
         parse(b"pool: {policy: fair}").pool.config(None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kaas.remote.server_log import INTERVAL_S, LINES, LogSettings, ServerLog, configure
+from kaas.server.server_log import INTERVAL_S, LINES, LogSettings, ServerLog, configure
 
 Lines = Callable[[], list[str]]
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from kaas.errors import InvalidRequest, QueueFull
-from kaas.remote import wire
-from kaas.remote.finished import Finished
-from kaas.remote.sessions import Client, Open
+from kaas.server.idempotency_cache import Finished
+from kaas.server.sessions import Client, Open
+from kaas.wire import protocol
 
-LIMITS = wire.Limits(requests=2, credit_bytes=100, frame_bytes=1000)
+LIMITS = protocol.Limits(requests=2, credit_bytes=100, frame_bytes=1000)
 
 
 def client() -> Client:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from kaas.cli import app
+from kaas.cli.main import app
 from kaas.errors import InvalidConfig, InvalidRequest
-from kaas.remote.allow import Allowed
-from kaas.remote.signing import new_signer, public_key, read_signatures, sign, signer, write_signatures
+from kaas.server.peers.allow import Allowed
+from kaas.server.peers.signing import new_signer, public_key, read_signatures, sign, signer, write_signatures
 from tests.api.conftest import STEPS, add_task
 from tests.remote.states import Had
 

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kaas.client.in_flight import Standing
+from kaas.client.open_calls import Call, Question
 from kaas.futures import Pending
-from kaas.remote import wire
-from kaas.remote.open_calls import Call, Question
-from kaas.remote.standing import Standing
+from kaas.wire import protocol
 from tests.patience import PATIENCE_S
 
-LIMITS = wire.Limits(requests=4, credit_bytes=100, frame_bytes=50)
-BUSY = wire.Failure(1, "QueueFull", "later", retry_s=0.5)
+LIMITS = protocol.Limits(requests=4, credit_bytes=100, frame_bytes=50)
+BUSY = protocol.Failure(1, "QueueFull", "later", retry_s=0.5)
 
 
 class Nowhere:
@@ -29,7 +29,7 @@ class Nowhere:
 
 
 def call(number: int, nbytes: int = 10) -> Call:
-    return Call(Nowhere(), wire.Invoke(number, "f"), (), nbytes, tuple, "f")
+    return Call(Nowhere(), protocol.Invoke(number, "f"), (), nbytes, tuple, "f")
 
 
 def sent(*numbers: int) -> tuple[Standing, list[Call]]:
@@ -83,7 +83,7 @@ def test_who_is_cancelled_takes_credit_until_it_is_answered_or_the_connection_is
 
 def test_a_connection_takes_questions_along_and_leaves_calls() -> None:
     standing, (first,) = sent(1)
-    question = standing.questions[2] = Question(Nowhere(), wire.Ask(2, "status"), ())
+    question = standing.questions[2] = Question(Nowhere(), protocol.Ask(2, "status"), ())
     assert standing.lost() == ([question], True)
     assert standing.renewed(LIMITS) == ([], [first], [])
     assert standing.lost() == ([], True)

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from kaas.errors import InvalidConfig, StepFailed
-from kaas.pool.processes import on_end
-from kaas.remote import tasks, wire
-from kaas.remote.steps import Steps
+from kaas.server.steps.steps import Steps
+from kaas.wire import protocol, sent_ktasks
+from kaas.worker.processes import on_end
 from tests.loops import run
 from tests.open_files import files_of_children
 from tests.patience import PATIENCE_S, until
@@ -254,9 +254,13 @@ def test_a_server_that_ends_leaves_nothing_of_its_steps(serve: Serve) -> None:
     server = serve({"steps": {"same": NAMED["same"]}, "log": {"level": "error"}})
     with_server = server.speaker()
     with_server.register(scaled())
-    message = wire.Register(with_server.number(), "chain", before="same")
-    with_server.told(wire.Registered, message, tasks.encode_task(scaled()))
-    with_server.told(wire.Result, wire.Invoke(1, "chain", {"x": wire.Input(frame=1)}), bytes(4 * WIDTH))
+    message = protocol.Register(with_server.number(), "chain", before="same")
+    with_server.told(protocol.Registered, message, sent_ktasks.encode_task(scaled()))
+    with_server.told(
+        protocol.Result,
+        protocol.Invoke(1, "chain", {"x": protocol.Input(frame=1)}),
+        bytes(4 * WIDTH),
+    )
     with_server.received([1])
     with_server.close()
     children = server.children()

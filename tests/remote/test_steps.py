@@ -9,7 +9,7 @@ import pytest
 
 import kaas
 from kaas.errors import InvalidRequest, StepFailed
-from kaas.remote import tasks, wire
+from kaas.wire import protocol, sent_ktasks
 from tests.patience import PATIENCE_S
 from tests.remote.conftest import Serve
 from tests.remote.servers import STEPS as CODE
@@ -38,28 +38,28 @@ def alice(server: Server) -> Iterator[Speaker]:
 
 
 def chain(speaker: Speaker, before: str = "", after: str = "", task: kaas.KTask | None = None) -> None:
-    message = wire.Register(speaker.number(), "chain", before=before, after=after)
-    speaker.told(wire.Registered, message, tasks.encode_task(task or scaled()))
+    message = protocol.Register(speaker.number(), "chain", before=before, after=after)
+    speaker.told(protocol.Registered, message, sent_ktasks.encode_task(task or scaled()))
 
 
-def ask(speaker: Speaker, name: str = "text", value: bytes = TEXT) -> tuple[wire.FromServer, list[bytes]]:
+def ask(speaker: Speaker, name: str = "text", value: bytes = TEXT) -> tuple[protocol.FromServer, list[bytes]]:
     number = speaker.number()
-    speaker.send(wire.Invoke(number, "chain", {name: wire.Input(frame=1)}), value)
+    speaker.send(protocol.Invoke(number, "chain", {name: protocol.Input(frame=1)}), value)
     answer = speaker.receive()
     speaker.received([number])
     return answer
 
 
-def failure(speaker: Speaker, name: str = "text", value: bytes = TEXT) -> wire.Failure:
+def failure(speaker: Speaker, name: str = "text", value: bytes = TEXT) -> protocol.Failure:
     answer, _ = ask(speaker, name, value)
-    assert isinstance(answer, wire.Failure), answer
+    assert isinstance(answer, protocol.Failure), answer
     return answer
 
 
 def test_steps_stand_around_a_task(alice: Speaker) -> None:
     chain(alice, "from_text", "total")
     answer, frames = ask(alice)
-    assert isinstance(answer, wire.Result)
+    assert isinstance(answer, protocol.Result)
     assert answer.outputs == ("total",)
     assert np.frombuffer(frames[0], np.float32) == [2 * WIDTH]
 
@@ -67,7 +67,7 @@ def test_steps_stand_around_a_task(alice: Speaker) -> None:
 def test_one_of_both_will_do(alice: Speaker) -> None:
     chain(alice, "from_text")
     answer, frames = ask(alice)
-    assert isinstance(answer, wire.Result)
+    assert isinstance(answer, protocol.Result)
     assert answer.outputs == ("y",)
     assert (np.frombuffer(frames[0], np.float32) == 2).all()
     chain(alice, "", "total")
@@ -88,7 +88,7 @@ def test_a_step_that_ends_its_process_ends_no_other(alice: Speaker) -> None:
     assert failure(alice).fields == {"step": "end", "error_type": ""}
     chain(alice, "from_text")
     answer, _ = ask(alice)
-    assert isinstance(answer, wire.Result)
+    assert isinstance(answer, protocol.Result)
 
 
 def test_what_a_step_makes_is_checked(alice: Speaker) -> None:
@@ -107,23 +107,23 @@ def test_what_a_step_makes_is_checked(alice: Speaker) -> None:
 
 
 def test_only_steps_of_the_server_can_be_named(alice: Speaker) -> None:
-    message = wire.Register(alice.number(), "other", before="os:abort")
-    told, _ = alice.told(wire.Failure, message, tasks.encode_task(scaled()))
+    message = protocol.Register(alice.number(), "other", before="os:abort")
+    told, _ = alice.told(protocol.Failure, message, sent_ktasks.encode_task(scaled()))
     assert told.error == "InvalidRequest"
 
 
 def test_what_was_cancelled_can_be_asked_again_at_once(alice: Speaker) -> None:
     chain(alice, "from_text")
-    inputs = {"text": wire.Input(frame=1)}
+    inputs = {"text": protocol.Input(frame=1)}
     first, second = alice.number(), alice.number()
-    alice.send(wire.Invoke(first, "chain", inputs, key="the same"), TEXT)
-    alice.send(wire.Cancel(first))
-    alice.send(wire.Invoke(second, "chain", inputs, key="the same"), TEXT)
+    alice.send(protocol.Invoke(first, "chain", inputs, key="the same"), TEXT)
+    alice.send(protocol.Cancel(first))
+    alice.send(protocol.Invoke(second, "chain", inputs, key="the same"), TEXT)
     answers = [alice.receive() for _ in range(2)]
-    cancelled, (result, frames) = sorted(answers, key=lambda answer: isinstance(answer[0], wire.Result))
-    assert isinstance(cancelled[0], wire.Failure)
+    cancelled, (result, frames) = sorted(answers, key=lambda answer: isinstance(answer[0], protocol.Result))
+    assert isinstance(cancelled[0], protocol.Failure)
     assert cancelled[0].error == "Cancelled"
-    assert result == wire.Result(second, ("y",))
+    assert result == protocol.Result(second, ("y",))
     assert (np.frombuffer(frames[0], np.float32) == 2).all()
     alice.received((first, second))
 
@@ -134,18 +134,18 @@ def test_a_step_that_does_not_end_is_ended_and_its_request_in_time(serve: Serve)
     speaker.register(scaled())
     chain(speaker, "wait")
     number = speaker.number()
-    speaker.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, deadline_s=0.05), TEXT)
+    speaker.send(protocol.Invoke(number, "chain", {"text": protocol.Input(frame=1)}, deadline_s=0.05), TEXT)
     told, _ = speaker.receive()
-    assert isinstance(told, wire.Failure)
+    assert isinstance(told, protocol.Failure)
     assert told.error == "DeadlineExceeded"
     chain(speaker, "from_text")
     answer, _ = ask(speaker)  # the only process for steps was free
-    assert isinstance(answer, wire.Result)
+    assert isinstance(answer, protocol.Result)
     chain(speaker, "wait")
     assert failure(speaker).fields == {"step": "wait", "error_type": ""}
     chain(speaker, "from_text")
     answer, _ = ask(speaker)
-    assert isinstance(answer, wire.Result)
+    assert isinstance(answer, protocol.Result)
     speaker.close()
 
 
@@ -165,34 +165,37 @@ def test_what_comes_goes_and_is_copied_is_counted_each(alice: Speaker) -> None:
         return [sum(flow[name] for flow in flows) for name in ("bytes_in", "bytes_out", "bytes_copied")]
 
     values = 4 * WIDTH
-    alice.send(wire.Invoke(alice.number(), scaled().key, {"x": wire.Input(frame=1)}), bytes(values))
+    alice.send(protocol.Invoke(alice.number(), scaled().key, {"x": protocol.Input(frame=1)}), bytes(values))
     alice.receive()
     before = counted()
     chain(alice, "from_text", "total")
     ask(alice)
     assert [now - then for now, then in zip(counted(), before, strict=True)] == [len(TEXT), 4, 2 * values]
     before = counted()
-    message = wire.Invoke(alice.number(), scaled().key, {"x": wire.Input(frame=1)}, store={"y": "kept"})
-    alice.told(wire.Result, message, bytes(values))
+    message = protocol.Invoke(alice.number(), scaled().key, {"x": protocol.Input(frame=1)}, store={"y": "kept"})
+    alice.told(protocol.Result, message, bytes(values))
     assert [now - then for now, then in zip(counted(), before, strict=True)] == [values, 0, 2 * values]
 
 
 def test_what_the_step_after_makes_can_stay(alice: Speaker) -> None:
     chain(alice, "from_text", "halves")
     number = alice.number()
-    alice.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, store={"first": "kept"}), TEXT)
+    alice.send(protocol.Invoke(number, "chain", {"text": protocol.Input(frame=1)}, store={"first": "kept"}), TEXT)
     answer, frames = alice.receive()
     alice.received([number])
-    assert isinstance(answer, wire.Result)
+    assert isinstance(answer, protocol.Result)
     assert answer.outputs == ("rest",)
     assert (np.frombuffer(frames[0], np.float32) == 2).all()
-    value, _ = alice.told(wire.Value, wire.Get(alice.number(), "kept"))
+    value, _ = alice.told(protocol.Value, protocol.Get(alice.number(), "kept"))
     assert (value.dtype, tuple(value.shape)) == ("float32", (2, WIDTH // 4))
     number = alice.number()
-    alice.send(wire.Invoke(number, "chain", {"text": wire.Input(frame=1)}, store={"second": "kept"}), TEXT)
+    alice.send(
+        protocol.Invoke(number, "chain", {"text": protocol.Input(frame=1)}, store={"second": "kept"}),
+        TEXT,
+    )
     answer, _ = alice.receive()
     alice.received([number])
-    assert isinstance(answer, wire.Failure)
+    assert isinstance(answer, protocol.Failure)
     assert (answer.error, answer.fields) == ("InvalidRequest", {"buffer": "second"})
 
 

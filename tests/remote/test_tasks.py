@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kaas
-from kaas import codec
 from kaas.errors import CorruptImage, InvalidGraph, KaasError
-from kaas.images import Image
-from kaas.library import Library
-from kaas.remote.tasks import (
+from kaas.ktask import codec
+from kaas.ktask.images import Image
+from kaas.ktask.library import Library
+from kaas.wire.sent_ktasks import (
     MOST_DIMENSIONS,
     MOST_IMAGES,
     MOST_OUTPUTS,

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import kaas
-from kaas.attached import current_session
-from kaas.cli import app
+from kaas.api.attached import current_session
+from kaas.cli.main import app
 from kaas.errors import InvalidRequest, PoolStopped
-from kaas.pool.trace_context import continued
-from kaas.pool.tracing import DEVICES, LIMIT, STAGES, Trace, Traced, Tracer, chrome, chrome_events
+from kaas.pool.observing.tracing import DEVICES, LIMIT, STAGES, Trace, Traced, Tracer, chrome, chrome_events
+from kaas.wire.trace_context import continued
 from tests.api.conftest import DEVICE_BYTES, numbers, scale_task
 from tests.pool.fake_workers import RECORD, FakeWorkers, begin, call, play, settle
 
@@ -154,7 +154,7 @@ def test_what_had_come_before_the_trace_began_is_whole() -> None:
 
 
 def test_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kaas.pool.tracing.LIMIT", 3)
+    monkeypatch.setattr("kaas.pool.observing.tracing.LIMIT", 3)
     assert LIMIT > 3
     told = json.loads(chrome(trace_of([traced(number, 5, 6, 7) for number in range(5)])))
     assert told["otherData"] == {"requests": 3, "left_out": 2}

@@ -25,16 +25,16 @@ from kaas.errors import (
     QuotaExceeded,
     WrongContent,
 )
-from kaas.images import Image, Provided
-from kaas.library import Library
-from kaas.remote import wire
-from kaas.remote.allow import Allowed
-from kaas.remote.contents import GRAIN_BYTES, MOST_CONTENTS
-from kaas.remote.quotas import Quotas
-from kaas.remote.signing import public_key
-from kaas.remote.state import State
-from kaas.remote.tasks import encode_library
-from kaas.remote.uploads import MOST_WAITING
+from kaas.ktask.images import Image, Provided
+from kaas.ktask.library import Library
+from kaas.server.building.uploads import MOST_WAITING
+from kaas.server.peers.allow import Allowed
+from kaas.server.peers.signing import public_key
+from kaas.server.state.blob_store import GRAIN_BYTES, MOST_CONTENTS
+from kaas.server.state.state import State
+from kaas.server.usage.quotas import Quotas
+from kaas.wire import protocol
+from kaas.wire.sent_ktasks import encode_library
 from tests.api.conftest import STEPS
 from tests.remote.states import Had, hash_of
 
@@ -43,11 +43,11 @@ SECRET = Ed25519PrivateKey.from_private_bytes(bytes(32))
 
 
 async def offered(had: Had, client: str, data: bytes, kind: str = "value") -> int:
-    return (await had.uploads.offer(client, wire.Upload(1, hash_of(data), len(data), kind))).offset
+    return (await had.uploads.offer(client, protocol.Upload(1, hash_of(data), len(data), kind))).offset
 
 
 async def chunk(had: Had, client: str, data: bytes, begin: int, end: int) -> int:
-    answer = await had.uploads.chunk(client, wire.Chunk(2, hash_of(data), begin), memoryview(data)[begin:end])
+    answer = await had.uploads.chunk(client, protocol.Chunk(2, hash_of(data), begin), memoryview(data)[begin:end])
     assert answer.number == 2
     return answer.offset
 
@@ -104,7 +104,7 @@ def test_whatever_chunks_come_what_is_complete_is_right(data: st.DataObject) -> 
                 begin = data.draw(st.integers(-1, len(whole) + 1))
                 end = data.draw(st.integers(max(0, begin), len(whole) + 3))
                 part = (whole + b"beyond")[max(0, begin) : end]
-                message = wire.Chunk(2, hash_of(whole), begin)
+                message = protocol.Chunk(2, hash_of(whole), begin)
                 if begin == have and end > max(begin, len(whole)):
                     with pytest.raises(InvalidRequest, match="go beyond"):
                         await had.uploads.chunk("ada", message, part)
@@ -161,14 +161,14 @@ def test_too_many_chunks_wait(tmp_path: Path) -> None:
 def test_other_bytes_than_announced_are_forgotten(tmp_path: Path) -> None:
     async def life() -> None:
         async with Had(tmp_path) as had:
-            await had.uploads.offer("ada", wire.Upload(1, hash_of(b"good"), 4, "value"))
+            await had.uploads.offer("ada", protocol.Upload(1, hash_of(b"good"), 4, "value"))
             with pytest.raises(WrongContent) as caught:
-                await had.uploads.chunk("ada", wire.Chunk(2, hash_of(b"good"), 0), b"evil")
+                await had.uploads.chunk("ada", protocol.Chunk(2, hash_of(b"good"), 0), b"evil")
             assert (caught.value.hash, caught.value.found) == (hash_of(b"good"), hash_of(b"evil"))
             assert files(tmp_path) == []
             assert had.held["ada", "objects"] == 0
             with pytest.raises(MissingContent):
-                await had.uploads.chunk("ada", wire.Chunk(2, hash_of(b"good"), 0), b"good")
+                await had.uploads.chunk("ada", protocol.Chunk(2, hash_of(b"good"), 0), b"good")
             assert await offered(had, "ada", b"good") == 0
 
     asyncio.run(life())
@@ -194,7 +194,7 @@ def test_senseless_offers(change: dict[str, Any], tmp_path: Path) -> None:
     async def life() -> None:
         async with Had(tmp_path) as had:
             with pytest.raises(InvalidRequest):
-                await had.uploads.offer("ada", wire.Upload(**fields))
+                await had.uploads.offer("ada", protocol.Upload(**fields))
             assert files(tmp_path) == []
 
     asyncio.run(life())
@@ -205,10 +205,10 @@ def test_what_has_begun_as_one_thing_is_no_other(tmp_path: Path) -> None:
         async with Had(tmp_path) as had:
             await offered(had, "ada", LARGE)
             with pytest.raises(InvalidRequest, match="has begun as"):
-                await had.uploads.offer("ada", wire.Upload(1, hash_of(LARGE), len(LARGE), "library"))
+                await had.uploads.offer("ada", protocol.Upload(1, hash_of(LARGE), len(LARGE), "library"))
             await had.upload("ada", LARGE)
             with pytest.raises(InvalidRequest, match="has begun as"):
-                await had.uploads.offer("ada", wire.Upload(1, hash_of(LARGE), len(LARGE) + 1, "value"))
+                await had.uploads.offer("ada", protocol.Upload(1, hash_of(LARGE), len(LARGE) + 1, "value"))
 
     asyncio.run(life())
 
@@ -217,9 +217,9 @@ def test_what_has_begun_as_one_thing_is_no_other(tmp_path: Path) -> None:
 def test_who_has_announced_a_wrong_size_can_begin_anew(announced: int, tmp_path: Path) -> None:
     async def life() -> None:
         async with Had(tmp_path) as had:
-            offer = wire.Upload(1, hash_of(LARGE), announced, "value")
+            offer = protocol.Upload(1, hash_of(LARGE), announced, "value")
             await had.uploads.offer("ada", offer)
-            await had.uploads.chunk("ada", wire.Chunk(2, hash_of(LARGE), 0), LARGE[:1000])
+            await had.uploads.chunk("ada", protocol.Chunk(2, hash_of(LARGE), 0), LARGE[:1000])
             assert await had.upload("ada", LARGE) == hash_of(LARGE)
             assert had.held["ada", "objects"] == len(LARGE)
 
@@ -249,9 +249,9 @@ def test_what_another_client_has_is_not_there(tmp_path: Path) -> None:
             assert await offered(had, "bob", LARGE) == 0
             assert had.uploads.contents.complete("bob", hash_of(LARGE), "value") is None
             with pytest.raises(MissingContent) as missing:
-                await had.values.put("bob", wire.Put(1, "x", "uint8", (len(LARGE),), hash_of(LARGE)), None)
+                await had.values.put("bob", protocol.Put(1, "x", "uint8", (len(LARGE),), hash_of(LARGE)), None)
             with pytest.raises(MissingContent) as unknown:
-                await had.values.put("bob", wire.Put(1, "x", "uint8", (3,), hash_of(b"???")), None)
+                await had.values.put("bob", protocol.Put(1, "x", "uint8", (3,), hash_of(b"???")), None)
             assert missing.value.message.replace(hash_of(LARGE), "") == unknown.value.message.replace(
                 hash_of(b"???"), ""
             )
@@ -275,7 +275,7 @@ def test_unused_uploads_give_way_and_used_ones_do_not(tmp_path: Path) -> None:
             await had.upload("ada", c)
             assert files(tmp_path) == sorted(map(hash_of, (a, c)))
             for name, data in (("a", a), ("c", c)):
-                await had.values.put("ada", wire.Put(1, name, "uint8", (GRAIN_BYTES,), hash_of(data)), None)
+                await had.values.put("ada", protocol.Put(1, name, "uint8", (GRAIN_BYTES,), hash_of(data)), None)
             with pytest.raises(QuotaExceeded) as caught:
                 await offered(had, "ada", b)
             error = caught.value

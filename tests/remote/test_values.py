@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kaas.errors import InvalidRequest, KaasError, MissingContent, QuotaExceeded, UnknownObject, WrongSize
-from kaas.remote import values as values_module
-from kaas.remote import wire
-from kaas.remote.contents import GRAIN_BYTES
-from kaas.remote.quotas import Quotas
-from kaas.remote.values import Given
+from kaas.server.state import object_store as values_module
+from kaas.server.state.blob_store import GRAIN_BYTES
+from kaas.server.state.object_store import Given
+from kaas.server.usage.quotas import Quotas
+from kaas.wire import protocol
 from tests.remote.states import Had, hash_of
 from tests.remote.test_uploads import files
 
@@ -27,8 +27,8 @@ SMALL = np.arange(10, dtype=np.float32)
 LARGE = np.random.default_rng(0).random(400_000)
 
 
-def put_frame(name: str, dtype: str, shape: tuple[int, ...], sha256: str = "") -> wire.Put:
-    return wire.Put(4, name, dtype, shape, sha256)
+def put_frame(name: str, dtype: str, shape: tuple[int, ...], sha256: str = "") -> protocol.Put:
+    return protocol.Put(4, name, dtype, shape, sha256)
 
 
 def test_what_is_put_can_be_had_in_parts_and_is_there_in_the_next_life(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_what_is_put_can_be_had_in_parts_and_is_there_in_the_next_life(tmp_path:
             assert await had.get("ada", "small") == SMALL.tobytes()
             assert await had.get("ada", "large") == LARGE.tobytes()
             assert await had.get("bob", "small") == (SMALL * 2).tobytes()
-            assert had.values.list("ada", wire.Objects(6)) == wire.Listed(
+            assert had.values.list("ada", protocol.Objects(6)) == protocol.Listed(
                 6,
                 [
                     {"name": "small", "dtype": "float32", "shape": (10,), "bytes": 40},
@@ -51,10 +51,10 @@ def test_what_is_put_can_be_had_in_parts_and_is_there_in_the_next_life(tmp_path:
             )
             assert had.held == before
             assert had.values.stored_bytes("ada") == GRAIN_BYTES + LARGE.nbytes
-            value, part = had.values.get("ada", wire.Get(5, "large", 8, 16))
-            assert value == wire.Value(5, "float64", (400_000,), LARGE.nbytes, hash_of(LARGE.tobytes()))
+            value, part = had.values.get("ada", protocol.Get(5, "large", 8, 16))
+            assert value == protocol.Value(5, "float64", (400_000,), LARGE.nbytes, hash_of(LARGE.tobytes()))
             assert bytes(part) == LARGE[1:3].tobytes()
-            assert len(had.values.get("ada", wire.Get(5, "large", 0, 1 << 60))[1]) == wire.CHUNK_BYTES
+            assert len(had.values.get("ada", protocol.Get(5, "large", 0, 1 << 60))[1]) == protocol.CHUNK_BYTES
 
     asyncio.run(lives())
 
@@ -69,9 +69,9 @@ def test_a_value_that_was_uploaded_gets_names(tmp_path: Path) -> None:
             assert had.values.named("ada", "flat").ref is had.values.named("ada", "bytes").ref
             assert had.held["ada", "objects"] == LARGE.nbytes
             assert files(tmp_path) == [sha256]
-            await had.values.delete("ada", wire.Delete(7, "flat"))
+            await had.values.delete("ada", protocol.Delete(7, "flat"))
             assert await had.get("ada", "bytes") == LARGE.tobytes()
-            assert await had.values.delete("ada", wire.Delete(7, "bytes")) == wire.Done(7)
+            assert await had.values.delete("ada", protocol.Delete(7, "bytes")) == protocol.Done(7)
             assert (files(tmp_path), had.held["ada", "objects"]) == ([], 0)
 
     asyncio.run(life())
@@ -145,14 +145,14 @@ def test_names_are_names_and_no_paths(name: str, tmp_path: Path) -> None:
         (put_frame("x", "uint8", (4,), "../" * 20), None, MissingContent),
     ],
 )
-def test_senseless_values(message: wire.Put, frame: bytes | None, error: type[KaasError], tmp_path: Path) -> None:
+def test_senseless_values(message: protocol.Put, frame: bytes | None, error: type[KaasError], tmp_path: Path) -> None:
     async def life() -> None:
         async with Had(tmp_path) as had:
             with pytest.raises(error) as caught:
                 await had.values.put("ada", message, frame)
             assert len(caught.value.message) < 2000
             assert files(tmp_path) == []
-            assert had.values.list("ada", wire.Objects(1)).entries == []
+            assert had.values.list("ada", protocol.Objects(1)).entries == []
             assert had.values.stored_bytes("ada") == 0
 
     asyncio.run(life())
@@ -175,14 +175,14 @@ def test_what_is_not_there(tmp_path: Path) -> None:
             for client in ("ada", "bob"):
                 for name in ("y", "x" * 10_000) if client == "ada" else ("x",):
                     with pytest.raises(UnknownObject) as caught:
-                        had.values.get(client, wire.Get(1, name))
+                        had.values.get(client, protocol.Get(1, name))
                     assert len(caught.value.object) <= 200
                     with pytest.raises(UnknownObject):
-                        await had.values.delete(client, wire.Delete(1, name))
+                        await had.values.delete(client, protocol.Delete(1, name))
             for offset, nbytes in ((-1, 1), (41, 1), (0, -1)):
                 with pytest.raises(InvalidRequest):
-                    had.values.get("ada", wire.Get(1, "x", offset, nbytes))
-            assert had.values.get("ada", wire.Get(1, "x", 40, 1))[1] == b""
+                    had.values.get("ada", protocol.Get(1, "x", offset, nbytes))
+            assert had.values.get("ada", protocol.Get(1, "x", 40, 1))[1] == b""
 
     asyncio.run(life())
 
@@ -257,7 +257,7 @@ def test_memory_is_given_back(tmp_path: Path) -> None:
             await had.put("ada", "x", LARGE)
             key = had.values.named("ada", "x").ref.binary()
             assert had.objects.holds(key)
-            await had.values.delete("ada", wire.Delete(1, "x"))
+            await had.values.delete("ada", protocol.Delete(1, "x"))
             gc.collect()
             assert not had.objects.holds(key)
 
@@ -291,13 +291,13 @@ def test_whatever_is_put_and_deleted_the_names_and_the_counts_are_right(steps: l
                 case "upload" if room:
                     await had.upload("ada", data)
                 case "delete" if name in expected:
-                    await had.values.delete("ada", wire.Delete(1, name))
+                    await had.values.delete("ada", protocol.Delete(1, name))
                     del expected[name]
                 case "again":
                     await had.__aexit__()
                     had = await Had(folder, {"ada": Quotas(stored_bytes=quota)}).__aenter__()
             assert {name: await had.get("ada", name) for name in expected} == expected
-            assert len(had.values.list("ada", wire.Objects(1)).entries) == len(expected)
+            assert len(had.values.list("ada", protocol.Objects(1)).entries) == len(expected)
             least = sum(max(GRAIN_BYTES, len(each)) for each in {bytes(each) for each in expected.values()})
             assert least <= had.values.stored_bytes("ada") <= quota
         await had.__aexit__()

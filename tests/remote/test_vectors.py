@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from kaas.remote import wire
+from kaas.wire import protocol
 from tests.remote import vectors
 
-READERS = {"from_client": wire.decode_from_client, "from_server": wire.decode_from_server}
+READERS = {"from_client": protocol.decode_from_client, "from_server": protocol.decode_from_server}
 
 
 def stored(stem: str) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def test_the_files_are_up_to_date(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("stem", READERS)
 def test_every_message_has_a_vector(stem: str) -> None:
-    union = {"from_client": wire.FromClient, "from_server": wire.FromServer}[stem]
+    union = {"from_client": protocol.FromClient, "from_server": protocol.FromServer}[stem]
     assert {vector["header"]["op"] for vector in stored(stem)} == {kind.__name__.lower() for kind in union.__args__}
 
 
@@ -47,7 +47,7 @@ def test_headers_are_read_and_written_as_the_vectors_say(stem: str) -> None:
     for vector in stored(stem):
         data = bytes.fromhex(vector["hex"])
         message = READERS[stem](data)
-        assert wire.encode(message) == data, vector["name"]
+        assert protocol.encode(message) == data, vector["name"]
         assert msgspec.msgpack.decode(data) == fields(vector["header"]), vector["name"]
         assert message == READERS[stem](msgspec.msgpack.encode(fields(vector["header"]))), vector["name"]
 
@@ -64,4 +64,4 @@ def test_other_ways_to_write_a_message_are_read_as_the_same(name: str) -> None:
 def test_what_is_no_message_is_refused(name: str) -> None:
     vector = next(vector for vector in stored("refused") if vector["name"] == name)
     with pytest.raises(msgspec.DecodeError):
-        wire.decode_from_client(bytes.fromhex(vector["hex"]))
+        protocol.decode_from_client(bytes.fromhex(vector["hex"]))

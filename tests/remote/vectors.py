@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kaas.remote import wire
+from kaas.wire import protocol
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 HASH = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
@@ -33,30 +33,34 @@ Vector = dict[str, Any]
 Message = tuple[str, Any, list[bytes]]
 
 FROM_CLIENT: list[Message] = [
-    ("hello", wire.Hello(wire.VERSION, "0af7651916cd43dd8448eb211c80319c"), []),
-    ("upload of a value", wire.Upload(1, HASH, 5, "value"), []),
-    ("upload of signed code", wire.Upload(22, HASH, 5, "library", bytes(range(64))), []),
-    ("chunk from the beginning", wire.Chunk(2, HASH, 0), [HELLO]),
-    ("register under a name, with a constant", wire.Register(3, "scale", {"w": "weights"}), [b"\x80"]),
-    ("register under its key only", wire.Register(4), [b"\x80"]),
-    ("register, signed", wire.Register(6, signature=bytes(range(64))), [b"\x80"]),
-    ("register with tasks around it", wire.Register(5, "photo", {}, "resize", "label"), [b"\x80"]),
-    ("functions", wire.Functions(6), []),
-    ("unregister", wire.Unregister(7, "scale"), []),
-    ("put a value that is the frame", wire.Put(8, "weights", "float32", (2, 2)), [ONES]),
-    ("put a value that was uploaded", wire.Put(9, "greeting", shape=(5,), hash=HASH), []),
-    ("get from the beginning", wire.Get(10, "weights"), []),
-    ("get a part", wire.Get(11, "weights", 8, 8), []),
-    ("delete", wire.Delete(12, "weights"), []),
-    ("objects", wire.Objects(13), []),
-    ("invoke without inputs", wire.Invoke(14, "scale"), []),
-    ("invoke with a frame", wire.Invoke(15, "scale", {"x": wire.Input(1)}), [ONES]),
+    ("hello", protocol.Hello(protocol.VERSION, "0af7651916cd43dd8448eb211c80319c"), []),
+    ("upload of a value", protocol.Upload(1, HASH, 5, "value"), []),
+    ("upload of signed code", protocol.Upload(22, HASH, 5, "library", bytes(range(64))), []),
+    ("chunk from the beginning", protocol.Chunk(2, HASH, 0), [HELLO]),
+    ("register under a name, with a constant", protocol.Register(3, "scale", {"w": "weights"}), [b"\x80"]),
+    ("register under its key only", protocol.Register(4), [b"\x80"]),
+    ("register, signed", protocol.Register(6, signature=bytes(range(64))), [b"\x80"]),
+    ("register with tasks around it", protocol.Register(5, "photo", {}, "resize", "label"), [b"\x80"]),
+    ("functions", protocol.Functions(6), []),
+    ("unregister", protocol.Unregister(7, "scale"), []),
+    ("put a value that is the frame", protocol.Put(8, "weights", "float32", (2, 2)), [ONES]),
+    ("put a value that was uploaded", protocol.Put(9, "greeting", shape=(5,), hash=HASH), []),
+    ("get from the beginning", protocol.Get(10, "weights"), []),
+    ("get a part", protocol.Get(11, "weights", 8, 8), []),
+    ("delete", protocol.Delete(12, "weights"), []),
+    ("objects", protocol.Objects(13), []),
+    ("invoke without inputs", protocol.Invoke(14, "scale"), []),
+    ("invoke with a frame", protocol.Invoke(15, "scale", {"x": protocol.Input(1)}), [ONES]),
     (
         "invoke with all there is",
-        wire.Invoke(
+        protocol.Invoke(
             2**32,
             "scale",
-            {"x": wire.Input(1), "w": wire.Input(object="weights", offset=8), "b": wire.Input(2)},
+            {
+                "x": protocol.Input(1),
+                "w": protocol.Input(object="weights", offset=8),
+                "b": protocol.Input(2),
+            },
             {"factor": np.float32(0.5).tobytes(), "steps": np.int64(-3).tobytes()},
             "order-4711",
             2.5,
@@ -65,40 +69,48 @@ FROM_CLIENT: list[Message] = [
         ),
         [ONES, b""],
     ),
-    ("invoke with a deadline", wire.Invoke(21, "scale", deadline_s=2.0), []),
-    ("cancel", wire.Cancel(15), []),
-    ("received", wire.Received((14, 15, 2**32)), []),
-    ("ask for the status", wire.Ask(16, "status"), []),
-    ("ask for a run of the canary", wire.Ask(17, "health"), [b"canary"]),
-    ("ask for a function to be pardoned", wire.Ask(18, "pardon"), [b"8e2c"]),
+    ("invoke with a deadline", protocol.Invoke(21, "scale", deadline_s=2.0), []),
+    ("cancel", protocol.Cancel(15), []),
+    ("received", protocol.Received((14, 15, 2**32)), []),
+    ("ask for the status", protocol.Ask(16, "status"), []),
+    ("ask for a run of the canary", protocol.Ask(17, "health"), [b"canary"]),
+    ("ask for a function to be pardoned", protocol.Ask(18, "pardon"), [b"8e2c"]),
 ]
-LIMITS = wire.Limits(64, 64 << 20, 16 << 20)
-QUOTAS = wire.Limits(8, 1 << 20, 1 << 20, 100.5, 1 << 40, 1 << 30, 6.25)
+LIMITS = protocol.Limits(64, 64 << 20, 16 << 20)
+QUOTAS = protocol.Limits(8, 1 << 20, 1 << 20, 100.5, 1 << 40, 1 << 30, 6.25)
 FROM_SERVER: list[Message] = [
-    ("welcome", wire.Welcome(wire.VERSION, "b7ad6b7169203331", "ada", LIMITS), []),
-    ("welcome with quotas", wire.Welcome(wire.VERSION, "b7ad6b7169203331", "ada", QUOTAS), []),
-    ("uploaded nothing yet", wire.Uploaded(1, 0), []),
-    ("uploaded all", wire.Uploaded(2, 5), []),
-    ("registered", wire.Registered(3, HASH, {"x": ("float32", (2, 2))}, {"y": ("float32", (4,))}), []),
+    ("welcome", protocol.Welcome(protocol.VERSION, "b7ad6b7169203331", "ada", LIMITS), []),
+    ("welcome with quotas", protocol.Welcome(protocol.VERSION, "b7ad6b7169203331", "ada", QUOTAS), []),
+    ("uploaded nothing yet", protocol.Uploaded(1, 0), []),
+    ("uploaded all", protocol.Uploaded(2, 5), []),
+    ("registered", protocol.Registered(3, HASH, {"x": ("float32", (2, 2))}, {"y": ("float32", (4,))}), []),
     (
         "registered with a scalar",
-        wire.Registered(4, HASH, {}, {"y": ("float32", (4,))}, {"factor": "f32"}),
+        protocol.Registered(4, HASH, {}, {"y": ("float32", (4,))}, {"factor": "f32"}),
         [],
     ),
-    ("listed nothing", wire.Listed(6, []), []),
-    ("listed", wire.Listed(13, [{"name": "weights", "bytes": 16}]), []),
-    ("value", wire.Value(10, "float32", (2, 2), 16, hashlib.sha256(ONES).hexdigest()), [ONES]),
-    ("value of no dimension", wire.Value(10, "float64", (), 8), [bytes(8)]),
-    ("result whose outputs are all stored", wire.Result(14), []),
-    ("result", wire.Result(15, ("y", "z")), [ONES, b""]),
-    ("result with a trace", wire.Result(15, ("y",), TRACE), [ONES]),
-    ("done", wire.Done(7), []),
-    ("told", wire.Told(17, {"live": True, "ready": False, "executors": [1, None], "seconds": 0.5}), []),
-    ("failure", wire.Failure(18, "WrongSize", "x has 16 bytes, not 8", {"buffer": "x", "given_bytes": 8}), []),
-    ("failure that may be asked again", wire.Failure(19, "QueueFull", "the queue is full", {"limit": 8}, 0.25), []),
-    ("failure of no question in particular", wire.Failure(0, "InvalidRequest", "speak version 1"), []),
-    ("text beyond ASCII", wire.Failure(20, "KaasError", "größer als 4 µs — 大きい"), []),
-    ("goodbye", wire.Goodbye("the server is shut down"), []),
+    ("listed nothing", protocol.Listed(6, []), []),
+    ("listed", protocol.Listed(13, [{"name": "weights", "bytes": 16}]), []),
+    ("value", protocol.Value(10, "float32", (2, 2), 16, hashlib.sha256(ONES).hexdigest()), [ONES]),
+    ("value of no dimension", protocol.Value(10, "float64", (), 8), [bytes(8)]),
+    ("result whose outputs are all stored", protocol.Result(14), []),
+    ("result", protocol.Result(15, ("y", "z")), [ONES, b""]),
+    ("result with a trace", protocol.Result(15, ("y",), TRACE), [ONES]),
+    ("done", protocol.Done(7), []),
+    ("told", protocol.Told(17, {"live": True, "ready": False, "executors": [1, None], "seconds": 0.5}), []),
+    (
+        "failure",
+        protocol.Failure(18, "WrongSize", "x has 16 bytes, not 8", {"buffer": "x", "given_bytes": 8}),
+        [],
+    ),
+    (
+        "failure that may be asked again",
+        protocol.Failure(19, "QueueFull", "the queue is full", {"limit": 8}, 0.25),
+        [],
+    ),
+    ("failure of no question in particular", protocol.Failure(0, "InvalidRequest", "speak version 1"), []),
+    ("text beyond ASCII", protocol.Failure(20, "KaasError", "größer als 4 µs — 大きい"), []),
+    ("goodbye", protocol.Goodbye("the server is shut down"), []),
 ]
 SAME: list[tuple[str, str, dict[str, Any]]] = [
     ("another order of the fields", "done", {"number": 7, "op": "done"}),
@@ -126,17 +138,17 @@ SAME: list[tuple[str, str, dict[str, Any]]] = [
 ]
 REFUSED: list[tuple[str, bytes]] = [
     ("nothing", b""),
-    ("half a message", wire.encode(wire.Unregister(7, "scale"))[:-3]),
+    ("half a message", protocol.encode(protocol.Unregister(7, "scale"))[:-3]),
     ("no map", msgspec.msgpack.encode([1, 2])),
     ("no operation", msgspec.msgpack.encode({"number": 1})),
     ("an operation that there is not", msgspec.msgpack.encode({"op": "execute", "number": 1})),
-    ("an operation of the server", wire.encode(wire.Done(1))),
+    ("an operation of the server", protocol.encode(protocol.Done(1))),
     ("a field that is missing", msgspec.msgpack.encode({"op": "unregister", "number": 1})),
     ("text for a number", msgspec.msgpack.encode({"op": "functions", "number": "1"})),
     ("a real number for an integer", msgspec.msgpack.encode({"op": "functions", "number": 1.5})),
     ("nothing for a default", msgspec.msgpack.encode({"op": "register", "number": 1, "name": None})),
     ("bytes for text", msgspec.msgpack.encode({"op": "unregister", "number": 1, "function": b"scale"})),
-    ("more behind the map", wire.encode(wire.Functions(6)) + b"\xc0"),
+    ("more behind the map", protocol.encode(protocol.Functions(6)) + b"\xc0"),
     ("JSON", b'{"op": "functions", "number": 1}'),
 ]
 
@@ -157,7 +169,7 @@ def written() -> dict[str, list[Vector]]:
 
 
 def _vector(name: str, message: Any, frames: list[bytes]) -> Vector:
-    header = {"name": name, "header": _json(_plain(message)), "hex": wire.encode(message).hex()}
+    header = {"name": name, "header": _json(_plain(message)), "hex": protocol.encode(message).hex()}
     return header | {"frames": [frame.hex() for frame in frames]}
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.softgpu.jit import Compiler
-from kaas.softgpu.target import Target
+from softgpu.jit import Compiler
+from softgpu.target import Target
 
 SOURCES = Path(__file__).parents[2] / "kaas" / "softgpu" / "runtime"
 STUB = Path(__file__).with_name("driver_stub.c")
 
 
 class Launch(ctypes.Structure):
-    """kaas_launch of abi.h."""
+    """sg_launch of abi.h."""
 
     _fields_ = [
         ("fn", ctypes.c_void_p),
@@ -41,7 +41,7 @@ class Launch(ctypes.Structure):
 
 
 class Span(ctypes.Structure):
-    """kaas_span of abi.h."""
+    """sg_span of abi.h."""
 
     _fields_ = [("start", ctypes.c_uint64), ("end", ctypes.c_uint64), ("by", ctypes.c_char_p)]
 
@@ -51,7 +51,7 @@ class Spans(ctypes.Structure):
 
 
 class Touched(ctypes.Structure):
-    """kaas_touched of abi.h: what a launch reads, writes and updates."""
+    """sg_touched of abi.h: what a launch reads, writes and updates."""
 
     _fields_ = [("sets", Spans * 3), ("by", ctypes.c_char_p), ("incomplete", ctypes.c_int)]
 
@@ -73,7 +73,7 @@ class Gpu:
         self, library: ctypes.CDLL, directory: Path, *, memcheck: bool = False, processor: Target | None = None
     ) -> None:
         self.library, self.memcheck = library, memcheck
-        library.kaas_run.argtypes = [ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_size_t]
+        library.sg_run.argtypes = [ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_size_t]
         self.compiler = Compiler(library, directory, memcheck=memcheck, processor=processor)
         self.loaded: dict[str, int] = {}
 
@@ -139,21 +139,21 @@ class Gpu:
             cooperative=cooperative,
         )
         error = ctypes.create_string_buffer(400)
-        result = self.library.kaas_run(ctypes.byref(launch), error, len(error))
+        result = self.library.sg_run(ctypes.byref(launch), error, len(error))
         if result:
             raise RuntimeError(f"{result}: {error.value.decode()}")
 
     def know(self, *ranges: tuple[int, int] | np.ndarray) -> None:
         """These are the live ranges of memory, as (address, bytes) or arrays, and no others."""
-        self.library.kaas_test_know(0, 0)
+        self.library.sg_test_know(0, 0)
         for one in ranges:
             address, size = (one.ctypes.data, one.nbytes) if isinstance(one, np.ndarray) else one
-            self.library.kaas_test_know(address, size)
+            self.library.sg_test_know(address, size)
 
     def printed(self) -> str:
         """What kernels have printed since it was last asked."""
         buffer = ctypes.create_string_buffer(1 << 16)
-        self.library.kaas_test_printed(buffer, len(buffer))
+        self.library.sg_test_printed(buffer, len(buffer))
         return buffer.value.decode()
 
     def read_global(self, text: str, name: str, dtype: Any, count: int = 1) -> Any:
@@ -193,7 +193,7 @@ def build_runner(directory: Path) -> Path:
 
 def load_runner(path: str | Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    library.kaas_test_know.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    library.sg_test_know.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
     return library
 
 

@@ -5,20 +5,20 @@
 
 #include "abi.h"
 
-static kaas_range known[16];
+static sg_range known[16];
 static uint32_t count;
 static uint64_t changes;
 
 /* Bytes of 0: forgets all ranges. */
-void kaas_test_know(uint64_t address, uint64_t bytes) {
+void sg_test_know(uint64_t address, uint64_t bytes) {
   changes++;
   if (bytes == 0) count = 0;
-  else if (count < sizeof known / sizeof *known) known[count++] = (kaas_range){.address = address, .bytes = bytes};
+  else if (count < sizeof known / sizeof *known) known[count++] = (sg_range){.address = address, .bytes = bytes};
 }
 
-uint64_t kaas_memory_changes(void) { return changes; }
+uint64_t sg_memory_changes(void) { return changes; }
 
-int kaas_memory_nearest(uint64_t address, kaas_range *range) {
+int sg_memory_nearest(uint64_t address, sg_range *range) {
   uint64_t least = UINT64_MAX;
   for (uint32_t i = 0; i < count; i++) {
     uint64_t start = known[i].address, end = start + known[i].bytes;
@@ -34,16 +34,16 @@ static char printed[1 << 16];
 static size_t printed_bytes;
 static pthread_mutex_t printing = PTHREAD_MUTEX_INITIALIZER;
 
-void kaas_softgpu_write(uint32_t device, const char *text, size_t bytes) {
+void softgpu_write(uint32_t device, const char *text, size_t bytes) {
   (void)device;
   pthread_mutex_lock(&printing);
   if (bytes < sizeof printed - printed_bytes) memcpy(printed + printed_bytes, text, bytes), printed_bytes += bytes;
   pthread_mutex_unlock(&printing);
 }
 
-void kaas_test_printed(char *text, size_t bytes) {
+void sg_test_printed(char *text, size_t bytes) {
   snprintf(text, bytes, "%.*s", (int)printed_bytes, printed);
   printed_bytes = 0;
 }
 
-void kaas_softgpu_set_last_error(const char *message) { fprintf(stderr, "%s\n", message); }
+void softgpu_set_last_error(const char *message) { fprintf(stderr, "%s\n", message); }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from kaas.softgpu.instructions import family_of
+from softgpu.instructions import family_of
 
 HERE = Path(__file__).parent
 

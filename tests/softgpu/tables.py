@@ -1,4 +1,4 @@
-"""The tables of docs/softgpu.md, made from the code: `python -m tests.softgpu.tables --write`."""
+"""The tables of softgpu/docs/softgpu.md, made from the code: `python -m tests.softgpu.tables --write`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from kaas.softgpu import instructions, refused
+from softgpu import instructions, refused
 from tests.softgpu.evidence import tests_by_family
 
 PAGE = Path(__file__).parents[2] / "docs" / "softgpu.md"

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import llvmlite.binding as llvm
 import pytest
 
-from kaas.softgpu import examination, target
-from kaas.softgpu.codegen import kernel as codegen
-from kaas.softgpu.codegen.family import Operation
-from kaas.softgpu.codegen.values import SIZES
-from kaas.softgpu.instructions import FAMILIES, decode
-from kaas.softgpu.ptx.model import PtxError
-from kaas.softgpu.ptx.types import SCALARS
+from softgpu import examination, target
+from softgpu.codegen import kernel as codegen
+from softgpu.codegen.family import Operation
+from softgpu.codegen.values import SIZES
+from softgpu.instructions import FAMILIES, decode
+from softgpu.ptx.model import PtxError
+from softgpu.ptx.types import SCALARS
 from tests.softgpu.harness import HEADER
 
 WIDTHS = (16, 32, 64)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import llvmlite.binding as llvm
 import pytest
 
-from kaas.softgpu import examination, machine_code, target
-from kaas.softgpu.codegen import kernel as codegen
+from softgpu import examination, machine_code, target
+from softgpu.codegen import kernel as codegen
 from tests.softgpu.harness import HEADER
 
 

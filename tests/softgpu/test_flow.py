@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kaas.softgpu.analysis.blocks import bits
+from softgpu.analysis.blocks import bits
 from tests.softgpu.harness import HEADER
 
 REGISTERS = 5

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.softgpu.c_interface import INVALID_PTX, CompileError
-from kaas.softgpu.ptx import limits
+from softgpu.c_interface import INVALID_PTX, CompileError
+from softgpu.ptx import limits
 from tests.patience import PATIENCE_S
 from tests.softgpu.fuzz.campaign import Worker
 from tests.softgpu.harness import HEADER

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from kaas.softgpu import c_interface, examination, machine_code, target
-from kaas.softgpu.c_interface import INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_GPU, CompileError
-from kaas.softgpu.disk_cache import DiskCache
-from kaas.softgpu.target import Target, host
+from softgpu import c_interface, examination, machine_code, target
+from softgpu.c_interface import INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_GPU, CompileError
+from softgpu.disk_cache import DiskCache
+from softgpu.target import Target, host
 from tests.patience import PATIENCE_S
 from tests.softgpu.conftest import Gpu
 
@@ -83,7 +83,7 @@ def test_the_cache_is_bounded_and_keeps_what_was_read_last(tmp_path: Path) -> No
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from kaas.softgpu.disk_cache import DiskCache
+from softgpu.disk_cache import DiskCache
 
 cache = DiskCache(Path(sys.argv[1]), int(sys.argv[2]))
 print(flush=True)
@@ -283,7 +283,7 @@ ANNOUNCES = """
 import sys
 from pathlib import Path
 from kaas import softgpu
-from kaas.softgpu import jit
+from softgpu import jit
 softgpu.load([1 << 20])
 import ctypes
 library = ctypes.CDLL("libcuda.so.1")
@@ -313,12 +313,12 @@ FINDS = """
 import ctypes, sys
 from pathlib import Path
 from kaas import softgpu
-from kaas.softgpu.jit import Compiler
+from softgpu.jit import Compiler
 softgpu.load([1 << 20])
 compiler = Compiler(ctypes.CDLL("libcuda.so.1"), Path(sys.argv[1]))
 module = compiler.load(b".version 8.0\\n.target sm_80\\n.address_size 64\\n.visible .entry k() { ret; }\\n")
 assert compiler.compile(module, 0, (32, 1, 1))
-print(any(name.startswith(("kaas.softgpu.ptx", "kaas.softgpu.codegen")) for name in sys.modules))
+print(any(name.startswith(("softgpu.ptx", "softgpu.codegen")) for name in sys.modules))
 """
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.softgpu import image
-from kaas.softgpu.c_interface import CompileError
+from softgpu import image
+from softgpu.c_interface import CompileError
 from tests.softgpu.harness import HEADER
 
 MAIN = f"""{HEADER}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.softgpu.c_interface import CompileError
-from kaas.softgpu.codegen.forms import FORMS, Form
+from softgpu.c_interface import CompileError
+from softgpu.codegen.forms import FORMS, Form
 from tests.softgpu.conftest import Gpu
 from tests.softgpu.harness import HEADER
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.softgpu.c_interface import CompileError
+from softgpu.c_interface import CompileError
 from tests.softgpu.harness import HEADER, Case, run
 
 POINTERS = (Path(__file__).parent / "kernels" / "pointers.ptx").read_text()

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kaas.softgpu import examination, machine_code, target
-from kaas.softgpu.codegen import kernel as codegen
+from softgpu import examination, machine_code, target
+from softgpu.codegen import kernel as codegen
 from tests.softgpu.conftest import Gpu
 from tests.softgpu.harness import HEADER
 from tests.softgpu.random.programs import programs

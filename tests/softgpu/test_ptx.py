@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kaas.softgpu import examination, instructions
-from kaas.softgpu.module_info import ModuleInfo
-from kaas.softgpu.ptx import inline
-from kaas.softgpu.ptx import parser as ptx_parser
-from kaas.softgpu.ptx.model import Address, Immediate, Instruction, PtxError, Register, Symbol, Unsupported, Vector
+from softgpu import examination, instructions
+from softgpu.module_info import ModuleInfo
+from softgpu.ptx import inline
+from softgpu.ptx import parser as ptx_parser
+from softgpu.ptx.model import Address, Immediate, Instruction, PtxError, Register, Symbol, Unsupported, Vector
 from tests.softgpu.harness import HEADER
 
 KERNELS = Path(__file__).parent / "kernels"

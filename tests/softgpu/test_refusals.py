@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kaas.softgpu import refused
-from kaas.softgpu.c_interface import INVALID_PTX, CompileError
-from kaas.softgpu.ptx import limits
+from softgpu import refused
+from softgpu.c_interface import INVALID_PTX, CompileError
+from softgpu.ptx import limits
 from tests.softgpu.harness import HEADER
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kaas.softgpu.analysis.shapes import (
+from softgpu.analysis.shapes import (
     VARYING,
     Affine,
     add,

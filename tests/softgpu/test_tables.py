@@ -1,8 +1,8 @@
-"""The tables of docs/softgpu.md are what the code and the tests say, and leave nothing out."""
+"""The tables of softgpu/docs/softgpu.md are what the code and the tests say, and leave nothing out."""
 
 from __future__ import annotations
 
-from kaas.softgpu import instructions, refused
+from softgpu import instructions, refused
 from tests.softgpu import tables
 
 # The instruction keywords of the PTX manual (ISA 9.0, "Reserved Instruction Keywords"), those of the control flow too.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from kaas.softgpu import open_library
-from kaas.softgpu.build import build, driver_sources
+from softgpu import open_library
+from softgpu.build import build, driver_sources
 
 DEVICE_BYTES = (64 << 20, 32 << 20)
 KERNELS = Path(__file__).with_name("kernels.c")
@@ -21,7 +21,7 @@ def build_fake() -> Path:
 def load_fake() -> ctypes.CDLL:
     """Builds and loads the driver; two devices of DEVICE_BYTES."""
     library = open_library(build_fake())
-    library.kaas_test_compiler.restype = ctypes.c_void_p
+    library.sg_test_compiler.restype = ctypes.c_void_p
     sizes = (ctypes.c_uint64 * len(DEVICE_BYTES))(*DEVICE_BYTES)
-    assert library.kaas_softgpu_configure(len(DEVICE_BYTES), sizes, library.kaas_test_compiler()) == 0
+    assert library.softgpu_configure(len(DEVICE_BYTES), sizes, library.sg_test_compiler()) == 0
     return library

@@ -13,11 +13,11 @@
 static _Thread_local int trap_status;
 static _Atomic int compiles, modules;
 
-static _Thread_local kaas_touched *touched;
+static _Thread_local sg_touched *touched;
 
 /* As checked code does it. */
 static void touch(uint32_t verb, const void *address, size_t bytes) {
-  if (touched != NULL) kaas_touched_add(touched, verb, (uintptr_t)address, bytes);
+  if (touched != NULL) sg_touched_add(touched, verb, (uintptr_t)address, bytes);
 }
 
 #define LANES(w, i) \
@@ -25,14 +25,14 @@ static void touch(uint32_t verb, const void *address, size_t bytes) {
     if ((w)->live >> lane & 1)
 
 static _Thread_local uint32_t block_threads;
-static _Thread_local kaas_conditions *conditions;
+static _Thread_local sg_conditions *conditions;
 
-int kaas_run(const kaas_launch *l, char *error, size_t error_bytes) {
+int sg_run(const sg_launch *l, char *error, size_t error_bytes) {
   trap_status = 0;
   touched = l->touched;
   conditions = l->conditions;
   block_threads = l->block[0] * l->block[1] * l->block[2];
-  kaas_warp w = {.nctaid = {l->grid[0], l->grid[1], l->grid[2]}, .dynamic_shared_bytes = l->dynamic_shared_bytes,
+  sg_warp w = {.nctaid = {l->grid[0], l->grid[1], l->grid[2]}, .dynamic_shared_bytes = l->dynamic_shared_bytes,
                  .shared_bytes = l->static_shared_bytes + l->dynamic_shared_bytes};
   for (w.ctaid[0] = 0; w.ctaid[0] < l->grid[0]; w.ctaid[0]++)
     for (w.warp = 0; w.warp * 32 < block_threads; w.warp++) {
@@ -44,63 +44,63 @@ int kaas_run(const kaas_launch *l, char *error, size_t error_bytes) {
   return trap_status;
 }
 
-static void empty(const uint8_t *params, kaas_warp *w) { (void)params, (void)w; }
+static void empty(const uint8_t *params, sg_warp *w) { (void)params, (void)w; }
 
-static void add(const uint8_t *params, kaas_warp *w) { /* (int *x, int n, int amount) */
+static void add(const uint8_t *params, sg_warp *w) { /* (int *x, int n, int amount) */
   int *x, n, amount;
   memcpy(&x, params, 8), memcpy(&n, params + 8, 4), memcpy(&amount, params + 12, 4);
-  touch(KAAS_READ, x, 4 * (size_t)n), touch(KAAS_WRITE, x, 4 * (size_t)n);
+  touch(SG_READ, x, 4 * (size_t)n), touch(SG_WRITE, x, 4 * (size_t)n);
   LANES(w, i) if ((int)i < n) x[i] += amount;
 }
 
-static void vecadd(const uint8_t *params, kaas_warp *w) { /* (const float *a, const float *b, float *c, int n) */
+static void vecadd(const uint8_t *params, sg_warp *w) { /* (const float *a, const float *b, float *c, int n) */
   float *p[3];
   int n;
   memcpy(p, params, 24), memcpy(&n, params + 24, 4);
-  for (int i = 0; i < 3; i++) touch(i == 2 ? KAAS_WRITE : KAAS_READ, p[i], 4 * (size_t)n);
+  for (int i = 0; i < 3; i++) touch(i == 2 ? SG_WRITE : SG_READ, p[i], 4 * (size_t)n);
   LANES(w, i) if ((int)i < n) p[2][i] = p[0][i] + p[1][i];
 }
 
-static void append(const uint8_t *params, kaas_warp *w) { /* (int *log, int id): log[0] is the length */
+static void append(const uint8_t *params, sg_warp *w) { /* (int *log, int id): log[0] is the length */
   int *log, id;
   (void)w;
   memcpy(&log, params, 8), memcpy(&id, params + 8, 4);
   log[++log[0]] = id;
-  touch(KAAS_READ, log, 4), touch(KAAS_WRITE, log, 4), touch(KAAS_WRITE, log + log[0], 4);
+  touch(SG_READ, log, 4), touch(SG_WRITE, log, 4), touch(SG_WRITE, log + log[0], 4);
 }
 
-static void trap(const uint8_t *params, kaas_warp *w) {
+static void trap(const uint8_t *params, sg_warp *w) {
   (void)params, (void)w;
   trap_status = 719;
 }
 
-static void meet(const uint8_t *params, kaas_warp *w) { /* (int *arrived): ends once two kernels have come */
+static void meet(const uint8_t *params, sg_warp *w) { /* (int *arrived): ends once two kernels have come */
   _Atomic int *arrived;
   (void)w;
   memcpy(&arrived, params, 8);
-  touch(KAAS_UPDATE, arrived, 4);
+  touch(SG_UPDATE, arrived, 4);
   atomic_fetch_add(arrived, 1);
   while (atomic_load(arrived) < 2) sched_yield();
 }
 
-static void increment(const uint8_t *params, kaas_warp *w) { /* (int *x): not atomic, with a switch in its middle */
+static void increment(const uint8_t *params, sg_warp *w) { /* (int *x): not atomic, with a switch in its middle */
   int *x;
   (void)w;
   memcpy(&x, params, 8);
   int seen = *(volatile int *)x;
   sched_yield();
   *(volatile int *)x = seen + 1;
-  touch(KAAS_READ, x, 4), touch(KAAS_WRITE, x, 4);
+  touch(SG_READ, x, 4), touch(SG_WRITE, x, 4);
 }
 
-static void shared(const uint8_t *params, kaas_warp *w) { /* (uint32_t *out) */
+static void shared(const uint8_t *params, sg_warp *w) { /* (uint32_t *out) */
   uint32_t *out;
   memcpy(&out, params, 8);
   out[0] = w->shared_bytes;
   out[1] = w->dynamic_shared_bytes;
 }
 
-static void blob(const uint8_t *params, kaas_warp *w) { /* (int *out, char flag, struct { int v[5]; }) */
+static void blob(const uint8_t *params, sg_warp *w) { /* (int *out, char flag, struct { int v[5]; }) */
   int *out;
   (void)w;
   memcpy(&out, params, 8);
@@ -108,24 +108,24 @@ static void blob(const uint8_t *params, kaas_warp *w) { /* (int *out, char flag,
   memcpy(out + 1, params + 12, 20);
 }
 
-static void decide(const uint8_t *params, kaas_warp *w) { /* (handle, int *x, int change): sets the condition to x */
+static void decide(const uint8_t *params, sg_warp *w) { /* (handle, int *x, int change): sets the condition to x */
   uint64_t handle;
   int *x, change;
   (void)w;
   memcpy(&handle, params, 8), memcpy(&x, params + 8, 8), memcpy(&change, params + 16, 4);
   *x += change;
-  touch(KAAS_READ, x, 4), touch(KAAS_WRITE, x, 4);
+  touch(SG_READ, x, 4), touch(SG_WRITE, x, 4);
   for (uint32_t i = 0; conditions != NULL && i < conditions->count; i++) {
     if (conditions->items[i].handle != handle) continue;
     conditions->items[i].value = (uint32_t)*x;
-    touch(KAAS_WRITE, &conditions->items[i].value, 4);
+    touch(SG_WRITE, &conditions->items[i].value, 4);
     return;
   }
   trap_status = 719;
 }
 
 #define U32(...) (const uint32_t[]){__VA_ARGS__}
-static const kaas_kernel_info infos[] = {
+static const sg_kernel_info infos[] = {
   {.name = "empty", .max_threads = 1024},
   {"add", 3, U32(0, 8, 12), U32(8, 4, 4), 16, 0, 0, 1024, 10},
   {"vecadd", 4, U32(0, 8, 16, 24), U32(8, 8, 8, 4), 28, 0, 0, 1024, 12},
@@ -137,28 +137,28 @@ static const kaas_kernel_info infos[] = {
   {"blob", 3, U32(0, 8, 12), U32(8, 1, 20), 32, 0, 0, 1024, 8},
   {"decide", 3, U32(0, 8, 16), U32(8, 8, 4), 20, 0, 0, 1024, 8},
 };
-static const kaas_kernel_fn functions[] = {empty, add, vecadd, append, trap, meet, increment, shared, blob, decide};
+static const sg_kernel_fn functions[] = {empty, add, vecadd, append, trap, meet, increment, shared, blob, decide};
 enum { KERNELS = sizeof infos / sizeof *infos };
 
-typedef struct module { kaas_global_info global; uint32_t globals; int value[4]; } module;
+typedef struct module { sg_global_info global; uint32_t globals; int value[4]; } module;
 
 static int load(const void *image, size_t bytes, uint64_t *made) {
   (void)bytes;
   if (strncmp(image, "bad", 3) == 0) {
-    kaas_softgpu_set_last_error("line 1: bad is no instruction");
+    softgpu_set_last_error("line 1: bad is no instruction");
     return 218;
   }
   module *m = calloc(1, sizeof *m);
   if (m == NULL) return 2;
   m->globals = strncmp(image, "global", 6) == 0;
   m->value[0] = 42;
-  m->global = (kaas_global_info){"value", (uintptr_t)m->value, sizeof m->value, strncmp(image, "global managed", 14) == 0};
+  m->global = (sg_global_info){"value", (uintptr_t)m->value, sizeof m->value, strncmp(image, "global managed", 14) == 0};
   atomic_fetch_add(&modules, 1);
   *made = (uintptr_t)m;
   return 0;
 }
 
-static int describe(uint64_t made, const kaas_kernel_info **kernels, uint32_t *kernel_count, const kaas_global_info **globals,
+static int describe(uint64_t made, const sg_kernel_info **kernels, uint32_t *kernel_count, const sg_global_info **globals,
                     uint32_t *global_count) {
   module *m = (module *)made;
   *kernels = infos;
@@ -174,11 +174,11 @@ static int announce(uint64_t made, uint32_t kernel, const uint32_t block[3], uin
 }
 
 static int compile(uint64_t made, uint32_t kernel, const uint32_t block[3], uint32_t checked,
-                   kaas_kernel_fn *fn) {
+                   sg_kernel_fn *fn) {
   (void)made, (void)checked;
   if (kernel >= KERNELS) return 500;
   if (block[0] == 7) {
-    kaas_softgpu_set_last_error("blocks of 7 cannot be compiled");
+    softgpu_set_last_error("blocks of 7 cannot be compiled");
     return 218;
   }
   atomic_fetch_add(&compiles, 1);
@@ -191,10 +191,10 @@ static void unload(uint64_t made) {
   free((module *)made);
 }
 
-const kaas_compiler *kaas_test_compiler(void) {
-  static const kaas_compiler compiler = {load, describe, announce, compile, unload};
+const sg_compiler *sg_test_compiler(void) {
+  static const sg_compiler compiler = {load, describe, announce, compile, unload};
   return &compiler;
 }
 
-int kaas_test_compiles(void) { return atomic_load(&compiles); }
-int kaas_test_modules(void) { return atomic_load(&modules); }
+int sg_test_compiles(void) { return atomic_load(&compiles); }
+int sg_test_modules(void) { return atomic_load(&modules); }

@@ -80,5 +80,5 @@ def run_unseen(on: Any) -> None:
 def said(library: ctypes.CDLL) -> str:
     """What the context's failure says."""
     assert driver.cuCtxSynchronize()[0] == Error.CUDA_ERROR_LAUNCH_FAILED
-    library.kaas_softgpu_last_error.restype = ctypes.c_char_p
-    return str(library.kaas_softgpu_last_error().decode())
+    library.softgpu_last_error.restype = ctypes.c_char_p
+    return str(library.softgpu_last_error().decode())

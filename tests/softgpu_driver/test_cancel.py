@@ -12,8 +12,8 @@ import pytest
 from cuda.bindings import driver
 from cuda.core import Device
 
-from kaas import softgpu as software
-from kaas.errors import DeviceUnavailable
+import softgpu as software
+from softgpu import SoftgpuError
 from tests.patience import PATIENCE_S
 from tests.softgpu_driver import calls
 from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, fails, ok
@@ -60,5 +60,5 @@ def test_an_endless_kernel_is_ended(softgpu: tuple[int, ...]) -> None:
 
 def test_a_device_that_is_not_there(softgpu: tuple[int, ...]) -> None:
     for call in (software.cancel, software.running):
-        with pytest.raises(DeviceUnavailable):
+        with pytest.raises(SoftgpuError):
             call(len(softgpu))

@@ -12,7 +12,7 @@ from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, ObjectCode, launch
 from cuda.core.graph import GraphDefinition
 
-from kaas import softgpu as software
+import softgpu as software
 from tests.softgpu_driver.calls import Error, Kernels, fails, ok, view
 from tests.softgpu_driver.calls import launch as launch_now
 

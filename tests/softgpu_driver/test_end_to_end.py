@@ -12,7 +12,7 @@ import pytest
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, ObjectCode, launch
 
-from kaas import softgpu as software
+import softgpu as software
 from tests.softgpu_driver import calls
 from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, fails, ok, view
 

@@ -13,7 +13,7 @@ import pytest
 from cuda.bindings import driver
 from cuda.core import Device
 
-from kaas import softgpu as software
+import softgpu as software
 from tests.patience import PATIENCE_S
 from tests.softgpu_driver import calls
 from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, ok

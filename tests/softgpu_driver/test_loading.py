@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kaas.errors import DeviceUnavailable
-from kaas.softgpu import build as driver_build
+from softgpu import SoftgpuError
+from softgpu import build as driver_build
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -38,13 +38,13 @@ def python(code: str, **environment: str) -> str:
 def test_loading_twice() -> None:
     code = """
 from kaas import softgpu
-from kaas.errors import DeviceUnavailable
+from softgpu import SoftgpuError
 assert softgpu.loaded_devices() == () and softgpu.last_error() == ""
 softgpu.load([1 << 20, 2 << 20])
 softgpu.load([1 << 20, 2 << 20])
 try:
     softgpu.load([1 << 20])
-except DeviceUnavailable as error:
+except SoftgpuError as error:
     print(softgpu.loaded_devices(), error)
 """
     said = python(code)
@@ -55,10 +55,10 @@ except DeviceUnavailable as error:
 def test_devices_with_a_model_faults_and_strictness(tmp_path: Path) -> None:
     code = """
 from kaas import softgpu
-from kaas.errors import DeviceUnavailable
+from softgpu import SoftgpuError
 try:
     softgpu.inject(softgpu.Fault("hang"))
-except DeviceUnavailable as error:
+except SoftgpuError as error:
     print(error)
 model = softgpu.Model(copy_bytes_per_s=1e9, kernels={"add": softgpu.Takes(1e-3, 0.5)})
 softgpu.load([softgpu.Device(1 << 20, model, (softgpu.Fault("out_of_memory"),)), 1 << 20])
@@ -74,7 +74,7 @@ softgpu.set_strict(None)
 print(int(driver.cuMemAlloc(8)[0]))
 """
     (tmp_path / "model.toml").write_text("copy_bytes_per_s = 1e9")
-    said = python(code, KAAS_SOFTGPU_MODEL=str(tmp_path / "model.toml"), KAAS_SOFTGPU_STRICT="1").splitlines()
+    said = python(code, SOFTGPU_MODEL=str(tmp_path / "model.toml"), SOFTGPU_STRICT="1").splitlines()
     assert said == ["there are no software devices in this process yet", "(1048576, 1048576)", "[2, 0]", "0"]
 
 
@@ -93,16 +93,16 @@ print(softgpu.last_error())
 
 def test_without_configured_devices() -> None:
     code = """
-from kaas.softgpu import build, open_library
+from softgpu import build, open_library
 library = open_library(build.build())
-print(library.cuInit(0), library.kaas_softgpu_last_error().decode())
+print(library.cuInit(0), library.softgpu_last_error().decode())
 """
     assert python(code) == "100 cuInit: no software devices were configured"
 
 
 @pytest.mark.parametrize("devices", [[], [0], [-1], [1] * 17])
 def test_impossible_devices(devices: list[int]) -> None:
-    from kaas import softgpu
+    import softgpu
 
     with pytest.raises(ValueError, match="devices"):
         softgpu.load(devices)
@@ -114,10 +114,10 @@ def test_a_real_driver_is_not_hidden(tmp_path: Path) -> None:
     (folder,) = (path.parent for path in tmp_path.glob("*/libcuda.so.1"))
     code = """
 from kaas import softgpu
-from kaas.errors import DeviceUnavailable
+from softgpu import SoftgpuError
 try:
     softgpu.load([1 << 20])
-except DeviceUnavailable as error:
+except SoftgpuError as error:
     print(error)
 softgpu.load([1 << 20], force=True)
 print(softgpu.loaded_devices())
@@ -157,14 +157,14 @@ def test_many_builders_at_once(tmp_path: Path) -> None:
 def test_without_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(DeviceUnavailable, match="C compiler"):
+    with pytest.raises(SoftgpuError, match="C compiler"):
         driver_build.build(directory=tmp_path)
 
 
 def test_a_compiler_that_fails(tmp_path: Path) -> None:
     source = tmp_path / "driver.c"
     source.write_text("this is not C")
-    with pytest.raises(DeviceUnavailable, match=r"could not be compiled.*error"):
+    with pytest.raises(SoftgpuError, match=r"could not be compiled.*error"):
         driver_build.build([source], tmp_path)
     assert not list(tmp_path.glob("*/*"))
 
@@ -195,7 +195,7 @@ def toolkit_header() -> Path | None:
 def test_prototypes_are_those_of_the_toolkit() -> None:
     """Every function of ours has the type that cuda.h gives it. Without a toolkit there is nothing to compare."""
     header = toolkit_header()
-    flags = ("-fsyntax-only", "-w", "-D_GNU_SOURCE", "-DKAAS_SOFTGPU_CUDA_ABI_H", "-include", str(header))
+    flags = ("-fsyntax-only", "-w", "-D_GNU_SOURCE", "-DSOFTGPU_CUDA_ABI_H", "-include", str(header))
     command = [*driver_build._compiler(), *driver_build.INCLUDES, *flags]
     for source in driver_build.driver_sources() if header else []:
         if source.parent.name == "driver" and source.name not in ("symbols.c", "refused.c"):  # these know no types

@@ -56,7 +56,7 @@ def run(*command: str, **environment: str) -> str:
     ("options", "variable"), [(", memcheck=True", "0"), ("", "1")], ids=["by argument", "by environment"]
 )
 def test_an_overrun(options: str, variable: str) -> None:
-    said = run("-c", OVERRUN.format(options=options), KAAS_SOFTGPU_MEMCHECK=variable).splitlines()
+    said = run("-c", OVERRUN.format(options=options), SOFTGPU_MEMCHECK=variable).splitlines()
     first, _, sentence = said[0].partition(" ")
     address, _, sentence = sentence.partition(" ")
     assert first == "CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -67,18 +67,18 @@ def test_an_overrun(options: str, variable: str) -> None:
 
 
 def test_without_it_the_overrun_stays_unseen() -> None:
-    assert run("-c", OVERRUN.format(options=""), KAAS_SOFTGPU_MEMCHECK="0").startswith("CUDA_SUCCESS")
+    assert run("-c", OVERRUN.format(options=""), SOFTGPU_MEMCHECK="0").startswith("CUDA_SUCCESS")
 
 
 def test_loading_again_with_another_answer() -> None:
     code = """
 from kaas import softgpu
-from kaas.errors import DeviceUnavailable
+from softgpu import SoftgpuError
 softgpu.load([1 << 20], memcheck=True)
 softgpu.load([1 << 20])
 try:
     softgpu.load([1 << 20], memcheck=False)
-except DeviceUnavailable as error:
+except SoftgpuError as error:
     print(error)
 """
     assert "memcheck=True" in run("-c", code)
@@ -155,7 +155,7 @@ except KaasError as error:
 
 
 def test_an_overrun_inside_an_arena_names_the_buffer() -> None:
-    said = run("-c", ARENA, KAAS_SOFTGPU_MEMCHECK="1")
+    said = run("-c", ARENA, SOFTGPU_MEMCHECK="1")
     assert "kernel scale: PTX line " in said
     assert "0 bytes behind the end of the nearest buffer (short: 164 bytes at " in said
 
@@ -165,7 +165,7 @@ PROGRAMS = ("tests/executor/test_random_graphs.py", "tests/examples/test_gpu_cas
 
 
 def checked(tests: str) -> str:
-    return run("-m", "pytest", "-p", "no:cacheprovider", tests, KAAS_SOFTGPU_MEMCHECK="1")
+    return run("-m", "pytest", "-p", "no:cacheprovider", tests, SOFTGPU_MEMCHECK="1")
 
 
 @pytest.fixture(scope="module")

@@ -31,9 +31,9 @@ print(driver.cuCtxSynchronize()[0].name, softgpu.last_error())
 @pytest.mark.parametrize("seed", SEEDS)
 def test_kernels_in_two_streams(seed: str) -> None:
     """They share no byte of their allocation, or all of a half."""
-    said = run("-c", STREAMS, "01", KAAS_SOFTGPU_STRICT=seed)
+    said = run("-c", STREAMS, "01", SOFTGPU_STRICT=seed)
     assert said.startswith("CUDA_SUCCESS")
-    said = run("-c", STREAMS, "11", KAAS_SOFTGPU_STRICT=seed)
+    said = run("-c", STREAMS, "11", SOFTGPU_STRICT=seed)
     assert said.startswith("CUDA_ERROR_LAUNCH_FAILED a race: kernel scale in stream ")
     assert "400000 bytes inside the nearest buffer (800000 bytes at " in said
 
@@ -65,7 +65,7 @@ except KaasError as error:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("gone", ["none", "01", "12"])
 def test_an_edge_too_few(gone: str, seed: str) -> None:
-    said = run("-c", EDGES, *([] if gone == "none" else [gone]), KAAS_SOFTGPU_STRICT=seed)
+    said = run("-c", EDGES, *([] if gone == "none" else [gone]), SOFTGPU_STRICT=seed)
     if gone == "none":
         assert said.strip() == str(12 * 64)
     else:

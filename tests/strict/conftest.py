@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import kaas
-from kaas import softgpu as software
-from kaas.executor.device import open_device
+import softgpu as software
+from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor
 from tests.faults.conftest import ORDINAL, new_context
 

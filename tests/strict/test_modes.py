@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kaas.softgpu import MEMCHECK_VARIABLE, STRICT_VARIABLE
+from softgpu import MEMCHECK_VARIABLE, STRICT_VARIABLE
 from tests.ahead import begun
 from tests.patience import PATIENCE_S
 

@@ -11,7 +11,7 @@ import pytest
 
 import kaas
 from kaas.errors import DeviceLost
-from kaas.executor.device import Graph, ParameterBlock, Stream, Watch
+from kaas.executor.device.device import Graph, ParameterBlock, Stream, Watch
 from kaas.executor.executor import Executor, Request, Source
 from tests.executor.interpreter import interpret
 from tests.faults.conftest import new_context

@@ -1,4 +1,4 @@
-"""From a model to kTasks, by Apache TVM: `compile` makes a `kaas.model.CompiledModel`, `load` reads a saved one."""
+"""From a model to kTasks, by Apache TVM: `compile` makes a `kaas.CompiledModel`, `load` reads a saved one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from kaas import softgpu
+import softgpu
 from tests.patience import PATIENCE_S
 from tests.softgpu.corpus.case import HERE, Arrays, At, Case, Launch, Struct, triple
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kaas.softgpu.build import build
+from softgpu.build import build
 from tests.patience import PATIENCE_S, readable
 from tests.softgpu.fuzz.mutations import ROOT, image
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zstandard
 
-from kaas.softgpu.ptx.types import SCALARS
+from softgpu.ptx.types import SCALARS
 
 ROOT = Path(__file__).parents[3]
 LARGEST_SOURCE_BYTES = 200_000

@@ -17,10 +17,10 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from kaas import softgpu
-from kaas.softgpu.c_interface import CompileError
-from kaas.softgpu.jit import Compiler
-from kaas.softgpu.module_info import KernelInfo
+import softgpu
+from softgpu.c_interface import CompileError
+from softgpu.jit import Compiler
+from softgpu.module_info import KernelInfo
 from tests.softgpu.fuzz.mutations import image
 
 DEVICE_BYTES = 64 << 20

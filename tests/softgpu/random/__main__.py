@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, seed, settings
 
-from kaas.softgpu import target
+from softgpu import target
 from tests.softgpu.conftest import Gpu, build_runner, load_runner
 from tests.softgpu.random.programs import programs
 from tests.softgpu.random.test_random import check

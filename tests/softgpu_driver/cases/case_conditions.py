@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from kaas.softgpu.model import Model, Takes, describe_time
+from softgpu.model import Model, Takes, describe_time
 from tests.patience import PATIENCE_S
 from tests.softgpu_driver.calls import (
     NO_STREAM,
@@ -227,7 +227,7 @@ def test_an_endless_loop_is_cancelled(setting: Setting, library: ctypes.CDLL, mo
         end = time.monotonic() + PATIENCE_S
         while setting.x[0] < rounds and time.monotonic() < end:
             pass
-        library.kaas_softgpu_cancel(0)
+        library.softgpu_cancel(0)
 
     watcher = threading.Thread(target=cancel)
     watcher.start()

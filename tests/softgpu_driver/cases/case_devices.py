@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cuda.bindings import driver
 
-from kaas import softgpu as software
+import softgpu as software
 from tests.softgpu_driver.calls import Error, Kernels, fails, launch, ok
 from tests.softgpu_driver.fake import DEVICE_BYTES
 
@@ -96,7 +96,7 @@ def test_the_reason_of_a_sticky_error_is_told_in_every_thread(ctx: Any, library:
     def ask() -> None:
         driver.cuCtxSetCurrent(ctx)
         fails(Error.CUDA_ERROR_LAUNCH_FAILED, driver.cuCtxSynchronize)
-        said.append(library.kaas_softgpu_last_error())
+        said.append(library.softgpu_last_error())
 
     thread = threading.Thread(target=ask)
     thread.start()

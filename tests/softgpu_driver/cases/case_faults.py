@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from kaas.softgpu.faults import Fault, forgive_faults, inject_fault
-from kaas.softgpu.watch import running_kernels
+from softgpu.faults import Fault, forgive_faults, inject_fault
+from softgpu.watch import running_kernels
 from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, fails, launch, ok, synchronize
 
 pytestmark = pytest.mark.usefixtures("ctx", "forgiven")
@@ -49,7 +49,7 @@ def test_a_kernel_fails_for_its_context(library: ctypes.CDLL, ctx: Any, kind: st
     for value in range(3):
         launch(append, (address, value), (None, ctypes.c_int))
     fails(STICKY[kind], driver.cuCtxSynchronize)
-    assert b"kernel append" in library.kaas_softgpu_last_error()
+    assert b"kernel append" in library.softgpu_last_error()
     fails(STICKY[kind], driver.cuMemAlloc, 512)
     assert seen[:2].tolist() == [1, 0]
     ok(driver.cuCtxDestroy(broken))
@@ -74,7 +74,7 @@ def test_a_hang_that_is_ended_has_timed_out(library: ctypes.CDLL) -> None:
     assert inject_fault(library, 0, Fault("hang")) == 0
     launch(Kernels()["empty"], (), ())
     while driver.cuStreamQuery(NO_STREAM)[0] == Error.CUDA_ERROR_NOT_READY:
-        library.kaas_softgpu_end_hangs()  # once it does hang, this ends it
+        library.softgpu_end_hangs()  # once it does hang, this ends it
     fails(Error.CUDA_ERROR_LAUNCH_TIMEOUT, driver.cuCtxSynchronize)
 
 
@@ -90,9 +90,9 @@ def test_a_cancel_names_what_ran(library: ctypes.CDLL) -> None:
             fails(Error.CUDA_ERROR_NOT_READY, driver.cuStreamQuery, stream)
     assert sorted(running_kernels(library, 0)) == ["append", "empty"]
     assert running_kernels(library, 1) == ()
-    assert library.kaas_softgpu_cancel(0) == 0
+    assert library.softgpu_cancel(0) == 0
     fails(Error.CUDA_ERROR_LAUNCH_TIMEOUT, driver.cuCtxSynchronize)
-    said = library.kaas_softgpu_last_error().decode()
+    said = library.softgpu_last_error().decode()
     assert "hung until it was cancelled" in said
     assert {"append", "empty"} <= set(said.partition("there ran: ")[2].split())
     while running_kernels(library, 0):  # the failure of one is told while the other may still be ending

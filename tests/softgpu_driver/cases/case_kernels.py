@@ -100,17 +100,17 @@ def test_shared_memory_must_be_asked_for() -> None:
 
 def test_a_kernel_is_compiled_once_for_a_block_shape(library: ctypes.CDLL) -> None:
     function = Kernels()["empty"]
-    before = library.kaas_test_compiles()
+    before = library.sg_test_compiles()
     for block in (32, 64, 32, 64):
         assert launch(function, (), (), block=(block, 1, 1)) == Error.CUDA_SUCCESS
-    assert library.kaas_test_compiles() == before + 2
+    assert library.sg_test_compiles() == before + 2
 
 
 def test_the_compilers_words_are_kept(library: ctypes.CDLL) -> None:
     assert driver.cuLibraryLoadData(b"bad\0", [], [], 0, [], [], 0)[0] == Error.CUDA_ERROR_INVALID_PTX
-    assert library.kaas_softgpu_last_error() == b"line 1: bad is no instruction"
+    assert library.softgpu_last_error() == b"line 1: bad is no instruction"
     assert launch(Kernels()["empty"], (), (), block=(7, 1, 1)) == Error.CUDA_ERROR_INVALID_PTX
-    assert library.kaas_softgpu_last_error() == b"blocks of 7 cannot be compiled"
+    assert library.softgpu_last_error() == b"blocks of 7 cannot be compiled"
 
 
 def test_the_compilers_words_in_the_callers_log() -> None:
@@ -122,7 +122,7 @@ def test_the_compilers_words_in_the_callers_log() -> None:
 
 
 def test_globals_exist_once_on_each_device(library: ctypes.CDLL) -> None:
-    before = library.kaas_test_modules()
+    before = library.sg_test_modules()
     kernels = Kernels(b"global\0")
     near, size = ok(driver.cuLibraryGetGlobal(kernels.library, b"value"))
     assert (size, view(near, np.int32, 1)[0]) == (16, 42)
@@ -135,7 +135,7 @@ def test_globals_exist_once_on_each_device(library: ctypes.CDLL) -> None:
     ok(driver.cuDevicePrimaryCtxRelease(1))
     fails(Error.CUDA_ERROR_NOT_FOUND, driver.cuLibraryGetGlobal, kernels.library, b"other")
     kernels.close()
-    assert library.kaas_test_modules() == before
+    assert library.sg_test_modules() == before
     fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuMemsetD32, near, 0, 1)
 
 

@@ -62,7 +62,7 @@ def test_memory_ends_exactly_where_the_device_does() -> None:
 
 def test_out_of_memory_says_how_much(library: ctypes.CDLL) -> None:
     fails(Error.CUDA_ERROR_OUT_OF_MEMORY, driver.cuMemAlloc, DEVICE_BYTES[0] + 512)
-    said = library.kaas_softgpu_last_error().decode()
+    said = library.softgpu_last_error().decode()
     assert str(DEVICE_BYTES[0] + 512) in said
     assert "device 0" in said
 
@@ -203,7 +203,7 @@ def test_copies_beyond_an_allocation_are_refused(library: ctypes.CDLL) -> None:
     address = ok(driver.cuMemAlloc(100))
     host = np.zeros(200, np.uint8)
     fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuMemcpyHtoD, address, host.ctypes.data, 101)
-    assert b"beyond" in library.kaas_softgpu_last_error()
+    assert b"beyond" in library.softgpu_last_error()
     fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuMemcpyDtoH, host.ctypes.data, int(address) + 50, 51)
     fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuMemsetD8, int(address) + 1, 0, 100)
     fails(Error.CUDA_ERROR_INVALID_VALUE, driver.cuMemcpyHtoD, host.ctypes.data, host.ctypes.data, 8)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from cuda.bindings import driver
 
-from kaas.softgpu import Model, Takes
-from kaas.softgpu.model import describe_time
+from softgpu import Model, Takes
+from softgpu.model import describe_time
 from tests.softgpu_driver.calls import Gate, Kernels, kernel_params, launch, ok, synchronize
 
 pytestmark = pytest.mark.usefixtures("ctx", "modelled")

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 from cuda.bindings import driver
 
-from kaas.softgpu.watch import take_refused
+from softgpu.watch import take_refused
 from tests.softgpu_driver.calls import Error
 from tests.softgpu_driver.table import refused
 
@@ -23,11 +23,11 @@ def found(library: ctypes.CDLL, name: str) -> ctypes.c_void_p:
 
 @pytest.mark.refusals
 def test_every_refused_call_says_its_name(library: ctypes.CDLL, capfd: pytest.CaptureFixture[str]) -> None:
-    library.kaas_softgpu_last_error.restype = ctypes.c_char_p
+    library.softgpu_last_error.restype = ctypes.c_char_p
     for name, why in refused().items():
         call = ctypes.CFUNCTYPE(ctypes.c_int)(found(library, name).value or 0)
         assert call() == int(Error.CUDA_ERROR_NOT_SUPPORTED)
-        assert library.kaas_softgpu_last_error().decode() == f"the software GPU does not support {name} ({why})"
+        assert library.softgpu_last_error().decode() == f"the software GPU does not support {name} ({why})"
     call()
     said = capfd.readouterr().err.splitlines()
     assert sorted(said) == sorted(

@@ -14,7 +14,7 @@ from cuda.bindings import driver
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kaas.softgpu import strict_mode
+from softgpu import strict_mode
 from tests.patience import PATIENCE_S
 from tests.softgpu_driver.calls import (
     Error,

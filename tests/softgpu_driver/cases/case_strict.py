@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from kaas.softgpu.model import Model, describe_time
+from softgpu.model import Model, describe_time
 from tests.patience import PATIENCE_S
 from tests.softgpu_driver.calls import (
     Gate,

@@ -67,7 +67,7 @@ def test_a_batch() -> None:
 def test_a_wait_that_nobody_ends_is_cancelled(library: ctypes.CDLL) -> None:
     address, _ = device_array(np.zeros(1, np.uint32))
     main = stream()
-    library.kaas_softgpu_cancel(0)
+    library.softgpu_cancel(0)
     ok(driver.cuStreamWaitValue32(main, address, 1, EQ))
     fails(Error.CUDA_ERROR_LAUNCH_TIMEOUT, driver.cuStreamSynchronize, main)
 

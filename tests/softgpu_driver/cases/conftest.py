@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kaas.softgpu import strict_mode
-from kaas.softgpu.watch import take_refused
+from softgpu import strict_mode
+from softgpu.watch import take_refused
 from tests.softgpu_driver.fake import load_fake
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kaas import softgpu
+import softgpu
 
 softgpu.load()  # device functions are compiled for the device that there is
 

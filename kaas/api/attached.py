@@ -1,0 +1,27 @@
+"""Which pool a process is attached to: the one it called `init` for, or, in a Ray task, its program's."""
+
+from __future__ import annotations
+
+import sys
+
+from kaas.api.session import HERE, Session
+from kaas.errors import NotInitialized
+
+
+def current_session(pool: str | None = None) -> Session:
+    """This process's session. A Ray task or actor that has none, or whose pool is gone, is attached to a running pool:
+    to `pool`, else to that of the program that it belongs to.
+
+    Raises:
+        NotInitialized
+    """
+    session = HERE.session
+    if session is not None and not session.gone and session.alive():
+        return session
+    if sys.modules.get("ray") is not None:
+        from kaas.api import ray_session
+
+        return ray_session.session_for(pool)
+    if session is None or not session.alive():
+        raise NotInitialized("call kaas.init() first")
+    return session

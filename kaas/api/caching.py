@@ -1,0 +1,125 @@
+"""What a program may say about the devices' caches, which otherwise look after themselves.
+
+The functions take a Function, whose constants are meant, or an ObjectRef, without Ray what `put` gives; device is the
+index of one of the pool's devices, None is each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kaas.api.attached import current_session
+from kaas.api.function import Function
+from kaas.api.session import Session
+from kaas.errors import InvalidRequest
+from kaas.executor.device.host_arrays import on_host
+from kaas.ktask.arguments import Buffer
+from kaas.ktask.request import raw_bytes
+from kaas.wire import specs
+from kaas.wire.packing import Signature
+
+
+def put(value: Any) -> Any:
+    """An object for many requests: gives the ObjectRef under which devices cache it. Without Ray the pool itself holds
+    it, as long as somebody refers to what this gives; what is the same in content is there once.
+
+    Args:
+        value: an array without gaps, NumPy's or one of any library that knows DLPack (what lies on a GPU is copied to
+            the host), or anything with the buffer protocol.
+
+    Raises:
+        NotInitialized, PoolStopped, NotContiguous
+    """
+    session = current_session()
+    kept = on_host("value", value)
+    raw_bytes(Buffer("value", 1), kept)
+    return session.store.put(kept)
+
+
+def prefetch(target: Any, device: int | None = None) -> Any:
+    """Bring an object to the device, or get a function ready there: code loaded, constants in the cache.
+
+    Returns:
+        At once, an ObjectRef; ray.get on it waits until all is there. Without Ray a kaas.Future.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest: here; through the ObjectRef RequestTooLarge, OutOfDeviceMemory,
+            InputFailed, DeviceUnavailable, and what is wrong with the function's code.
+    """
+    session = current_session()
+    return session.prefetch(*_message(session, "prefetch", target, device))
+
+
+def pin(target: Any, device: int | None = None) -> None:
+    """Load as `prefetch` does, wait for it, and keep it on the device until `unpin`. Should the executor there be
+    replaced, the new one loads it again, as long as the object exists. Should the pool's process be replaced, this
+    program tells the new one, unless it has ended.
+
+    Raises:
+        As `prefetch`, all of it here.
+    """
+    session = current_session()
+    message = _message(session, "pin", target, device)
+    session.upkeep(*message)
+    session.pins[_name(target), device] = message
+
+
+def unpin(target: Any = None, device: int | None = None) -> None:
+    """Let go what `pin` holds, an object, a function's constants, or (None) everything. It stays cached as long as
+    there is room; nothing happens to what is not pinned.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
+    """
+    session = current_session()
+    session.upkeep(*_message(session, "unpin", target, device))
+    for pinned in list(session.pins):
+        if (target is None or pinned[0] == _name(target)) and device in (None, pinned[1]):
+            del session.pins[pinned]
+
+
+def flush(target: Any = None, device: int | None = None) -> None:
+    """Forget an object, a function's constants, or (None) everything that is cached, but for what is pinned.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest, DeviceUnavailable
+    """
+    session = current_session()
+    session.upkeep(*_message(session, "flush", target, device))
+
+
+def _name(target: Any) -> bytes:
+    """What a pin is known by."""
+    if not isinstance(target, Function):
+        name: bytes = target.binary()
+        return name
+    signatures, refs = target.upkeep()
+    return refs[0].binary() if _bound(signatures) else "".join(signature.key for signature in signatures).encode()
+
+
+def _bound(signatures: Sequence[Signature]) -> bool:
+    """Whether the function has constants."""
+    return any(signature.spec.bindings for signature in signatures)
+
+
+def _message(session: Session, action: str, target: Any, device: int | None) -> tuple[bytes, list[Any]]:
+    if device is not None and type(device) is not int:  # nor a boolean
+        raise InvalidRequest(f"a device is a number, not {device!r}")
+    session.check()
+    functions: tuple[str, ...] = ()
+    refs: list[Any] = []
+    objects = False
+    client = session.client
+    if isinstance(target, Function):
+        signatures, refs = target.upkeep()
+        client = target.client or client
+        for signature in signatures:
+            session.introduce(signature)
+        functions, objects = tuple(signature.key for signature in signatures), _bound(signatures)
+    elif session.store.is_ref(target):
+        refs, objects = [target], True
+    elif target is not None or action not in ("unpin", "flush"):
+        raise InvalidRequest(f"kaas.{action} takes a Function, an ObjectRef or what kaas.put gives, not {target!r}")
+    ready = action in ("unpin", "flush") or not refs or session.store.complete(refs)
+    return specs.encode(specs.Upkeep(action, device, functions, objects, ready, client)), refs

@@ -1,0 +1,66 @@
+"""`kaas.call`: run a kTask by a way of KaaS's own, which takes a fraction of the time of Ray's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kaas.api.attached import current_session
+from kaas.api.function import RETRIES, Function, caller_of, signature_of
+from kaas.errors import InvalidRequest
+from kaas.futures import Future
+from kaas.ktask.graph import KTask
+from kaas.wire.packing import pack
+
+
+def call(
+    task_or_function: KTask | Function,
+    inputs: Mapping[str, Any],
+    *,
+    scalars: Mapping[str, Any] | None = None,
+    client: str | None = None,
+    deadline_s: float | None = None,
+    retries: int = RETRIES,
+    profile: bool = False,
+) -> Future:
+    """Run a kTask, without waiting for it, and without Ray on the way: the answer comes straight to this process.
+
+    Use `kaas.invoke` where an ObjectRef is wanted, to compose with Ray tasks, and this where the value is.
+
+    Args:
+        inputs: by buffer name, as of `kaas.invoke`. Values may be written to again as soon as this returns.
+            References, of a pool on Ray, need one message by Ray before the first of the calls that name them.
+        scalars, client, deadline_s, retries, profile: as of `kaas.invoke`.
+
+    Returns:
+        A `kaas.Future`: `result()` and `await` give the output's array, read-only; for several outputs a named tuple of
+        them, in declared order. It is for this process only.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest: here, whatever is wrong and can be seen here. All else through the
+            future, as the KaasError that it is.
+    """
+    session = current_session()
+    if isinstance(task_or_function, Function):
+        function = task_or_function
+        if (scalars, client, deadline_s, retries, profile) != _DEFAULTS:
+            function = function.options(
+                client=client,
+                deadline_s=deadline_s,
+                scalars=scalars,
+                retries=None if retries == RETRIES else retries,
+                profile=profile or None,
+            )
+        return function.ask(session, inputs)
+    caller = caller_of(session, client, deadline_s, retries, profile)
+    if not isinstance(task_or_function, KTask):
+        raise InvalidRequest(f"kaas.call takes a KTask or a Function, not {task_or_function!r}")
+    session.check()
+    calls = session.calls
+    signature, aside = signature_of(task_or_function), calls.aside(session.store)
+    with aside:
+        message, beside = pack(signature, inputs, scalars, caller, aside)
+        return calls.submit(signature, message, beside)
+
+
+_DEFAULTS = (None, None, None, RETRIES, False)

@@ -1,0 +1,233 @@
+"""Python functions and classes with a device to themselves: `kaas.etask`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, overload
+
+from kaas.api.function import Options
+from kaas.api.ray_session import STORE, RaySession, ray_session_for
+from kaas.errors import InvalidRequest, KaasError
+from kaas.pool.executors.etasks import etask_spec
+from kaas.wire import specs
+from kaas.wire.etask_values import packed, pickled, split
+
+RESERVED = ("remote", "options", "bind")
+"""Names that a class of eTasks cannot have methods of, since its handle has them."""
+CLOSE = "close"
+"""The method of an instance that a pool calls before it ends the worker."""
+
+
+@overload
+def etask(target: Callable[..., Any]) -> ETask: ...
+@overload
+def etask(*, num_gpus: int = 1) -> Callable[[Callable[..., Any]], ETask]: ...
+def etask(target: Callable[..., Any] | None = None, *, num_gpus: int = 1) -> Any:
+    """Makes an eTask of a function or class: `@kaas.etask` or `@kaas.etask(num_gpus=1)`.
+
+    Its calls run in a process that has a device to itself, one for each client and eTask. CUDA_VISIBLE_DEVICES names
+    the device; where that is a software GPU, its driver is loaded. A function's module globals and a class's instance
+    live on between calls, as long as the process does: the pool ends it when others need the device. An instance's
+    `close`, if it has one, is called before, when no call runs.
+
+    Raises:
+        InvalidRequest: what no eTask can be made of, or another number of GPUs than one.
+    """
+    if type(num_gpus) is not int or num_gpus != 1:
+        raise InvalidRequest(f"an eTask has one GPU, not {num_gpus!r}: its worker owns one device of the pool")
+    return ETask if target is None else ETask(target)
+
+
+class ETask:
+    """A Python function or class that runs on a device of its own. Made by `etask`; it can be sent to Ray tasks and
+    used there.
+
+    `remote` calls the function, or the instance's `__call__`; `.name.remote` calls a method of the instance.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        bound: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
+        options: Options | None = None,
+        pool: str | None = None,
+    ) -> None:
+        if not (inspect.isfunction(target) or inspect.isclass(target)):
+            raise InvalidRequest(f"kaas.etask takes a function or a class, not {target!r}")
+        _refuse_coroutines(target)
+        for name in RESERVED if inspect.isclass(target) else ():
+            if hasattr(target, name):
+                raise InvalidRequest(f"{target.__qualname__}: a class of eTasks cannot have a method named {name!r}")
+        self._target = target
+        self._bound = bound
+        self._options = options or Options(retries=0)
+        self._pool = pool
+        self._spec: specs.ETaskSpec | None = None
+        self._code = b""
+        self.__doc__ = target.__doc__
+
+    def options(
+        self, *, client: str | None = None, deadline_s: float | None = None, retries: int | None = None
+    ) -> ETask:
+        """This eTask with other defaults for its calls; what is None stays as it is.
+
+        Args:
+            client: whom calls are billed to, and whose worker runs them; default: this
+                program, by its script and Ray job.
+            deadline_s: seconds within which a call must have ended.
+            retries: how often a call may run again when its worker dies. It is 0 unless told, since a call may have
+                changed something.
+
+        Raises:
+            InvalidRequest
+        """
+        given = {"client": client, "deadline_s": deadline_s, "retries": retries}
+        changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        made = ETask(self._target, self._bound, replace(self._options, **changed), self._pool)
+        made._spec, made._code = self._spec, self._code
+        return made
+
+    def bind(self, /, *args: Any, **kwargs: Any) -> ETask:
+        """A class's eTask whose instance is made with these arguments. Each binding is an eTask of its own.
+
+        Raises:
+            InvalidRequest: it is a function, or an argument is an ObjectRef.
+        """
+        if not inspect.isclass(self._target):
+            raise InvalidRequest(f"{self._label} is a function: it takes its arguments with each call")
+        if any(STORE.is_ref(value) for value in (*args, *kwargs.values())):
+            raise InvalidRequest(f"{self._label}.bind takes values; references go to the calls")
+        return ETask(self._target, (args, kwargs), self._options, self._pool)
+
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call it, without waiting. Calls of one program run in the order in which it made them, but for those that
+        wait for what their references stand for, and those that run again.
+
+        Args: anything that can be pickled. An ObjectRef among them, of whatever task or kTask, is replaced by its value
+            before the call.
+
+        Returns:
+            An ObjectRef of what it returns; arrays in there are read-only.
+
+        Raises:
+            NotInitialized, PoolStopped, InvalidRequest: here. Through the ObjectRef ETaskFailed, whose cause is what
+                the function raised; InputFailed; ExecutorDied, DeadlineExceeded, DeviceUnavailable.
+        """
+        if inspect.isclass(self._target) and "__call__" not in dir(self._target):
+            raise InvalidRequest(f"{self._label} has no __call__: call one of its methods")
+        return self._call("", args, kwargs)
+
+    def __getattr__(self, name: str) -> _Method:
+        target = self.__dict__.get("_target")  # not there yet while this is being made
+        method = getattr(target, name, None)
+        if not inspect.isclass(target) or name.startswith("_") or name == CLOSE or not callable(method):
+            raise AttributeError(f"{self!r} has no method {name!r} to call")
+        _refuse_coroutines(method)
+        return _Method(self, name)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise InvalidRequest(f"{self._label} is an eTask: call {self._label}.remote()")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ETask, (self._target, self._bound, self._options, self._pool)
+
+    def __repr__(self) -> str:
+        return f"<kaas.ETask {self._label}>"
+
+    @property
+    def plain(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """What it was made of: a function, or a class with what its instance is made with."""
+        return self._target, *self._bound
+
+    @property
+    def _label(self) -> str:
+        return self._target.__qualname__.rpartition("<locals>.")[2]
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session = ray_session_for(self._pool, "an eTask")
+        session.check()
+        spec = self._introduce(session)
+        message, refs = _message(spec, method, self._options, session, args, kwargs)
+        retries = self._options.retries
+        call = session.pool.call.options(max_task_retries=retries) if retries else session.pool.call
+        return call.remote(message, refs)
+
+    def _introduce(self, session: RaySession) -> specs.ETaskSpec:
+        """Tell the pool of it, once; the message needs no answer."""
+        self._pool = session.name
+        spec = self._spec or self._describe()
+        if spec.key not in session.registered:
+            described, code = specs.encode(spec), self._code
+            session.register(spec.key, lambda: session.pool.register_etask.remote(described, code))
+        return spec
+
+    def _describe(self) -> specs.ETaskSpec:
+        """What names it: its code, what it is bound to, and where that looks for modules."""
+        try:
+            self._code = pickled((self._target, *self._bound))
+        except Exception as error:  # what pickling raises depends on what is pickled
+            raise InvalidRequest(f"{self._label} cannot be sent: {type(error).__name__}: {error}") from error
+        self._spec = etask_spec(self._label, self._code, [os.path.abspath(entry) for entry in sys.path])
+        return self._spec
+
+
+class _Method:
+    """A method of an eTask's instance, to be called."""
+
+    def __init__(self, etask: ETask, name: str) -> None:
+        self._etask = etask
+        self._name = name
+
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
+        """As `ETask.remote`."""
+        return self._etask._call(self._name, args, kwargs)
+
+
+def _refuse_coroutines(target: Any) -> None:
+    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
+        raise InvalidRequest(f"{target.__qualname__} is a coroutine function; an eTask is an ordinary one")
+
+
+def _message(
+    spec: specs.ETaskSpec,
+    method: str,
+    options: Options,
+    session: RaySession,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[bytes, list[Any]]:
+    """A call's message and the references beside it.
+
+    Raises:
+        InvalidRequest
+    """
+    arguments, named = split(args, kwargs, 0)
+    try:
+        parts = packed(arguments)
+        stored = []
+        if not parts:
+            arguments, named = split(args, kwargs, 1)
+            stored = [STORE.put(arguments)]
+    except KaasError:
+        raise
+    except Exception as error:  # what pickling raises depends on what is pickled
+        what = f"{spec.label}.{method}" if method else spec.label
+        raise InvalidRequest(f"an argument of {what} cannot be sent: {type(error).__name__}: {error}") from error
+    caller = options.caller(session)
+    ready = not named or STORE.complete(named)
+    call = specs.ETaskCall(
+        spec.key,
+        caller.client,
+        caller.deadline_s,
+        caller.retries,
+        ready,
+        method,
+        parts,
+        session.id,
+        next(session.etask_calls),
+    )
+    return specs.encode(call), [*stored, *named]

@@ -1,0 +1,328 @@
+"""A Function: kTasks registered with their constants bound, how it is invoked, and how it travels to Ray tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from kaas.api.attached import current_session
+from kaas.api.session import Session
+from kaas.errors import InvalidRequest, KaasError, NotInitialized
+from kaas.ktask.arguments import Buffer
+from kaas.ktask.graph import KTask
+from kaas.ktask.variant import Variant, of_shapes
+from kaas.optional_ray import check_ray
+from kaas.wire import specs
+from kaas.wire.packing import Caller, Signature, Store, bind, bind_variants, choose_signature, pack
+
+if TYPE_CHECKING:
+    from kaas.futures import Future
+
+RETRIES = 3
+MOST_RETRIES = 1 << 16
+LONGEST_S = 1e9
+"""Deadlines lie below this, about thirty years."""
+
+
+def register(task: KTask, constants: Mapping[str, Any] | None = None) -> Function:
+    """A function: a kTask with some inputs bound once, for instance to weights.
+
+    Args:
+        constants: by buffer name, as the inputs of `invoke`. Arrays go into Ray's store here. The Function holds them;
+            executors cache them under the identity of what was put here, so clients that share a Function share a copy.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest
+    """
+    session = current_session()
+    if not isinstance(task, KTask):
+        raise InvalidRequest(f"kaas.register takes a KTask, not {task!r}")
+    signature, objects = bind(task, constants, session.store)
+    return _registered(session, task.label, (signature,), objects)
+
+
+def register_variants(name: str, variants: Sequence[Variant], constants: Mapping[str, Any]) -> Function:
+    """A function of a model: several kTasks for inputs of different shapes, which share constants.
+
+    Args:
+        variants: all with inputs of the same names. constants: by buffer name, exactly those that they read, as of
+            `register`.
+
+    Raises:
+        NotInitialized, PoolStopped, InvalidRequest
+    """
+    session = current_session()
+    signatures, objects = bind_variants(variants, constants, session.store)
+    return _registered(session, name, signatures, objects)
+
+
+def _registered(session: Session, name: str, signatures: tuple[Signature, ...], objects: tuple[Any, ...]) -> Function:
+    store = session.store
+    refs = tuple(value for value in objects if store.is_ref(value))
+    function = Function(session.name, name, signatures, _Bound(store.put_all(objects) if objects else None, refs))
+    for signature in signatures:
+        session.introduce(signature)
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a Function is invoked: see `invoke`.
+
+    Raises:
+        InvalidRequest
+    """
+
+    client: str | None = None
+    deadline_s: float | None = None
+    scalars: Mapping[str, Any] | None = None
+    retries: int = RETRIES
+    profile: bool = False
+    keep: bool | Sequence[str] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.client, str | None) or self.client == "":
+            raise InvalidRequest(f"a client is a name, not {self.client!r}")
+        if self.deadline_s is not None and not (
+            type(self.deadline_s) is not bool
+            and isinstance(self.deadline_s, int | float)
+            and 0 < self.deadline_s < LONGEST_S
+        ):
+            raise InvalidRequest(f"deadline_s is a positive number of seconds, not {self.deadline_s!r}")
+        if type(self.retries) is bool or not isinstance(self.retries, int) or not 0 <= self.retries < MOST_RETRIES:
+            raise InvalidRequest(f"retries is a number from 0 on, not {self.retries!r}")
+        if not isinstance(self.profile, bool):
+            raise InvalidRequest(f"profile is True or False, not {self.profile!r}")
+        if not isinstance(self.keep, bool):
+            if isinstance(self.keep, str) or not isinstance(self.keep, Sequence):
+                raise InvalidRequest(f"keep is True, False or names of outputs, not {self.keep!r}")
+            object.__setattr__(self, "keep", tuple(self.keep))
+
+    def caller(self, session: Session) -> Caller:
+        client = session.client if self.client is None else self.client
+        keep = self.keep if isinstance(self.keep, bool) else tuple(self.keep)
+        return Caller(client, self.deadline_s, self.retries, self.profile, keep, session.id)
+
+
+@lru_cache(maxsize=1024)
+def signature_of(task: KTask) -> Signature:
+    """That of a kTask without constants."""
+    return Signature.of(task)
+
+
+def caller_of(session: Session, client: Any, deadline_s: Any, retries: Any, profile: Any) -> Caller:
+    """Who calls by these options.
+
+    Raises:
+        InvalidRequest
+    """
+    try:
+        return _caller(session.client, session.id, client, deadline_s, retries, profile)
+    except TypeError:  # one that has no hash is none that may be given
+        return Options(client, deadline_s, None, retries, profile).caller(session)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _caller(
+    own: str, session: str, client: str | None, deadline_s: float | None, retries: int, profile: bool
+) -> Caller:
+    options = Options(client, deadline_s, None, retries, profile)
+    return Caller(options.client or own, options.deadline_s, options.retries, options.profile, session=session)
+
+
+class _Bound:
+    """What a function and its copies have bound: the reference to their constants, and those among these that were
+    references; they are forgotten when they are known to be complete."""
+
+    __slots__ = ("__weakref__", "awaited", "constants")
+
+    def __init__(self, constants: Any, awaited: Sequence[Any]) -> None:
+        self.constants = constants
+        self.awaited = list(awaited)
+
+
+class Function:
+    """A registered kTask with its constants bound, or several that share them: a model's variants, of which each
+    invocation takes the one for the shapes of its inputs. It can be sent to Ray tasks and used there."""
+
+    def __init__(
+        self,
+        pool: str,
+        name: str,
+        signatures: tuple[Signature, ...],
+        bound: _Bound,
+        options: Options | None = None,
+    ) -> None:
+        self._pool = pool
+        self._name = name
+        self._signatures = signatures
+        self._bound = bound
+        self._options = options or Options()
+        self._caller: tuple[Session, Caller] | None = None
+
+    @property
+    def tasks(self) -> tuple[KTask, ...]:
+        """Its kTasks: of a model one for each variant, those for the smallest inputs first."""
+        return tuple(signature.task for signature in self._signatures)
+
+    @property
+    def task(self) -> KTask:
+        """Its kTask, or the first of them."""
+        return self._signatures[0].task
+
+    @property
+    def client(self) -> str | None:
+        """Whom its options name; None: whoever invokes it."""
+        return self._options.client
+
+    def options(
+        self,
+        *,
+        client: str | None = None,
+        deadline_s: float | None = None,
+        scalars: Mapping[str, Any] | None = None,
+        retries: int | None = None,
+        profile: bool | None = None,
+        keep: bool | Sequence[str] | None = None,
+    ) -> Function:
+        """This function with other defaults for its invocations; what is None stays as it is."""
+        given = {
+            "client": client,
+            "deadline_s": deadline_s,
+            "scalars": scalars,
+            "retries": retries,
+            "profile": profile,
+            "keep": keep,
+        }
+        changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return self._with(self._signatures, replace(self._options, **changed))
+
+    def variant(self, /, **shapes: int | Sequence[int]) -> Function:
+        """This function for inputs of these shapes only, by name: what to call with references, whose shapes cannot be
+        seen. `f.variant(x=(8, 3, 224, 224)).remote(x=ref)`. Not all need be given, if the others decide.
+
+        Raises:
+            UnexpectedInput: no such input. NoVariant: none is for these shapes. UndecidedVariant: several are.
+        """
+        number = of_shapes(self._name, [signature.taken for signature in self._signatures], shapes)
+        return self._with((self._signatures[number],), self._options)
+
+    def _with(self, signatures: tuple[Signature, ...], options: Options) -> Function:
+        return Function(self._pool, self._name, signatures, self._bound, options)
+
+    def remote(self, /, *arrays: Any, **inputs: Any) -> Any:
+        """Invoke it; see `invoke` for what inputs may be and what comes back. Scalars may stand among the inputs.
+
+        Inputs are given by name, or in order: that of the model, or that in which a kTask's kernels first read them
+        (`KTask.inputs`).
+
+        In a Ray task that has not called `init`, this attaches to the pool in which the function was registered.
+        """
+        session = current_session(self._pool)
+        return self.send(session, inputs, self._with_scalars(inputs), arrays)
+
+    def call(self, /, *arrays: Any, **inputs: Any) -> Future:
+        """As `remote`, by `kaas.call`: the answer comes as a `kaas.Future`, and not by way of Ray."""
+        session = current_session(self._pool)
+        return self.ask(session, inputs, self._with_scalars(inputs), arrays)
+
+    def bind(self, /, *arrays: Any, **inputs: Any) -> Any:
+        """A node of a Ray DAG, as a Ray task's `bind` gives it: each `execute()` of the DAG invokes this function as
+        `remote` does, with what the nodes among its inputs give. A function of several outputs gives a named tuple of
+        references. Compiled graphs (`experimental_compile`) consist of actors' methods only, and refuse it.
+        """
+        check_ray()
+        from kaas.api.dag import FunctionNode
+
+        return FunctionNode(self, arrays, inputs, {})
+
+    def _with_scalars(self, inputs: dict[str, Any]) -> Options:
+        """Its options, with the scalars that stand among the inputs, which are taken from there."""
+        first = self._signatures[0]
+        among = [name for name in inputs if name in first.task.scalars and name not in first.taken]
+        if not among:
+            return self._options
+        scalars = dict(self._options.scalars or {}) | {name: inputs.pop(name) for name in among}
+        return replace(self._options, scalars=scalars)
+
+    def send(
+        self, session: Session, inputs: Mapping[str, Any], options: Options | None = None, arrays: Sequence[Any] = ()
+    ) -> Any:
+        """What `remote` and `invoke` do; options: other ones than its own."""
+        signature, message, refs = self._packed(session, session.store, inputs, options or self._options, arrays)
+        try:
+            return session.send(signature, message, refs)
+        except KaasError:
+            raise
+        except ValueError as error:
+            raise self._outlived() from error
+
+    def ask(
+        self, session: Session, inputs: Mapping[str, Any], options: Options | None = None, arrays: Sequence[Any] = ()
+    ) -> Future:
+        """What `call` and `kaas.call` do."""
+        session.check()
+        options = options or self._options
+        if options.keep:
+            raise InvalidRequest(f"{self!r}: kaas.call gives arrays; only kaas.invoke can keep outputs on the device")
+        calls, bound = session.calls, self._bound
+        with calls.aside(session.store) as aside:
+            signature, message, beside = self._packed(session, aside, inputs, options, arrays)
+            try:
+                return calls.submit(signature, message, beside, bound.constants, bound)
+            except KaasError:
+                raise
+            except ValueError as error:
+                raise self._outlived() from error
+
+    def _packed(
+        self, session: Session, store: Store, inputs: Mapping[str, Any], options: Options, arrays: Sequence[Any]
+    ) -> tuple[Signature, bytes, list[Any]]:
+        bound = self._bound
+        if bound.awaited and store.complete(bound.awaited):
+            bound.awaited.clear()
+        signature, inputs = choose_signature(self._name, self._signatures, arrays, inputs, store)
+        caller = self._caller_in(session) if options is self._options else options.caller(session)
+        return signature, *pack(signature, inputs, options.scalars, caller, store, bound.constants, bound.awaited)
+
+    def _caller_in(self, session: Session) -> Caller:
+        """By its own options, remembered for the last session, which is nearly always the only one."""
+        if self._caller is None or self._caller[0] is not session:
+            self._caller = session, self._options.caller(session)
+        return self._caller[1]
+
+    def _outlived(self) -> NotInitialized:
+        """What to raise when Ray no longer knows who owns the constants."""
+        return NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again")
+
+    def upkeep(self) -> tuple[tuple[Signature, ...], list[Any]]:
+        """Return what cache commands say of it: its signatures, and the references to its constants, awaited ones too."""
+        return self._signatures, [
+            *(() if self._bound.constants is None else (self._bound.constants,)),
+            *self._bound.awaited,
+        ]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = [(signature.task, signature.spec.bindings, signature.inputs) for signature in self._signatures]
+        return _function, (self._pool, self._name, parts, self._bound.constants, self._bound.awaited, self._options)
+
+    def __repr__(self) -> str:
+        bound = dict.fromkeys(binding.buffer for signature in self._signatures for binding in signature.spec.bindings)
+        variants = f", {len(self._signatures)} variants" if len(self._signatures) > 1 else ""
+        return (
+            f"<kaas.Function {self._name!r} in pool {self._pool!r}{variants}, constants: {', '.join(bound) or 'none'}>"
+        )
+
+
+def _function(
+    pool: str,
+    name: str,
+    parts: Sequence[tuple[KTask, Sequence[specs.Binding], Sequence[Buffer] | None]],
+    constants: Any,
+    awaited: Sequence[Any],
+    options: Options,
+) -> Function:
+    signatures = tuple(Signature.of(*part) for part in parts)
+    return Function(pool, name, signatures, _Bound(constants, awaited), options)

@@ -1,0 +1,260 @@
+"""A process's way to a pool without Ray: how one is started or found, and how objects get there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, ClassVar
+from weakref import finalize
+
+from kaas.api.pending_call import Aside
+from kaas.api.session import HERE, Session, needs_ray, program_name
+from kaas.config import Config
+from kaas.errors import InvalidConfig, NotInitialized, PoolStopped
+from kaas.ktask.arguments import Buffer
+from kaas.ktask.request import raw_bytes
+from kaas.pool.on_processes.names import Notice, Place
+from kaas.pool.on_processes.objects import Keep, encode_keep, key_of, key_of_all
+from kaas.wire.held_ref import HeldRef
+from kaas.wire.messages import Address, Named
+from kaas.wire.packing import Signature
+from kaas.wire.specs import INLINE_INPUT_BYTES
+from kaas.wire.status import codec
+from kaas.wire.status.stats import Stats
+from kaas.wire.status.status import Status
+from kaas.worker.process_orders import PoolOrders
+from kaas.worker.processes import Child
+
+AT_ONCE = 32
+"""Values that go to the pool in one message: they take memory, and a file each, a second time until it has them."""
+_ANY = Buffer("value", 1)
+
+
+class _HeldStore:
+    """The pool's memory as packing sees Ray's object store: what is put there stays as long as its reference."""
+
+    def __init__(self, session: ProcessSession) -> None:
+        self._session = session
+        self._dropped: SimpleQueue[bytes] | None = None
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def is_ref(value: Any) -> bool:
+        return isinstance(value, HeldRef)
+
+    @staticmethod
+    def complete(refs: Sequence[Any]) -> bool:  # noqa: ARG004 - the pool has what there is a reference to
+        return True
+
+    def put(self, value: Any) -> HeldRef:
+        data, dtype, shape = raw_bytes(_ANY, value)
+        key = key_of(data)
+        self._hold([key], [data])
+        return self._ref(key, data.nbytes, dtype, shape)
+
+    def put_all(self, values: tuple[Any, ...]) -> HeldRef:
+        parts = [value if isinstance(value, HeldRef) else raw_bytes(_ANY, value).data for value in values]
+        keys = [part.binary() if isinstance(part, HeldRef) else key_of(part) for part in parts]
+        together = key_of_all(keys)
+        for begin in range(0, len(keys), AT_ONCE):
+            self._hold(keys[begin : begin + AT_ONCE], parts[begin : begin + AT_ONCE])
+        self._session.ask("hold", [encode_keep(Keep(keys, together))], [Named(key) for key in keys])
+        self._session.calls.drop(keys)
+        return self._ref(together, sum(part.nbytes for part in parts), None, None)
+
+    def _hold(self, keys: Sequence[bytes], parts: Sequence[HeldRef | memoryview]) -> None:
+        with self._session.calls.aside(self) as aside:
+            beside = [self._beside(part, aside) for part in parts]
+            self._session.ask("hold", [encode_keep(Keep(keys))], beside)
+
+    @staticmethod
+    def _beside(part: HeldRef | memoryview, aside: Aside) -> Any:
+        if isinstance(part, HeldRef):
+            return part
+        return aside.put(part) if part.nbytes > INLINE_INPUT_BYTES else bytes(part)
+
+    def _ref(self, key: bytes, nbytes: int, dtype: str | None, shape: tuple[int, ...] | None) -> HeldRef:
+        ref = HeldRef(key, nbytes, dtype, shape)
+        with self._lock:
+            if self._dropped is None:
+                self._dropped = SimpleQueue()
+                threading.Thread(target=self._drop, args=(self._dropped,), name="kaas-drops", daemon=True).start()
+        # it may be collected while its thread holds any lock at all, so another one tells the pool
+        finalize(ref, self._dropped.put, key).atexit = False
+        return ref
+
+    def _drop(self, dropped: SimpleQueue[bytes]) -> None:
+        while (key := dropped.get()) and not self._session.gone:
+            self._session.calls.drop([key])
+
+    def close(self) -> None:
+        """The pool has ended, and all that it held."""
+        if self._dropped is not None:
+            self._dropped.put(b"")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ProcessSession(Session):
+    """
+    Fields:
+        notice: what the pool says of itself. child: its process, if this one has started it. pid: this process.
+    """
+
+    ray: ClassVar[bool] = False
+    notice: Notice
+    child: Child | None = None
+    pid: int = field(default_factory=os.getpid)
+    _addressed: bool = False
+    _store: _HeldStore | None = None
+
+    @property
+    def store(self) -> _HeldStore:
+        if self._store is None:
+            self._store = _HeldStore(self)
+        return self._store
+
+    def alive(self) -> bool:
+        return os.getpid() == self.pid  # one that was forked from it has no session
+
+    def address(self) -> tuple[Address, str]:
+        self.gone = self._addressed  # then there is no line, or no longer: such a pool does not start again
+        self.check()
+        self._addressed = True
+        return self.notice.address, self.notice.node
+
+    def hold(self, life: str, refs: list[Any]) -> None:
+        """What there is a reference to is held already."""
+
+    def drop(self, life: str, keys: list[bytes]) -> None:
+        """It goes with its reference."""
+
+    def introduce(self, signature: Signature) -> None:
+        self.check()
+        self.calls.introduce(signature)
+
+    def send(self, *_: Any) -> Any:
+        raise needs_ray("kaas.invoke", self.name)
+
+    def ask(self, what: str, frames: Sequence[bytes] = (), beside: Sequence[Any] = ()) -> list[Any]:
+        """What the pool answers.
+
+        Raises:
+            PoolStopped, KaasError
+        """
+        self.check()
+        answer: list[Any] = self.calls.ask(what, frames, beside).result()
+        return answer
+
+    def prefetch(self, message: bytes, refs: list[Any]) -> Any:
+        return self.calls.ask("upkeep", [message], refs)
+
+    def upkeep(self, message: bytes, refs: list[Any]) -> None:
+        self.ask("upkeep", [message], refs)
+
+    def status(self) -> Status:
+        return codec.decode(self.ask("status")[0], Status)
+
+    def stats(self, reset: bool) -> Stats:
+        return codec.decode(self.ask("stats", [b"1" if reset else b"0"])[0], Stats)
+
+    def trace(self, seconds: float) -> bytes:
+        return bytes(self.ask("trace", [str(seconds).encode()])[0])
+
+    def pardon(self, function: str) -> bool:
+        return bytes(self.ask("pardon", [function.encode()])[0]) == b"1"
+
+    def shut_down(self) -> None:
+        why = "was shut down"
+        with suppress(PoolStopped):  # somebody else stopped it first
+            if self.ask("stop") == [b"0"]:
+                why = "was left: it is a server's, which goes on"
+        self.gone = True
+        self.end_calls(PoolStopped(f"pool {self.name!r} {why}", pool=self.name))
+        self.store.close()
+        if self.child is not None:
+            self.child.process.wait()
+
+
+# --- a pool is started or found
+
+
+def open_session(name: str, wanted: Config | None) -> tuple[ProcessSession, bool]:
+    """This process's session, or a new one, with the pool of this name; True: this call started the pool. Belongs to
+    who holds HERE's lock.
+
+    Raises:
+        ConfigMismatch, InvalidConfig
+    """
+    session = HERE.session
+    assert session is None or isinstance(session, ProcessSession), "the caller refuses pools of another kind"
+    place = Place(name)
+    if session is not None and not session.gone and _answers(session):
+        _refuse_other(name, wanted, session.notice)
+        return session, False
+    while True:
+        with place.locked():
+            notice = place.running()
+            if notice is None:
+                return _started(name, wanted, place), True
+        session = ProcessSession(name, _client(), notice=notice)
+        if _answers(session):
+            _refuse_other(name, wanted, notice)
+            return session, False
+        place.wait_gone()
+
+
+def attach(name: str) -> None:
+    """Attach this process to a pool that runs already.
+
+    Raises:
+        NotInitialized, InvalidConfig
+    """
+    with HERE.lock:
+        place = Place(name)
+        with place.locked():
+            notice = place.running()
+        if notice is None:
+            raise NotInitialized(f"no pool {name!r} runs without Ray")
+        if HERE.session is None or HERE.session.gone:
+            HERE.session = ProcessSession(name, _client(), notice=notice)
+
+
+def _started(name: str, wanted: Config | None, place: Place) -> ProcessSession:
+    try:
+        child = Child("kaas.pool.on_processes.process_pool", PoolOrders(name, wanted))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InvalidConfig(
+            f"the configuration cannot be sent to the pool's process: {error}", field="policy"
+        ) from error
+    try:
+        child.wait_ready()
+    except BaseException:  # who does not wait any more has not started a pool
+        child.process.kill()
+        raise
+    notice = place.running()
+    if notice is None:
+        raise PoolStopped(f"pool {name!r} ended at once", pool=name)
+    return ProcessSession(name, _client(), notice=notice, child=child)
+
+
+def _client() -> str:
+    return f"{program_name()} process {os.getpid()}"
+
+
+def _answers(session: ProcessSession) -> bool:
+    """Whether the pool is there, and not about to end."""
+    try:
+        session.status()
+    except PoolStopped:
+        return False
+    return True
+
+
+def _refuse_other(name: str, wanted: Config | None, notice: Notice) -> None:
+    if wanted is not None:
+        wanted.refuse_other(name, notice.config)

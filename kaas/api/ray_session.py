@@ -1,0 +1,431 @@
+"""A process's way to a pool on Ray: how one is started or found, and what it is told again when it starts anew."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+import ray
+from ray.experimental import internal_kv
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from kaas.api.session import HERE, Session, needs_ray, program_name
+from kaas.config import Config
+from kaas.errors import ExecutorDied, InvalidConfig, KaasError, NotInitialized, PolicyError, PoolStopped
+from kaas.ktask.request import outputs_type
+from kaas.pool.on_ray.cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources, existing
+from kaas.pool.on_ray.pool_actor import PoolActor
+from kaas.wire import specs
+from kaas.wire.messages import Address
+from kaas.wire.packing import Signature
+from kaas.wire.status.stats import Stats
+from kaas.wire.status.status import Status
+
+T = TypeVar("T")
+
+SOFTWARE_SLOTS = 16
+"""Software GPUs that a Ray which `init` starts has room for, over all pools on it."""
+LOCAL = "local"
+"""The address that has Ray start a cluster of its own."""
+CONCURRENT_REQUESTS = 100_000
+POOL_OPTIONS: dict[str, Any] = {
+    "namespace": NAMESPACE,
+    "lifetime": "detached",
+    "get_if_exists": True,
+    "num_cpus": 0,
+    "max_concurrency": CONCURRENT_REQUESTS,
+    "max_restarts": -1,
+    "max_task_retries": -1,  # a kTask is pure, and what else is asked may be asked again
+}
+"""What Ray is told of a pool's actor."""
+
+
+class _RayStore:
+    """Ray's object store as packing sees it."""
+
+    is_ref = staticmethod(lambda value: isinstance(value, ray.ObjectRef))
+    put = staticmethod(ray.put)
+
+    @staticmethod
+    def put_all(values: tuple[Any, ...]) -> Any:
+        return ray.put(values)
+
+    @staticmethod
+    def complete(refs: Sequence[Any]) -> bool:
+        unique = list(dict.fromkeys(refs))
+        return not existing(unique, len(unique), 0)[1]
+
+
+STORE = _RayStore()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RaySession(Session):
+    """
+    Fields:
+        pool: its actor. invoke: the method of that, looked up once. started_ray: `init` started Ray for this.
+    """
+
+    ray: ClassVar[bool] = True
+    pool: Any
+    invoke: Any
+    started_ray: bool = False
+    etask_calls: Iterator[int] = field(default_factory=count)
+
+    @classmethod
+    def to(cls, name: str, pool: Any, started_ray: bool = False) -> RaySession:
+        """A session that the pool knows of."""
+        session = cls(name, _client(), pool=pool, invoke=pool.invoke, started_ray=started_ray)
+        return session.watch().attend()
+
+    @property
+    def store(self) -> _RayStore:
+        return STORE
+
+    def alive(self) -> bool:
+        return bool(ray.is_initialized())
+
+    def watch(self, life: str = "") -> RaySession:
+        """Note the pool's end, so that calls after it say so at once, and when it starts again."""
+        self.pool.next_life.remote(life).future().add_done_callback(partial(self._note, life))
+        return self
+
+    def _note(self, life: str, watched: Future[str]) -> None:
+        ended = watched.exception() is not None
+        if ended or not watched.result():
+            self.gone = True
+            gone = PoolStopped(f"pool {self.name!r} is gone", pool=self.name)
+            threading.Thread(target=self.end_calls, args=(gone,), daemon=True).start()
+        else:  # in a thread of its own: Ray calls this in one that must not send
+            threading.Thread(target=self._go_on, args=(life, watched.result()), daemon=True).start()
+
+    def _go_on(self, before: str, life: str) -> None:
+        """The pool is in another life than before, in which it knows no pins, and no functions if its store is lost."""
+        if not ray.is_initialized():
+            return
+        if before:
+            for register in list(self.registered.values()):
+                register()
+            for pin in list(self.pins.values()):
+                self.pool.upkeep.remote(*pin)
+        if self._calls is not None:
+            self._calls.moved(life)
+        self.watch(life)
+
+    def attend(self) -> RaySession:
+        """Let the pool note this process's end."""
+        self.pool.attend.remote(self.id, [self.pool.attended.remote(self.id)])
+        return self
+
+    def address(self) -> tuple[Address, str]:
+        if not ray.is_initialized():
+            raise PoolStopped(f"pool {self.name!r} is gone: Ray has ended", pool=self.name)
+        address: Address = self._answer(self.pool.address)
+        return address, ray.get_runtime_context().get_node_id()
+
+    def hold(self, life: str, refs: list[Any]) -> None:
+        self.pool.hold.remote(self.id, life, refs)
+
+    def drop(self, life: str, keys: list[bytes]) -> None:
+        self.calls.drop(keys, life)
+
+    def introduce(self, signature: Signature) -> None:
+        self.check()
+        if signature.key not in self.registered:
+            spec, task = specs.encode(signature.spec), signature.task.to_msgpack()
+            self.register(signature.key, lambda: self.pool.register.remote(spec, task))
+
+    def register(self, key: str, tell: Callable[[], Any]) -> None:
+        """Tell the pool of a function, now and in each later life of it."""
+        self.registered[key] = tell
+        tell()
+
+    def send(self, signature: Signature, message: bytes, refs: list[Any]) -> Any:
+        self.introduce(signature)
+        outputs = signature.task.outputs
+        if len(outputs) == 1:
+            return self.invoke.remote(message, refs) if refs else self.invoke.remote(message)
+        sent = self.invoke.options(num_returns=len(outputs)).remote(message, refs)
+        return outputs_type(tuple(buffer.name for buffer in outputs))(*sent)
+
+    def prefetch(self, message: bytes, refs: list[Any]) -> Any:
+        return self.pool.upkeep.remote(message, refs)
+
+    def upkeep(self, message: bytes, refs: list[Any]) -> None:
+        self._answer(self.pool.upkeep, message, refs)
+
+    def status(self) -> Status:
+        status: Status = self._answer(self.pool.status)
+        return status
+
+    def stats(self, reset: bool) -> Stats:
+        stats: Stats = self._answer(self.pool.stats, reset)
+        return stats
+
+    def trace(self, seconds: float) -> bytes:
+        trace: bytes = self._answer(self.pool.trace, seconds)
+        return trace
+
+    def pardon(self, function: str) -> bool:
+        pardoned: bool = self._answer(self.pool.pardon, function)
+        return pardoned
+
+    async def aside(self, function: Callable[..., T], *args: Any) -> T:
+        """What a function gives in a process of its own, as workers of eTasks are: on a node with devices of the pool,
+        none of which it reserves.
+
+        Raises:
+            KaasError: as it raises it. ExecutorDied: it gave nothing, for its process has ended, say.
+        """
+        kinds = {"GPU" if device.kind == "gpu" else SOFTWARE_RESOURCE for device in self.status().devices}
+        options: dict[str, Any] = {"num_cpus": 0, "max_calls": 1, "max_retries": 0}
+        for node in ray.nodes():  # type: ignore[no-untyped-call]
+            if node["Alive"] and kinds & node["Resources"].keys():
+                options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
+        decorate: Any = ray.remote(**options)
+        made = decorate(function).remote(*args)
+        try:
+            value: T = await made
+        except asyncio.CancelledError:
+            ray.cancel(made, force=True)
+            raise
+        except KaasError as error:
+            raise plain(error) from None
+        except ray.exceptions.RayError as error:
+            raise ExecutorDied(str(error), reason=str(error)) from error
+        return value
+
+    def _answer(self, method: Any, *args: Any) -> Any:
+        """What the pool's actor answers.
+
+        Raises:
+            PoolStopped, KaasError
+        """
+        try:
+            return method.remote(*args).future().result()  # ray.get warns in an async actor, on any of its threads
+        except ray.exceptions.RayActorError as error:
+            raise PoolStopped(f"pool {self.name!r} is gone: {error}", pool=self.name) from error
+        except KaasError as error:
+            raise plain(error) from None
+
+    def shut_down(self) -> None:
+        why = "was shut down"
+        try:
+            # answers leave the actor in order: when the second is here, those of all who waited are
+            if all(ray.get(self.pool.stop.remote()) for _ in range(2)):
+                ray.kill(self.pool)
+            else:
+                why = "was left: it is a server's, which goes on"
+        except ray.exceptions.RayActorError:
+            pass  # somebody else stopped it first
+        self.end_calls(PoolStopped(f"pool {self.name!r} {why}", pool=self.name))
+        _forget_program(self.name)
+        if self.started_ray:
+            ray.shutdown()
+
+
+# --- a pool is started or found
+
+
+def open_session(name: str, wanted: Config | None, address: str | None, here: bool = False) -> tuple[RaySession, bool]:
+    """This process's session, or a new one, with the pool of this name; True: this call started the pool. Belongs to
+    who holds HERE's lock. here: a pool that it starts stays on this machine.
+
+    Raises:
+        ConfigMismatch, InvalidConfig
+    """
+    session = HERE.session
+    assert session is None or isinstance(session, RaySession), "the caller refuses pools of another kind"
+    started = session.started_ray if session else connect(address, wanted)
+    pool, opened = _open_pool(name, wanted, here)
+    if session is None or session.pool != pool:
+        session = RaySession.to(name, pool, started)
+    _note_program(session)
+    return session, opened
+
+
+def connect(address: str | None, wanted: Config | None) -> bool:
+    """Connect to Ray; whether that started one."""
+    if ray.is_initialized():
+        return False
+    if address not in (None, LOCAL):
+        _reach(address)
+        return False
+    software = sum(device.kind == "software" for device in (wanted and wanted.devices) or ())
+    try:
+        ray.init(address, resources={SOFTWARE_RESOURCE: max(SOFTWARE_SLOTS, software)})
+    except ValueError:  # Ray has found a cluster to connect to, and says so before it connects
+        ray.init()
+        return False
+    return True
+
+
+def _reach(address: str, **options: Any) -> None:
+    """Connect to a Ray that runs.
+
+    Raises:
+        NotInitialized
+    """
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ray.exceptions.RayError) as error:
+        # Ray shows its token, unless told to, only to a Ray that it has found itself ("auto")
+        hint = "" if "RAY_AUTH_MODE" in os.environ else "; if that Ray asks for a token, set RAY_AUTH_MODE=token"
+        raise NotInitialized(f"cannot connect to Ray at {address!r}: {error}{hint}") from error
+
+
+def _open_pool(name: str, wanted: Config | None, here: bool) -> tuple[Any, bool]:
+    """The running pool of this name, or a new one and True; a pool that is just ending gives way to a new one."""
+    gpus = int(cluster_resources().get("GPU", 0))
+    actor: Any = ray.remote(PoolActor).options(name=name, **POOL_OPTIONS, **(_pinned() if here else {}))
+    refused = False
+    while True:
+        pool = actor.remote(name, (wanted or Config()).resolved(gpus))
+        try:
+            opened: bool = ray.get(pool.attach.remote(wanted))
+        except ray.exceptions.RayActorError:
+            if refused:
+                raise
+            refused = True
+        except KaasError as error:
+            if isinstance(error, PolicyError | InvalidConfig | PoolStopped):
+                ray.kill(pool)  # it never opened, or never will again: its name is free for a better one
+            if not isinstance(error, PoolStopped):
+                raise plain(error) from None
+        else:
+            return pool, opened
+
+
+def _pinned() -> dict[str, Any]:
+    """What an actor is told that starts on this node, and again only there."""
+    node = ray.get_runtime_context().get_node_id()
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+
+
+def attach(name: str, address: str) -> None:
+    """Attach this process to a pool that runs already.
+
+    Raises:
+        NotInitialized
+    """
+    if not ray.is_initialized():
+        _reach(address, logging_level=logging.WARNING)
+    session = attach_running(name)
+    assert isinstance(session, RaySession), "the caller refuses pools of another kind"
+    _note_program(session)
+
+
+def attach_running(name: str) -> Session:
+    """This process's session; without one, it is attached to the pool of this name.
+
+    Raises:
+        NotInitialized: no such pool runs.
+    """
+    with HERE.lock:
+        if HERE.session is None or HERE.session.gone:
+            try:
+                pool = ray.get_actor(name, namespace=NAMESPACE)
+            except ValueError as error:
+                raise NotInitialized(f"no pool {name!r} runs on the Ray at {ray_address()}") from error
+            HERE.session = RaySession.to(name, pool)
+        return HERE.session
+
+
+def ray_address() -> str:
+    """Host and port of the Ray that this process is connected to."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def session_for(pool: str | None) -> Session:
+    """This process's session; a Ray task that has none, or whose pool is gone, is attached to this pool, or to its
+    program's.
+
+    Raises:
+        NotInitialized
+    """
+    session = HERE.session
+    if session is not None and session.alive() and not (session.gone and _in_ray_worker()):
+        return session
+    if not ray.is_initialized() or not _in_ray_worker():  # a driver has to call init
+        raise NotInitialized("call kaas.init() first")
+    return attach_running(pool or _program_pool())
+
+
+class _Program(msgspec.Struct):
+    """What the tasks of a Ray job are told of the program that started them: its pool, and its client there."""
+
+    pool: str
+    client: str
+
+
+def _note_program(session: RaySession) -> None:
+    """Let the tasks of this process's Ray job find its pool. A task does so only for a program that has none."""
+    noted = msgspec.json.encode(_Program(session.name, session.client))
+    internal_kv._internal_kv_put(_job_key(), noted, not _in_ray_worker(), namespace=NAMESPACE)
+
+
+def _program() -> _Program | None:
+    """What `_note_program` noted."""
+    noted = internal_kv._internal_kv_get(_job_key(), namespace=NAMESPACE)
+    return None if noted is None else msgspec.json.decode(noted, type=_Program)
+
+
+def _program_pool() -> str:
+    """
+    Raises:
+        NotInitialized
+    """
+    program = _program()
+    if program is None:
+        raise NotInitialized("call kaas.init() first, in the program that started this task or here")
+    return program.pool
+
+
+def _forget_program(name: str) -> None:
+    program = _program()
+    if program is not None and program.pool == name:
+        internal_kv._internal_kv_del(_job_key(), namespace=NAMESPACE)
+
+
+def _job_key() -> bytes:
+    return f"program of job {ray.get_runtime_context().get_job_id()}".encode()
+
+
+def _client() -> str:
+    """The client of this Ray job, the same in its program and in all of its tasks."""
+    job = ray.get_runtime_context().get_job_id()
+    if not _in_ray_worker():
+        return f"{program_name()} job {job}"
+    program = _program()
+    return f"job {job}" if program is None else program.client
+
+
+def ray_session_for(pool: str | None, what: str) -> RaySession:
+    """As `session_for`, for what only a pool on Ray does.
+
+    Raises:
+        NotInitialized, InvalidRequest
+    """
+    session = session_for(pool)
+    if not isinstance(session, RaySession):
+        raise needs_ray(what, session.name)
+    return session
+
+
+def _in_ray_worker() -> bool:
+    return bool(ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
+
+
+def plain(error: KaasError) -> KaasError:
+    """An error as it was raised, out of the class that Ray makes of it."""
+    cause = getattr(error, "cause", error)
+    return cause if isinstance(cause, KaasError) else error

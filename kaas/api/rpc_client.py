@@ -1,0 +1,367 @@
+"""What a session has asked its pool over a line, and has no answer yet: in each of the pool's lives anew."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from secrets import token_hex
+from time import monotonic
+from typing import Any, Protocol
+
+from kaas.api.pending_call import Aside, Asked, placed
+from kaas.api.ref_leases import Holds
+from kaas.errors import KaasError, NotInitialized, PoolStopped
+from kaas.futures import Future, Pending, running_loop
+from kaas.wire import messages, specs
+from kaas.wire.connections.connect import connect
+from kaas.wire.connections.connection import AnyLine, Line, LineLost
+from kaas.wire.connections.reply_reader import Receiver
+from kaas.wire.connections.shared_memory import Lease, Outbox
+from kaas.wire.error_codec import decode_error
+from kaas.wire.messages import Ask, Cancel, Drop, Register, Submit
+from kaas.wire.outputs import outputs_from
+from kaas.wire.packing import Signature, Store
+
+CONNECT_S = 30.0
+"""Within this a pool that runs says Welcome."""
+TAKEN_EVERY = 64
+"""After so many calls that nobody has waited for, what has come meanwhile is taken."""
+
+Make = Callable[[Sequence[Any]], Any]
+
+
+class Way(Protocol):
+    """How a session reaches its pool, as its calls see it."""
+
+    name: str
+    id: str
+
+    def address(self) -> tuple[messages.Address, str]:
+        """Where the pool is in its present life, and the node that this process is on. Waits for one that starts again.
+
+        Raises:
+            PoolStopped: it does not.
+        """
+        ...
+
+    def hold(self, life: str, refs: list[Any]) -> None:
+        """Have the pool, in this life, hold the objects of references; waits for nothing. It counts."""
+        ...
+
+    def drop(self, life: str, keys: list[bytes]) -> None:
+        """Undo it."""
+        ...
+
+
+@dataclass(slots=True)
+class _Life:
+    """The line to the pool in one of its lives, and the functions that it was told of on it."""
+
+    line: Line
+    life: str
+    introduced: set[str]
+
+
+class Calls:
+    """What a session has asked its pool, and the answers."""
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+        self._pid = os.getpid()
+        self._numbers = count()
+        self._makers: dict[str, Make] = {}
+        self._outbox = Outbox()
+        self._holds = Holds(self._hold, way.drop)
+        self._receiver = Receiver(self._take, self._line_lost)
+        self.lock = self._receiver.lock  # guards all that follows, and what is pending
+        self._life: _Life | None = None
+        self._ended: KaasError | None = None
+        self._open: dict[int, Asked] = {}
+        self._late: dict[int, Sequence[Lease]] = {}  # of requests that nobody waits for, but that may still run
+
+    @classmethod
+    def connected(cls, way: Way) -> Calls:
+        """Those of a session that connects to its pool now. An event loop does not wait for that: there another thread
+        connects, and what is asked meanwhile is sent then, or ends with what went wrong.
+
+        Raises:
+            PoolStopped
+        """
+        calls = cls(way)
+        if running_loop() is not None:
+            calls._renew_aside()
+            return calls
+        calls._life = calls._connected()
+        with calls.lock:
+            calls._receiver.use(calls._life.line)
+        return calls
+
+    # --- asking
+
+    def submit(
+        self, function: Signature, message: bytes, beside: Sequence[Any], constants: Any = None, owner: Any = None
+    ) -> Future:
+        """Run an invocation.
+
+        Args:
+            beside: references, and what `aside` made of values, in the order of the message.
+            constants: the one of them that is held for as long as owner lives.
+
+        Raises:
+            PoolStopped, NotInitialized
+        """
+        keys: Sequence[bytes] = ()
+        if beside:
+            refs = [item for item in beside if not isinstance(item, Lease | bytes) and item is not constants]
+            if constants is not None:
+                self._holds.keep(owner, [constants])
+            keys = self._holds.use(refs) if refs else ()
+        pending = Pending(self, next(self._numbers))
+        self._ask(Asked(pending, "", (message,), beside, keys, function, owner))
+        return Future(pending, self._makers.get(function.key) or self._maker(function))
+
+    def ask(self, what: str, frames: Sequence[Any] = (), beside: Sequence[Any] = ()) -> Future:
+        """Anything else of the pool; the value are the frames of its answer.
+
+        Raises:
+            PoolStopped, NotInitialized
+        """
+        pending = Pending(self, next(self._numbers))
+        self._ask(Asked(pending, what, frames, beside))
+        return Future(pending, list)
+
+    def _maker(self, function: Signature) -> Make:
+        make = self._makers[function.key] = outputs_from(function.task.outputs)
+        return make
+
+    def aside(self, store: Store) -> Aside:
+        """What `pack` takes for this session's store."""
+        return Aside(store, self._set_aside)
+
+    def _set_aside(self, data: memoryview) -> Lease | bytes:
+        """A copy, so that its owner may write to it again."""
+        life = self._life
+        shares = life is not None and life.line.shares and not self._outbox.crowded
+        return self._outbox.put(data) if shares else bytes(data)
+
+    def introduce(self, function: Signature) -> None:
+        """Tell the pool of a function that is not called yet; the message needs no answer."""
+        self._check_process()
+        life = self._life
+        if life is not None and function.key not in life.introduced:
+            self._introduce(life, function)
+
+    def drop(self, keys: Sequence[bytes], of_life: str | None = None) -> None:
+        """Have the pool let go of objects; of_life: unless it is in another life by now."""
+        life = self._life
+        if life is not None and of_life in (None, life.life):
+            self._send(life, Drop(keys))
+
+    def _hold(self, refs: list[Any]) -> str | None:
+        life = self._life
+        if life is None:  # they are held with all others when there is one
+            return None
+        self._way.hold(life.life, refs)
+        return life.life
+
+    def _ask(self, asked: Asked) -> None:
+        self._check_process()
+        number = asked.pending.number
+        with self.lock:
+            ended, life = self._ended, self._life
+            if ended is None:
+                self._open[number] = asked
+        if ended is not None:
+            self._holds.release(asked.keys)
+            raise PoolStopped(ended.message, pool=self._way.name)
+        if life is not None:
+            self._post(life, asked)
+        if not number % TAKEN_EVERY:
+            self._receiver.take_all()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise NotInitialized("this process was forked from one that is attached to a pool: it cannot use its line")
+
+    def _post(self, life: _Life, asked: Asked) -> None:
+        function, number = asked.function, asked.pending.number
+        if function is not None and function.key not in life.introduced:
+            self._introduce(life, function)
+        beside, frames = placed(asked, life.line.shares) if asked.beside else ((), asked.frames)
+        self._send(life, Ask(number, asked.what, beside) if asked.what else Submit(number, beside), frames)
+
+    def _introduce(self, life: _Life, function: Signature) -> None:
+        self._send(life, Register(), (specs.encode(function.spec), function.task.to_msgpack()))
+        life.introduced.add(function.key)
+
+    def _send(self, life: _Life, header: Any, frames: Sequence[Any] = ()) -> None:
+        try:
+            life.line.send(header, frames)
+        except LineLost:
+            self._lost(life)
+
+    # --- answers
+
+    def wait(self, pending: Pending, timeout_s: float | None) -> None:
+        self._check_process()
+        self._receiver.wait(pending, timeout_s)
+
+    def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
+        self._receiver.call(callbacks)
+
+    def watch(self, pending: Pending) -> None:
+        self._receiver.watch(pending.number)
+
+    def forget(self, pending: Pending) -> None:
+        number = pending.number
+        with self.lock:
+            asked = self._open.pop(number, None)
+            life = self._life
+            self._receiver.unwatch(number)
+            if asked is not None and asked.leases:
+                self._late[number] = asked.leases
+        if asked is None:
+            return
+        if asked.keys:
+            self._holds.release(asked.keys)
+        if life is not None:
+            self._send(life, Cancel(number))
+        self._receiver.wake()
+
+    def _take(self, header: messages.ToPeer, frames: Sequence[Any]) -> None:
+        match header:
+            case messages.Result(number=number):
+                self._answer(number, frames, None)
+            case messages.Failure(number=number, held=held):
+                self._answer(number, (), decode_error(frames[0]), held)
+            case messages.Release(number=number):
+                with self.lock:
+                    leases = self._late.pop(number, ())
+                _release(leases)
+            case messages.Welcome(life=life):
+                self._welcomed_again(life)
+            case messages.Refused():
+                self._refused(decode_error(frames[0]))
+
+    def _answer(self, number: int, frames: Sequence[Any], error: KaasError | None, held: bool = False) -> None:
+        with self.lock:
+            asked = self._open.pop(number, None)
+            leases = self._late.pop(number, None) or (asked.leases if asked is not None and asked.beside else ())
+            self._receiver.unwatch(number)
+            if held:
+                self._late[number] = leases
+        if not held:
+            _release(leases)
+        if asked is not None:
+            if asked.keys:
+                self._holds.release(asked.keys)
+            asked.pending.end(frames, error)
+
+    # --- the pool's lives
+
+    def moved(self, life: str) -> None:
+        """The pool is in this life now."""
+        known = self._life
+        if known is not None and known.life != life:
+            self._lost(known)
+
+    def _line_lost(self, line: AnyLine[Any, messages.ToPeer]) -> None:
+        life = self._life
+        if life is not None and life.line is line:
+            self._lost(life)
+
+    def _lost(self, life: _Life) -> None:
+        with self.lock:
+            if self._life is not life:
+                return
+            self._life = None
+            self._receiver.use(None)
+        life.line.close()
+        self._renew_aside()
+
+    def _renew_aside(self) -> None:
+        threading.Thread(target=self._renew, name="kaas-line", daemon=True).start()
+
+    def _renew(self) -> None:
+        """Ask a pool that has started again all that has no answer."""
+        try:
+            life = self._connected()
+        except KaasError as error:
+            self.end(error)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            self.end(PoolStopped(f"pool {self._way.name!r} cannot be reached: {error}", pool=self._way.name))
+            return
+        with self.lock:
+            if self._ended is None:
+                self._life = life
+                self._receiver.use(life.line)
+            late, self._late = self._late, {}
+            unanswered = list(self._open.values())
+        if self._life is not life:
+            life.line.close()
+            return
+        for leases in late.values():  # what still runs with them is of the pool's last life, and nobody's
+            _release(leases)
+        self._holds.again(life.life)
+        self._post_again(life, unanswered)
+
+    def _welcomed_again(self, life: str) -> None:
+        """The connection broke and stands again; what was on its way may be lost."""
+        known = self._life
+        if known is not None and known.life == life:
+            known.introduced.clear()
+            with self.lock:
+                unanswered = list(self._open.values())
+            self._post_again(known, unanswered)
+
+    def _post_again(self, life: _Life, unanswered: Sequence[Asked]) -> None:
+        for asked in unanswered:
+            self._post(life, asked)
+            if asked.pending.cancelled:  # meanwhile, and the pool may have been told before it was asked
+                self._send(life, Cancel(asked.pending.number))
+
+    def _connected(self) -> _Life:
+        end_s = monotonic() + CONNECT_S
+        while True:
+            address, node = self._way.address()
+            try:
+                line = connect(address, node, "client", self._way.id, token_hex(8), CONNECT_S)
+            except LineLost as error:  # the pool has just ended, and its address with it
+                if monotonic() > end_s:
+                    raise PoolStopped(f"pool {self._way.name!r} does not answer", pool=self._way.name) from error
+            else:
+                return _Life(line, address.life, set())
+
+    def end(self, error: KaasError) -> None:
+        """Give every call that has no answer this one; further ones are refused."""
+        self._receiver.take_all()
+        self._refused(error)
+
+    def _refused(self, error: KaasError) -> None:
+        """Nothing more comes."""
+        with self.lock:
+            if self._ended is not None:
+                return
+            self._ended = error
+            life, self._life = self._life, None
+            unanswered, self._open = self._open, {}
+            late, self._late = self._late, {}
+            self._receiver.close()
+        if life is not None:
+            life.line.close()
+        for leases in late.values():
+            _release(leases)
+        for asked in unanswered.values():
+            _release(asked.leases)
+            asked.pending.end(error=error)
+        self._holds.close()
+        self._outbox.close()
+
+
+def _release(leases: Sequence[Lease]) -> None:
+    for lease in leases:
+        lease.release()

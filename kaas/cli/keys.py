@@ -1,0 +1,95 @@
+"""`kaas keys`: who may speak to a server from afar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from kaas.server.peers.keys import OwnKeys
+
+app = typer.Typer(no_args_is_help=True, help=__doc__)
+console = Console(soft_wrap=True, emoji=False)
+
+FOLDER = Path("keys")
+
+Name = Annotated[str, typer.Argument(help="of the client")]
+Known = Annotated[Path, typer.Option(exists=True, file_okay=False, help="of the server's keys")]
+Secret = Annotated[Path | None, typer.Option(dir_okay=False, help="the client's own file; else NAME.toml")]
+
+
+@app.command()
+def new(
+    name: Name,
+    folder: Annotated[
+        Path, typer.Option(file_okay=False, help="of the server's keys, made if it is not there")
+    ] = FOLDER,
+    to: Secret = None,
+) -> None:
+    """Let a new client in: the server's folder gets its public key, and a file for the client its secret one.
+
+    A server that runs knows it within a second."""
+    from kaas.server.peers.keys import new_client
+
+    secret_file = to or Path(f"{name}.toml")
+    _tell_secret(secret_file, new_client(folder, name, secret_file))
+
+
+def _tell_secret(secret_file: Path, own: OwnKeys) -> None:
+    console.print(f"{escape(str(secret_file))} is for {escape(own.name)} and nobody else")
+    console.print(f"the server's public key, which it has in it: {own.server_key}", highlight=False, markup=False)
+
+
+@app.command("list")
+def list_(
+    folder: Known = FOLDER, json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False
+) -> None:
+    """Show the clients that a server lets in, those that were revoked, and files that let nobody in."""
+    import msgspec
+
+    from kaas.server.peers.revoking import listed
+
+    clients, wrong, revoked = listed(folder)
+    if json:
+        told = {"clients": clients, "revoked": revoked, "wrong": [error.message for error in wrong]}
+        print(msgspec.json.encode(told).decode())
+        return
+    table = Table("client", "public key", "administrator", "quotas", "revoked")
+    for client in clients:
+        quotas = {name: value for name, value in msgspec.structs.asdict(client.quotas).items() if value is not None}
+        said = ", ".join(f"{name} {value:g}" for name, value in quotas.items())
+        table.add_row(escape(client.name), escape(client.public_key), "yes" if client.administrator else "", said, "")
+    for each in revoked:
+        how = f"{each.revoked}, purged" if each.purge else each.revoked
+        table.add_row(escape(each.name), escape(each.public_key), "", "", how)
+    Console(width=max(console.width, 140), emoji=False).print(table)
+    for error in wrong:
+        console.print(f"[red]lets nobody in:[/] {escape(error.message)}")
+
+
+@app.command()
+def revoke(
+    name: Name,
+    folder: Known = FOLDER,
+    purge: Annotated[bool, typer.Option("--purge", help="what it has at the server goes too")] = False,
+) -> None:
+    """Let a client in no more. A server that runs puts it out within a second."""
+    from kaas.server.peers.revoking import revoke as revoked
+
+    revoked(folder, name, purge=purge)
+    left = "is removed, by the server that runs or when it starts" if purge else "stays until the name is given again"
+    console.print(f"{escape(name)} is let in no more; what it has at the server {left}")
+
+
+@app.command()
+def rotate(name: Name, folder: Known = FOLDER, to: Secret = None) -> None:
+    """Give a client another pair of keys: it keeps what it has at the server, and its old key lets nobody in."""
+    from kaas.server.peers.revoking import rotate as rotated
+
+    secret_file = to or Path(f"{name}.toml")
+    _tell_secret(secret_file, rotated(folder, name, secret_file))

@@ -1,0 +1,216 @@
+"""`kaas status`, `stats`, `trace` and `usage`: what a pool is and does, and what clients of a server have used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kaas.cli.serve import SERVER_CONFIG
+from kaas.errors import InvalidRequest, MissingPackage, NotInitialized
+from kaas.ktask.draw import printable
+from kaas.server.usage.usage import Usage
+from kaas.wire.status.tables import Shown
+
+console = Console(emoji=False)
+
+
+EitherPool = Annotated[
+    bool | None,
+    typer.Option("--ray/--no-ray", help="a pool on Ray, or one without, as of a server; else whichever runs here"),
+]
+
+
+class By(Enum):
+    """What usage is summed up by."""
+
+    CLIENT = "client"
+    FUNCTION = "function"
+
+
+PoolName = Annotated[str, typer.Option(help="of the pool, or of the server's")]
+Address = Annotated[str, typer.Option(help="of the Ray cluster")]
+
+
+def status(address: Address = "auto", name: PoolName = "kaas", ray: EitherPool = None) -> None:
+    """Show a running pool: its devices, executors and queue."""
+    from kaas.api.program import status as pool_status
+    from kaas.wire.status.tables import status_tables
+
+    attach_either(name, address, ray)
+    _show(status_tables(pool_status()))
+
+
+def stats(
+    json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="count from here on, for everybody")] = False,
+    address: Address = "auto",
+    name: PoolName = "kaas",
+    ray: EitherPool = None,
+) -> None:
+    """Show where the requests of a running pool spent their time, and what its caches did."""
+    import msgspec
+
+    from kaas.api.program import stats as pool_stats
+    from kaas.wire.status.tables import stats_tables
+
+    attach_either(name, address, ray)
+    found = pool_stats(reset)
+    if json:
+        print(msgspec.json.encode(found).decode())
+        return
+    _show(stats_tables(found))
+
+
+def _show(tables: Iterable[Shown]) -> None:
+    for shown in tables:
+        _print_whole(shown.rich())
+        styles = [None] * len(shown.notes) + ["red"] * len(shown.troubles)
+        for line, style in zip(shown.below, styles, strict=True):
+            console.print(line, markup=False, highlight=False, soft_wrap=True, style=style)
+
+
+def _print_whole(table: Table) -> None:
+    """As wide as it is, since a figure that lacks digits is wrong."""
+    needed = console.measure(table, options=console.options.update(max_width=sys.maxsize)).maximum
+    Console(width=max(console.width, needed), emoji=False).print(table)
+
+
+def trace(
+    seconds: Annotated[float, typer.Option(min=0.001, help="for which requests are taken down")] = 10.0,
+    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="where the trace goes")] = Path("trace.json"),
+    address: Address = "auto",
+    name: PoolName = "kaas",
+    ray: EitherPool = None,
+) -> None:
+    """Take down what the requests of a running pool do, for https://ui.perfetto.dev or chrome://tracing."""
+    from kaas.api.attached import current_session
+    from kaas.pool.observing.tracing import chrome
+
+    attach_either(name, address, ray)
+    with out.open("wb") as file:  # before anybody waits for what could not be written
+        file.write(chrome(current_session().trace(seconds)))
+    console.print(f"{out}: {seconds:g} s of pool {name}", markup=False, highlight=False, soft_wrap=True)
+
+
+def attach_either(name: str, address: str, ray: bool | None) -> None:
+    """Attach to a pool that runs, and say on stderr on which Ray that is. ray: None for a pool without Ray, if one of
+    this name runs on this machine.
+
+    Raises:
+        NotInitialized
+    """
+    from kaas.api.program import attach
+    from kaas.pool.on_processes.names import Place, running_names
+
+    on_ray = Place(name).running() is None if ray is None else ray
+    try:
+        attach(name, address=address, ray=on_ray)
+    except (MissingPackage, NotInitialized) as error:
+        if ray:
+            raise
+        why = error.message
+        if ray is None:
+            no_ray = isinstance(error, MissingPackage)
+            why = "Ray is not installed (pip install ray)" if no_ray else why
+            why = f"no pool {name!r} runs on this machine without Ray, and {why}"
+        there = "; ".join(f"--name {printable(quote(running))}" for running in running_names())
+        raise NotInitialized(f"{why}. Without Ray run here: {there}" if there else why) from error
+    if on_ray:
+        from kaas.api.ray_session import ray_address
+
+        line = f"pool {name} on the Ray at {ray_address()}"
+        Console(stderr=True).print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def usage(
+    folder: Annotated[
+        Path | None, typer.Argument(exists=True, file_okay=False, help="the server's state, instead of asking it")
+    ] = None,
+    by: Annotated[By, typer.Option(help="what is summed up")] = By.CLIENT,
+    json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+    server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,
+    keys: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="of the client that asks")] = None,
+    config: Annotated[Path, typer.Option(dir_okay=False, help="the server's, which names its state")] = SERVER_CONFIG,
+) -> None:
+    """Show what clients have used: of a server on this machine by its state, or of one that is asked; it tells
+    administrators of all."""
+    import msgspec
+
+    from kaas.server.usage.usage_file import read_usage
+
+    if server is not None:
+        if folder is not None:
+            raise InvalidRequest("kaas usage takes the server's state folder or --server, not both")
+        from kaas import Client
+
+        with Client(server, keys=keys) as client:
+            found = msgspec.convert(client.usage(), Usage)
+    else:
+        found = read_usage(folder or _state(config))
+    if json:
+        print(msgspec.json.encode(found).decode())
+        return
+    _print_whole(_table(found, by))
+
+
+def pardon(
+    function: Annotated[str, typer.Argument(help="its key, as kaas status shows it, or that of its kTask")],
+    address: Annotated[str, typer.Option(help="of the Ray cluster")] = "auto",
+    name: Annotated[str, typer.Option(help="of the pool")] = "kaas",
+    ray: EitherPool = None,
+    server: Annotated[str | None, typer.Option(help="address of a server, as tcp://host:port")] = None,
+    keys: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="of an administrator")] = None,
+) -> None:
+    """Let a function run again that is in quarantine: of a pool here, or of a server that is asked."""
+    if server is not None:
+        from kaas import Client
+
+        with Client(server, keys=keys) as client:
+            pardoned = client.pardon(function)
+    else:
+        from kaas.api.attached import current_session
+
+        attach_either(name, address, ray)
+        pardoned = current_session().pardon(function)
+    if not pardoned:
+        raise InvalidRequest(f"no function {function!r} is in quarantine: kaas status shows those that are")
+    console.print(f"{escape(function)} is run again", highlight=False, soft_wrap=True)
+
+
+def _state(config: Path) -> Path:
+    """
+    Raises:
+        InvalidRequest, InvalidConfig
+    """
+    from kaas.server.config.serve_config import read_file
+
+    if not config.exists():
+        raise InvalidRequest(
+            f"kaas usage takes the server's state folder, its configuration (there is no {config} here), or --server"
+        )
+    state = read_file(config).state
+    if state is None:
+        raise InvalidRequest(f"the server of {config} keeps no state: ask it with --server while it runs")
+    return Path(state)
+
+
+def _table(found: Usage, by: By) -> Table:
+    counts = ("requests", "ended well", "device s", "bytes in", "bytes out", "bytes copied")
+    held = ("held, byte s",) if by is By.CLIENT else ()
+    table = Table(by.value, *counts, *held, title=f"usage by {by.value}")
+    for flow in found.by(by.value):
+        name = flow.client if by is By.CLIENT else flow.function
+        moved = (flow.bytes_in, flow.bytes_out, flow.bytes_copied)
+        row = [str(flow.requests), str(flow.outcomes.get("succeeded", 0)), f"{flow.device_s:.6f}", *map(str, moved)]
+        kept = [f"{found.byte_s(flow.client):.0f}"] if by is By.CLIENT else []
+        table.add_row(escape(printable(name)), *row, *kept)
+    return table

@@ -1,0 +1,97 @@
+"""`kaas simulate` and `kaas replay`: what a policy decides, in virtual time or told what a pool has recorded."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from kaas.scheduling.events import PolicyFactory
+    from kaas.scheduling.simulation.scenario import Scenario
+
+console = Console(emoji=False)
+
+ScenarioFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="as docs/simulator.md describes it")]
+Policy = Annotated[str | None, typer.Option(help="a name, or module:Class, instead of the one that is said there")]
+Json = Annotated[bool, typer.Option("--json", help="everything, for programs")]
+Rows = Annotated[int, typer.Option(min=0, help="dispatches to show")]
+
+
+def simulate(scenario_file: ScenarioFile, policy: Policy = None, json: Json = False, rows: Rows = 20) -> None:
+    """Run a scheduling policy in virtual time."""
+    from kaas.scheduling.simulation.scenario_file import parse
+
+    _simulate(parse(scenario_file.read_bytes()), policy, json, rows)
+
+
+def replay(
+    record: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="what kaas.init(record=...) wrote")],
+    policy: Policy = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="simulate the recorded requests on so many devices, and compare nothing")
+    ] = None,
+    scenario: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="write them there, as a scenario of that, and run nothing")
+    ] = None,
+    json: Json = False,
+    rows: Rows = 20,
+) -> None:
+    """Tell a fresh policy the events of a pool, and compare its decisions with the pool's."""
+    from kaas.scheduling import recording
+
+    if devices is not None or scenario is not None:
+        recorded = recording.recorded(record)
+        made = recorded.scenario(devices or len(recorded.devices))
+        if recorded.left_out:
+            note = f"{recorded.left_out} recorded requests never ran to an end, and are left out"
+            Console(stderr=True, emoji=False).print(note)
+        if scenario is not None:
+            scenario.write_bytes(made.as_json())
+        else:
+            _simulate(made, policy, json, rows)
+        return
+    told = recording.replay(record, None if policy is None else _found(policy))
+    counts = f"{told.lives} lives, {told.events} events, {told.decisions} decisions"
+    if told.difference is None:
+        console.print(f"[green]identical[/]: {counts}")
+        return
+    found = told.difference
+    console.print(f"[red]different[/] at line {found.line}, after {counts}")
+    for name, said in (("event", found.event), ("expected", found.expected), ("got", found.got)):
+        console.print(f"{name}: {escape(str(said))}", soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def _found(policy: str) -> str | PolicyFactory:
+    """The policy that is said; modules of one's own are looked for where the command is run, too."""
+    from kaas.scheduling.policy_choice import choose_policy
+
+    sys.path.insert(0, "")
+    try:
+        return choose_policy("policy", policy)
+    finally:
+        sys.path.remove("")
+
+
+def _simulate(scenario: Scenario, policy: str | None, json: bool, rows: int) -> None:
+    import msgspec
+
+    from kaas.scheduling.simulation.scenario import PolicyChoice
+    from kaas.scheduling.simulation.simulator import simulate as simulated
+    from kaas.scheduling.simulation.tables import tables
+
+    found = None if policy is None else _found(policy)
+    if isinstance(found, str):
+        scenario, found = replace(scenario, policy=PolicyChoice(found)), None
+    result = simulated(scenario, found)
+    if json:
+        print(msgspec.json.encode(result).decode())
+        return
+    for table in tables(result, rows):
+        console.print(table)

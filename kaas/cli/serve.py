@@ -1,0 +1,76 @@
+"""`kaas serve`: a server for remote clients, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kaas.errors import InvalidConfig
+from kaas.optional_ray import check_ray
+
+SERVER_CONFIG = Path("kaas.yaml")
+"""The name of a server's configuration in docs/serve.md."""
+
+READY = "kaas serves at"
+"""The beginning of the line that it prints once it can be reached; the endpoint follows."""
+
+
+def serve(
+    config: Annotated[Path | None, typer.Option(dir_okay=False, help="YAML, as docs/serve.md describes it")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="no keys: all on this machine may use it")] = False,
+    check: Annotated[bool, typer.Option("--check", help="look at the configuration, and serve nothing")] = False,
+) -> None:
+    """Serve remote clients until SIGTERM or Ctrl-C; what is open is answered first."""
+    from kaas.code.providers import BUILD
+    from kaas.pool.loop import PoolLoop
+    from kaas.server.config.serve_check import check_all, check_host, check_names, check_sizes
+    from kaas.server.config.serve_config import Settings, read
+    from kaas.server.config.serve_memory import promised, tell, there_bytes
+    from kaas.server.server_log import configure
+
+    if config is None and not insecure and SERVER_CONFIG.is_file():
+        # which others may have put there, and which names code that the server runs
+        message = (
+            f"kaas serve takes no {SERVER_CONFIG} by itself: --config {SERVER_CONFIG} takes the one that lies here"
+        )
+        raise InvalidConfig(message, field="config")
+    if config is not None:
+        sys.path.append(str(config.absolute().parent))  # behind all else: steps and policies of one's own lie there
+
+    def checked() -> Settings:
+        found = read(config, insecure=insecure)
+        check_sizes(found)
+        check_names(found)
+        return found
+
+    settings = checked()
+    if check:
+        asyncio.run(check_all(settings))
+        print("the configuration can be served")
+        print(promised(settings).sentence(there_bytes()))
+        return
+    check_host(settings.listen.host)
+    configure(settings.log)
+    tell(settings)
+    if not settings.code.build:
+        os.environ[BUILD] = "0"  # of all processes that this one starts
+    if settings.ray:
+        check_ray()
+        from kaas.server.running.ray_server import serve as run
+    else:
+        from kaas.server.running.process_server import serve as run
+    if insecure:
+        warning = "[bold red]INSECURE[/]: without keys every program on this machine may use it, with any code"
+        Console(stderr=True, soft_wrap=True, emoji=False).print(warning)
+    with asyncio.Runner(loop_factory=PoolLoop) as runner:
+        told = partial(print, READY, flush=True)
+        runner.run(run(settings, told, checked))
+    sys.stdout.flush()
+    os._exit(0)  # whatever threads there are

@@ -1,0 +1,159 @@
+"""`kaas.AsyncClient`: as `kaas.Client`, for programs that await."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from kaas.client.client import PATIENCE_S, Client, Invocable
+from kaas.client.prepared import prepare
+from kaas.client.remote_function import RemoteFunction, RemoteObject
+from kaas.client.transfers import Progress
+from kaas.errors import DeadlineExceeded
+from kaas.futures import Future, Pending
+from kaas.ktask.graph import KTask
+from kaas.models.model import CompiledModel
+from kaas.server.peers.keys import OwnKeys
+from kaas.wire import protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Arguments, errors and what the methods do: see `Client`. For one event loop or several."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        keys: str | os.PathLike[str] | OwnKeys | None = None,
+        server_key: str | None = None,
+        signatures: Mapping[str, bytes] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._client = Client(address, keys=keys, server_key=server_key, signatures=signatures, patience_s=patience_s)
+
+    async def register(
+        self,
+        task: KTask | CompiledModel,
+        constants: Mapping[str, Any] | None = None,
+        *,
+        name: str = "",
+        before: str = "",
+        after: str = "",
+        progress: Progress | None = None,
+    ) -> RemoteFunction:
+        """progress: called by another thread."""
+        function = await self._aside(
+            self._client.register, task, constants, name=name, before=before, after=after, progress=progress
+        )
+        return RemoteFunction(self, function.name, function.tasks)
+
+    async def function(self, name: str) -> RemoteFunction:
+        return RemoteFunction(self, name, (await self._aside(self._client.function, name)).tasks)
+
+    async def functions(self) -> list[dict[str, Any]]:
+        return await self._aside(self._client.functions)
+
+    async def unregister(self, function: RemoteFunction | str) -> None:
+        await self._aside(self._client.unregister, function)
+
+    async def call(
+        self,
+        function: Invocable,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        scalars: Mapping[str, Any] | None = None,
+        deadline_s: float | None = None,
+        key: str = "",
+        store: Mapping[str, str] | None = None,
+        trace: str = "",
+    ) -> Any:
+        """Run a function, and give what it gives: what `Client.call`'s future holds. Cancelling who awaits it cancels
+        the call."""
+        client = self._client
+        known = client.known(function)
+        if known is None:
+            known = await self._aside(client.resolved, function)
+        calls = client.calls
+        call = prepare(calls, known, inputs, scalars, deadline_s, key, store, trace)
+        room = calls.submit(call)
+        if room is not None:
+            await self._room(room, call.nbytes, deadline_s)
+            calls.submit_late(call)
+        return await Future(call, call.make)
+
+    async def _room(self, room: Pending, nbytes: int, deadline_s: float | None) -> None:
+        """Until credit has been taken."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await Future(room, tuple)
+        except BaseException as error:
+            if room.ended and not room.cancelled and room.error is None:
+                self._client.calls.leave_room(nbytes)  # it was given just as nobody wanted it any more
+            if isinstance(error, TimeoutError) and error is not room.error:
+                raise DeadlineExceeded(
+                    f"too much was open at the server to ask within {deadline_s} s", deadline_s=deadline_s
+                ) from None
+            raise
+
+    async def put(self, name: str, value: Any, *, progress: Progress | None = None) -> RemoteObject:
+        return await self._aside(self._client.put, name, value, progress=progress)
+
+    async def get(self, name: str | RemoteObject, *, progress: Progress | None = None) -> np.ndarray[Any, Any]:
+        return await self._aside(self._client.get, name, progress=progress)
+
+    async def object(self, name: str) -> RemoteObject:
+        return await self._aside(self._client.object, name)
+
+    async def delete(self, name: str | RemoteObject) -> None:
+        await self._aside(self._client.delete, name)
+
+    async def objects(self) -> list[dict[str, Any]]:
+        return await self._aside(self._client.objects)
+
+    async def status(self) -> Any:
+        return await self._aside(self._client.status)
+
+    async def stats(self) -> Any:
+        return await self._aside(self._client.stats)
+
+    async def usage(self) -> Any:
+        return await self._aside(self._client.usage)
+
+    async def health(self, *, canary: bool = False) -> Any:
+        return await self._aside(self._client.health, canary=canary)
+
+    async def drain(self) -> Any:
+        return await self._aside(self._client.drain)
+
+    async def pardon(self, function: KTask | str) -> bool:
+        return await self._aside(self._client.pardon, function)
+
+    def limits(self) -> protocol.Limits | None:
+        return self._client.limits()
+
+    async def close(self) -> None:
+        await self._aside(self._client.close)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _aside(self, do: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """On another thread, since it waits."""
+        return await asyncio.to_thread(do, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<kaas.AsyncClient: {self._client!r}>"

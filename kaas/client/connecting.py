@@ -1,0 +1,220 @@
+"""How a client comes to speak to its server: attempts, until one is welcome."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_random_exponential,
+)
+from tenacity.stop import stop_base
+
+from kaas.client.failures import error_of
+from kaas.client.server_connection import HUNG_UP, NOT_IT, REFUSED, CurveKeys, RemoteLine
+from kaas.errors import InvalidConfig, NotInitialized, Unreachable
+from kaas.wire import protocol
+from kaas.wire.connections.connection import LineLost
+from kaas.wire.connections.zmq_connection import Socket
+
+ATTEMPT_S = 5.0
+"""Within this a server that is there says Welcome."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+"""Between attempts."""
+HANG_UPS, HANG_UPS_S, HANG_UPS_SHARE = 3, 2.0, 1 / 6
+"""So many attempts in a row, over as long and such a share of a client's patience, that end in the handshake: then
+another one does not meet the server either. One that keeps out an address does so for less, unless somebody floods it
+from there all the time; a relay hangs up as long as its server starts."""
+
+SAID_S = 3.0
+"""After which time in vain it says where it looks, and how long it will: a slip in an address waits as long as a server
+that starts."""
+
+_log = logging.getLogger(__name__)
+
+Connected = tuple[RemoteLine, protocol.Welcome]
+
+
+class Way:
+    """To one server. patience_s: how long a server that is not there is looked for."""
+
+    def __init__(self, address: str, keys: CurveKeys | None, patience_s: float) -> None:
+        self.address = address
+        self._keys = keys
+        self._patience_s = patience_s
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._lock = threading.Lock()
+        self._connecting = self._closed = False
+        self._met = False
+        self._pid = os.getpid()
+        self._line: RemoteLine | None = None  # the newest
+
+    def connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
+        """A line on which this session has been welcomed.
+
+        Args:
+            stopped: set when nobody wants it any more. meanwhile: called between attempts.
+
+        Raises:
+            Unreachable: nobody is there for so long, or they do not speak to each other, which shows sooner
+            NotInitialized: it was closed, or stopped
+            KaasError: the server wants nothing of this session
+        """
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            self._connecting = True
+        try:
+            return self._connect(session, stopped, meanwhile)
+        finally:
+            self._connected()
+
+    def _connected(self) -> None:
+        with self._lock:
+            self._connecting = False
+            closed = self._closed
+        if closed:
+            self._context.term()
+
+    def _connect(self, session: str, stopped: threading.Event, meanwhile: Callable[[], Any]) -> Connected:
+        stop = stop_after_delay(self._patience_s) | stop_when_event_set(stopped)
+        said = False
+
+        def between(state: RetryCallState) -> None:
+            nonlocal said
+            if not said and (state.seconds_since_start or 0.0) >= SAID_S and state.outcome is not None:
+                said = True
+                why = state.outcome.exception()
+                _log.warning(
+                    "the server at %s cannot be reached so far: %s; it is looked for, for %g s (patience_s)",
+                    self.address, why, self._patience_s,
+                )  # fmt: skip
+            meanwhile()
+
+        attempts = Retrying(
+            retry=retry_if_exception_type(_Missed),
+            stop=stop if self._met else stop | _HungUp(self._patience_s),  # one that was met has had the right key
+            wait=wait_random_exponential(SHORTEST_PAUSE_S, LONGEST_PAUSE_S),
+            sleep=sleep_using_event(stopped),
+            before_sleep=between,
+            reraise=True,
+        )
+        try:
+            line, welcome = attempts(self._attempt, session)
+        except LineLost as error:
+            if stopped.is_set():
+                raise _closed() from None
+            raise Unreachable(
+                f"the server at {self.address} cannot be reached: {error}", address=self.address, reason=str(error)
+            ) from error
+        self._met = True
+        if stopped.is_set():
+            line.close()
+            raise _closed()
+        return line, welcome
+
+    def _attempt(self, session: str) -> Connected:
+        try:
+            line = RemoteLine(self._context, self.address, self._keys, ATTEMPT_S)
+        except zmq.ZMQError as error:
+            raise InvalidConfig(f"{self.address!r} is no address of a server: {error}", field="address") from error
+        with self._lock:
+            self._line, closed = line, self._closed
+        try:
+            if closed:
+                raise _closed()
+            line.send(protocol.Hello(protocol.VERSION, session))
+            return line, _welcome(line)
+        except BaseException as error:
+            line.close()
+            if isinstance(error, LineLost) and str(error) not in (REFUSED, NOT_IT):
+                raise _Missed(str(error)) from None
+            raise
+
+    def close(self) -> None:
+        """When all lines are, but for one that is still being made. A process that was forked has none of its own."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            first, self._closed = not self._closed, True
+            connecting, line = self._connecting, self._line
+        if connecting and line is not None:
+            line.close()  # who waits in it goes on, and puts things in order
+        elif first and not connecting:
+            self._context.term()
+
+    def abandon(self) -> None:
+        """Nobody is there any more to use it or to close it. Left to themselves, a context and its sockets that become
+        garbage together can wait for each other for ever."""
+        if self._line is not None and os.getpid() == self._pid:
+            self._line.close()
+        self.close()
+
+
+def _closed() -> NotInitialized:
+    return NotInitialized("this client is closed")
+
+
+class _Missed(LineLost):
+    """Another attempt may meet somebody."""
+
+
+class _HungUp(stop_base):
+    """Whoever is there always hangs up: that is all that a server says to who has not got its key."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._at_s: list[float] = []
+        self._limit_s = max(HANG_UPS_S, HANG_UPS_SHARE * patience_s)
+
+    def __call__(self, state: RetryCallState) -> bool:
+        if state.outcome is None or str(state.outcome.exception()) != HUNG_UP:
+            self._at_s.clear()
+            return False
+        self._at_s.append(time.monotonic())
+        return len(self._at_s) >= HANG_UPS and self._at_s[-1] - self._at_s[0] >= self._limit_s
+
+
+def _welcome(line: RemoteLine) -> protocol.Welcome:
+    end_s = time.monotonic() + ATTEMPT_S
+    while True:
+        match line.receive(max(0.0, end_s - time.monotonic())):
+            case (protocol.Welcome() as welcome, _):
+                return welcome
+            case (protocol.Failure(retry_s=None) as failure, _):
+                raise error_of(failure)
+            case (protocol.Failure(message=reason) | protocol.Goodbye(reason=reason), _):
+                raise LineLost(reason)
+            case None:
+                raise LineLost(f"no answer within {ATTEMPT_S:g} s")
+
+
+def retried(patience_s: float, stopped: threading.Event, delay_s: Callable[[BaseException], float | None]) -> Retrying:
+    """How a question is asked again. delay_s: after which time, by what came of it; None: not at all."""
+    pause = wait_random_exponential(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
+
+    def wait(state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome is not None else None
+        return (0.0 if error is None else delay_s(error) or 0.0) + pause(state)
+
+    return Retrying(
+        retry=lambda state: (
+            state.outcome is not None
+            and (error := state.outcome.exception()) is not None
+            and delay_s(error) is not None
+        ),
+        stop=stop_after_delay(patience_s) | stop_when_event_set(stopped),
+        wait=wait,
+        sleep=sleep_using_event(stopped),
+        reraise=True,
+    )

@@ -1,0 +1,194 @@
+"""How a client brings functions and values to its server: what that lacks, in the order in which it needs it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kaas.client.remote_function import RemoteObject, RemoteTask
+from kaas.client.transfers import Content, Progress, Transfers
+from kaas.errors import InvalidRequest, NotAllowed, UnknownFunction
+from kaas.executor.device.host_arrays import on_host
+from kaas.ktask.arguments import Buffer
+from kaas.ktask.graph import KTask
+from kaas.ktask.images import PROVIDED
+from kaas.ktask.library import Library
+from kaas.ktask.request import View, check_names, input_bytes, mapping
+from kaas.models.model import CompiledModel
+from kaas.wire import protocol
+from kaas.wire.sent_ktasks import encode_library, encode_task
+
+CONSTANT = "constant-"
+"""Before the hash of a constant, in the name of its object."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    object: RemoteObject
+    content: Content
+
+
+class Registering:
+    """Each may raise TryAgain, and can be begun anew from the start."""
+
+    def __init__(self, transfers: Transfers, signatures: Mapping[str, bytes]) -> None:
+        """signatures: of kTasks, by key."""
+        self._transfers = transfers
+        self._signatures = signatures
+        self._ask = transfers.ask
+
+    def task(
+        self,
+        task: KTask,
+        constants: Mapping[str, Any] | None,
+        name: str,
+        around: tuple[str, str],
+        progress: Progress | None,
+    ) -> RemoteTask:
+        """
+        Raises:
+            KaasError
+        """
+        constants = mapping(task, "constants", constants)
+        check_names(task, [*constants, *(buffer.name for buffer in task.inputs if buffer.name not in constants)])
+        buffers = {buffer.name: buffer for buffer in task.inputs}
+        names: dict[str, str] = {}
+        own: list[_Constant] = []
+        for buffer_name, value in constants.items():
+            found = _constant(buffers[buffer_name], value)
+            if isinstance(found, _Constant):
+                own.append(found)
+                found = found.object
+            names[buffer_name] = found.name
+        self._bring([task], own, progress)
+        registered = self._register(task, name, names, around)
+        return RemoteTask.of(registered, name or task.label, task.iterations, around=around)
+
+    def model(self, model: CompiledModel, name: str, progress: Progress | None) -> tuple[RemoteTask, ...]:
+        """
+        Raises:
+            KaasError
+        """
+        read = {buffer.name: buffer for variant in model.variants for buffer in variant.constants}
+        own: dict[str, _Constant] = {}
+        for buffer_name, buffer in read.items():
+            found = _constant(buffer, model.constants[buffer_name])
+            assert isinstance(found, _Constant), "a model's constants are arrays"
+            own[buffer_name] = found
+        self._bring([variant.task for variant in model.variants], list(own.values()), progress)
+        only = len(model.variants) == 1
+        tasks = []
+        for variant in model.variants:
+            names = {buffer.name: own[buffer.name].object.name for buffer in variant.constants}
+            registered = self._register(variant.task, name if only else "", names, ("", ""))
+            tasks.append(RemoteTask.of(registered, name or model.name, inputs=variant.inputs))
+        return tuple(tasks)
+
+    def _register(
+        self, task: KTask, name: str, constants: dict[str, str], around: tuple[str, str]
+    ) -> protocol.Registered:
+        signature = self._signatures.get(task.key, b"")
+        registered: protocol.Registered = self._ask(
+            lambda number: protocol.Register(number, name, constants, *around, signature), (encode_task(task),)
+        )
+        return registered
+
+    def known(self, name: str) -> RemoteTask:
+        """A function that is there, by name or key.
+
+        Raises:
+            UnknownFunction
+        """
+        entries = self._ask(protocol.Functions).entries
+        for entry in entries:
+            if name in (entry["name"], entry["function"]):
+                if "error" in entry:  # as its code is not allowed any more, say
+                    raise UnknownFunction(f"function {name!r} cannot be called: {entry['error']}", function=name)
+                registered = protocol.Registered(
+                    0, entry["function"], entry["inputs"], entry["outputs"], entry.get("scalars", {})
+                )
+                around = entry["before"], entry["after"]
+                return RemoteTask.of(registered, entry["name"] or entry["function"], around=around)
+        near = difflib.get_close_matches(str(name), [entry["name"] for entry in entries if entry["name"]], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UnknownFunction(f"this client has registered no function {name!r}{hint}", function=name)
+
+    def put(self, made: RemoteObject, content: Content, progress: Progress | None) -> None:
+        """
+        Raises:
+            KaasError
+        """
+        if len(content.data) <= protocol.CHUNK_BYTES:
+            self._put(made, frame=content.data)
+        else:
+            self._transfers.upload([content], progress)
+            self._put(made, digest=content.hash)
+
+    def _put(self, made: RemoteObject, frame: memoryview | None = None, digest: str = "") -> None:
+        self._ask(
+            lambda number: protocol.Put(number, made.name, made.dtype or "uint8", made.shape, digest),
+            () if frame is None else (frame,),
+        )
+
+    def _code(self, library: Library) -> Content:
+        data = memoryview(encode_library(library))
+        return Content(library.hash, data, "library")
+
+    def _bring(self, tasks: Sequence[KTask], constants: Sequence[_Constant], progress: Progress | None) -> None:
+        """Code and constants that the server lacks."""
+        libraries = dict.fromkeys(library for task in tasks for library in task.libraries)
+        contents = [self._code(library) for library in libraries]
+        lacking = []
+        if constants:
+            there = {entry["name"] for entry in self._ask(protocol.Objects).entries}
+            by_name = {constant.object.name: constant for constant in constants}
+            lacking = [constant for name, constant in by_name.items() if name not in there]
+        large = [constant for constant in lacking if len(constant.content.data) > protocol.CHUNK_BYTES]
+        try:
+            self._transfers.upload([*contents, *(constant.content for constant in large)], progress)
+        except NotAllowed as error:
+            with_keys = _with_keys(error, tasks)
+            if with_keys is None:
+                raise
+            raise with_keys from error
+        for constant in lacking:
+            if len(constant.content.data) > protocol.CHUNK_BYTES:
+                self._put(constant.object, digest=constant.content.hash)
+            else:
+                self._put(constant.object, frame=constant.content.data)
+
+
+def _with_keys(error: NotAllowed, tasks: Sequence[KTask]) -> NotAllowed | None:
+    """With the keys that the operator lists for these kTasks: a server that lists none refuses a library before it
+    knows of any. None: they would not help."""
+    library_hash = error.fields.get("library")
+    refused = [
+        task
+        for task in tasks
+        for library in task.libraries
+        if library.hash == library_hash and all(image.kind != PROVIDED for image in library.images)
+    ]
+    if "task" in error.fields or not refused:
+        return None
+    keys = "; ".join(f"the key of kTask {task.label!r} is {task.key}" for task in refused)
+    message = f"{error.message}: {keys}. The operator lists that under code.hashes"
+    return NotAllowed(message, library=library_hash, task=refused[0].key)
+
+
+def _constant(buffer: Buffer, value: Any) -> _Constant | RemoteObject:
+    """What is bound to a buffer: an object that is there already, or one that has its content for its name.
+
+    Raises:
+        InvalidRequest
+    """
+    if isinstance(value, RemoteObject):
+        value.check_fit(buffer, None)
+        return value
+    if isinstance(value, View) and isinstance(value.source, RemoteObject):
+        raise InvalidRequest(
+            f"constant {buffer.name!r} is all of an object at the server, not a View", buffer=buffer.name
+        )
+    content = Content.value(input_bytes(buffer, on_host(buffer.name, value)))
+    return _Constant(RemoteObject(CONSTANT + content.hash, buffer.dtype, buffer.shape), content)

@@ -1,0 +1,455 @@
+"""What a client has asked its server and has no answer yet, over each connection and in each of the server's lives."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from secrets import token_hex
+from time import monotonic
+from typing import Any
+
+from kaas.client.connecting import Way
+from kaas.client.failures import error_of
+from kaas.client.in_flight import Standing
+from kaas.client.open_calls import Call, Question, TryAgain, too_large
+from kaas.client.server_connection import RemoteLine
+from kaas.client.timer_thread import Later
+from kaas.errors import DeadlineExceeded, KaasError, NotInitialized, RequestTooLarge, Unreachable
+from kaas.futures import Pending
+from kaas.wire import protocol
+from kaas.wire.connections.connection import AnyLine, LineLost
+from kaas.wire.connections.reply_reader import Receiver
+
+GRACE_S = 1.0
+"""So long after its deadline a call ends by itself, if the server does not end it."""
+ACKNOWLEDGED_S = 0.2
+"""The server hears within this that an answer has come, if no request goes there before."""
+TAKEN_EVERY = 64
+"""After so many calls that nobody has waited for, what has come meanwhile is taken."""
+
+
+class RemoteCalls:
+    """A source of futures.
+
+    Fields:
+        session: this program, to the server. numbers: of its questions, each a new one. key_prefix: with that of a call
+            it is the call's own key of idempotency.
+    """
+
+    def __init__(self, way: Way, patience_s: float) -> None:
+        self._way, self._patience_s = way, patience_s
+        weakref.finalize(self, way.abandon).atexit = False
+        self._pid = os.getpid()
+        self.session = token_hex(16)
+        self.key_prefix = f"{self.session}-"
+        self.numbers = count(1)
+        self.stopped = threading.Event()
+        self._later = Later("kaas-later")
+        self._receiver = Receiver[protocol.FromServer](self._take, self._line_lost)
+        self.lock = self._receiver.lock  # guards all that follows, and what is pending
+        self._standing = Standing()
+        self._credit = self._standing.credit
+        self._line: RemoteLine | None = None
+        self._life = ""  # of the server, the last that was met
+        self._connecting = self._draining = False
+        self._ended: KaasError | None = None
+
+    # --- asking
+
+    def submit(self, call: Call) -> Pending | None:
+        """Send an Invoke, if there is credit for it. Else what ends when that has been taken: then it is to be
+        `submit_late`d.
+
+        Raises:
+            NotInitialized, RequestTooLarge
+        """
+        self._check()
+        limits = self._credit.limits
+        if limits is not None and call.nbytes > limits.frame_bytes:
+            call.check(limits)
+        if self._entered(call, taken=False):
+            if not call.number % TAKEN_EVERY:
+                self._receiver.take_all()
+            return None
+        room = Pending(self, -next(self.numbers))
+        with self.lock:
+            ended = self._ended
+            if ended is None:
+                self._credit.waiting.append((room, call.nbytes))
+        if ended is not None:
+            raise type(ended)(ended.message)
+        self._connect()
+        self._grant()
+        return room
+
+    def await_room(self, room: Pending, deadline_s: float | None) -> None:
+        """Until credit has been taken.
+
+        Raises:
+            DeadlineExceeded, Unreachable
+            RequestTooLarge: there will never be so much
+        """
+        self._receiver.wait(room, deadline_s)
+        if not room.ended and room.end(cancelled=True):
+            self.forget(room)
+            raise DeadlineExceeded(
+                f"too much was open at the server to ask within {deadline_s} s", deadline_s=deadline_s
+            )
+        if room.error is not None:
+            raise room.error
+
+    def submit_when(self, room: Pending, call: Call) -> None:
+        """Send an Invoke as soon as credit has been taken for it; whoever asks does not wait for that."""
+        call.when_ended(lambda: self._gave_up(room))
+        room.when_ended(lambda: self._has_room(room, call))
+        if call.expires_s is not None:
+            self._later.after(max(0.0, call.expires_s - monotonic()), lambda: self._expire_waiting(room, call))
+
+    def _gave_up(self, room: Pending) -> None:
+        """A call that may have waited for room has ended."""
+        if not room.ended and room.end(cancelled=True):
+            self.forget(room)
+
+    def _has_room(self, room: Pending, call: Call) -> None:
+        if room.cancelled:
+            return
+        if room.error is not None:
+            call.end(error=room.error)
+        elif call.ended:
+            self.leave_room(call.nbytes)
+        else:
+            try:
+                self.submit_late(call)
+            except RequestTooLarge as error:
+                call.end(error=error)
+
+    def _expire_waiting(self, room: Pending, call: Call) -> None:
+        if not room.ended and room.end(cancelled=True):
+            self.forget(room)
+            call.end(error=call.expired())
+
+    def leave_room(self, nbytes: int) -> None:
+        """Credit that was taken is not needed."""
+        with self.lock:
+            self._credit.give(nbytes)
+        self._grant()
+
+    def submit_late(self, call: Call) -> None:
+        """Send an Invoke, now that credit has been taken for it.
+
+        Raises:
+            RequestTooLarge
+        """
+        limits = self._credit.limits
+        if limits is not None:
+            try:
+                call.check(limits)
+            except RequestTooLarge:
+                self.leave_room(call.nbytes)
+                raise
+        call.begun_s = monotonic()
+        call.again(call.number)
+        self._entered(call, taken=True)
+
+    def _entered(self, call: Call, *, taken: bool) -> bool:
+        """Whether there was credit for it. taken: it has been taken already."""
+        due: tuple[int, ...] = ()
+        with self.lock:
+            if not taken and not self._credit.take(call.nbytes):
+                return False
+            ended, line = self._ended, self._line
+            if ended is None:
+                self._standing.open[call.invoke.number] = call
+                if line is not None:
+                    due = self._credit.due()
+        if ended is not None:
+            call.end(error=ended)
+        elif line is None:
+            self._connect()
+        else:
+            if due:
+                self._send(line, protocol.Received(due))
+            self._post(line, call)
+        return True
+
+    def ask(self, make: Callable[[int], Any], frames: Sequence[Any] = ()) -> Pending:
+        """Anything but an Invoke; what comes of it are the answer's header and its frames, or TryAgain."""
+        self._check()
+        question = Question(self, make(next(self.numbers)), frames)
+        with self.lock:
+            ended, line = self._ended, self._line
+            if ended is None:
+                self._standing.questions[question.number] = question
+        if ended is not None:
+            question.end(error=ended)
+        elif line is None:
+            self._connect()
+        else:
+            self._send(line, question.header, frames)
+        return question
+
+    def limits(self) -> protocol.Limits | None:
+        return self._credit.limits
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise type(self._ended)(self._ended.message)
+        if os.getpid() != self._pid:
+            raise NotInitialized("this process was forked from one with a client: it needs one of its own")
+
+    def _post(self, line: RemoteLine, call: Call) -> None:
+        if self._draining:  # it goes to the server's next life
+            return
+        try:
+            line.send(call.invoke, call.frames_out)
+        except LineLost:
+            self._line_lost(line)
+
+    def _send(self, line: RemoteLine, header: protocol.FromClient, frames: Sequence[Any] = ()) -> None:
+        try:
+            line.send(header, frames)
+        except LineLost:
+            self._line_lost(line)
+
+    # --- answers
+
+    def wait(self, pending: Pending, timeout_s: float | None) -> None:
+        if os.getpid() != self._pid:
+            self._check()
+        if isinstance(pending, Call) and pending.expires_s is not None:
+            left_s = max(0.0, pending.expires_s + GRACE_S - monotonic())
+            if timeout_s is None or left_s < timeout_s:
+                self._receiver.wait(pending, left_s)
+                if not pending.ended:
+                    self._expire(pending)
+                return
+        self._receiver.wait(pending, timeout_s)
+
+    def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
+        self._receiver.call(callbacks)
+
+    def watch(self, pending: Pending) -> None:
+        self._receiver.watch(pending.number)
+        if isinstance(pending, Call) and pending.expires_s is not None:
+            watched = weakref.ref(pending)  # what has an answer goes before its deadline
+            left_s = max(0.0, pending.expires_s + GRACE_S - monotonic())
+            self._later.after(left_s, lambda: self._expire_watched(watched))
+
+    def _expire_watched(self, watched: weakref.ref[Call]) -> None:
+        call = watched()
+        if call is not None:
+            self._expire(call)
+
+    def forget(self, pending: Pending) -> None:
+        line = None
+        with self.lock:
+            self._receiver.unwatch(pending.number)
+            if self._standing.forget(pending):
+                line = self._line
+        if line is not None and isinstance(pending, Call):
+            self._send(line, protocol.Cancel(pending.invoke.number))
+        self._receiver.wake()
+        self._grant()
+
+    def _expire(self, call: Call) -> None:
+        if call.end(error=call.expired()):
+            self.forget(call)
+
+    def _take(self, header: protocol.FromServer, frames: Sequence[Any]) -> None:
+        match header:
+            case protocol.Result(number=number, outputs=names, trace=trace):
+                self._answered(number, frames, None, trace, names)
+            case protocol.Failure(error="UnknownSession"):
+                line = self._line
+                if line is not None:
+                    self._line_lost(line)  # introduces the session anew
+            case protocol.Failure(number=number) if number not in self._standing.questions:
+                self._answered(number, (), header, header.trace)
+            case protocol.Goodbye():
+                self._draining = True
+            case protocol.Welcome():
+                pass
+            case _:
+                self._told(header, frames)
+
+    def _told(self, header: Any, frames: Sequence[Any]) -> None:
+        with self.lock:
+            question = self._standing.questions.pop(header.number, None)
+            self._receiver.unwatch(header.number)
+        if question is None:
+            return
+        if not isinstance(header, protocol.Failure):
+            question.end((header, *frames))
+        elif header.retry_s is None:
+            question.end(error=error_of(header))
+        else:
+            question.end(error=TryAgain(error_of(header), header.retry_s))
+
+    def _answered(
+        self,
+        number: int,
+        frames: Sequence[Any],
+        failure: protocol.Failure | None,
+        trace: str,
+        names: Sequence[str] = (),
+    ) -> None:
+        error = None if failure is None else error_of(failure)
+        callbacks: Sequence[Callable[[], Any]] = ()
+        credit = self._credit
+        with self.lock:
+            call, pause_s = self._standing.answered(number, failure, self._patience_s)
+            first = credit.answered(number, 0 if call is None else call.nbytes)
+            if call is not None and pause_s is None:
+                self._receiver.unwatch(call.number)
+                if not call.ended:
+                    call.traceparent = trace
+                    callbacks = call.settle((names, *frames) if call.named else frames, error)
+        if first:
+            self._later.after(ACKNOWLEDGED_S, self._acknowledge)
+        if call is not None and pause_s is not None:
+            self._later.after(pause_s, lambda: self._again(call))
+        elif callbacks:
+            self._receiver.call(callbacks)
+        if credit.waiting:
+            self._grant()
+
+    def _again(self, call: Call) -> None:
+        number = next(self.numbers)
+        with self.lock:
+            if self._standing.resting.pop(call.number, None) is None:
+                return
+        call.again(number)
+        self._entered(call, taken=True)
+
+    def _acknowledge(self) -> None:
+        with self.lock:
+            line, numbers = self._line, self._credit.all_answered()
+        if line is not None and numbers:
+            self._send(line, protocol.Received(numbers))
+
+    def _grant(self) -> None:
+        """Room that there is now to those who wait for it."""
+        while self._credit.waiting:
+            with self.lock:
+                hopeless, granted = self._credit.hopeless(), self._credit.granted()
+                for room, _ in (*hopeless, *granted):
+                    self._receiver.unwatch(room.number)
+            for room, nbytes in hopeless:
+                room.end(error=too_large(nbytes, self._credit.limits))
+            declined = [nbytes for room, nbytes in granted if not room.end()]
+            if not declined:
+                return
+            with self.lock:
+                for nbytes in declined:
+                    self._credit.give(nbytes)
+
+    # --- connections
+
+    def _connect(self) -> None:
+        """Have a connection made, if there is none."""
+        with self.lock:
+            if self._connecting or self._line is not None or self._ended is not None:
+                return
+            self._connecting = True
+        threading.Thread(target=self._renew, name="kaas-connection", daemon=True).start()
+
+    def _line_lost(self, line: AnyLine[Any, protocol.FromServer]) -> None:
+        with self.lock:
+            if self._line is not line:
+                return
+            self._line = None
+            self._receiver.use(None)
+            questions, wanted = self._standing.lost()
+            for question in questions:
+                self._receiver.unwatch(question.number)
+        line.close()
+        broken = Unreachable("the connection to the server broke", address=self._way.address, reason="it broke")
+        for question in questions:
+            question.end(error=TryAgain(broken))
+        if wanted:
+            self._connect()
+
+    def _renew(self) -> None:
+        """Ask a server that is there again all that has no answer."""
+        try:
+            line, welcome = self._way.connect(self.session, self.stopped, self._expire_all)
+        except KaasError as error:
+            self._fail(error)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            self._fail(Unreachable(f"{type(error).__name__}: {error}", address=self._way.address, reason=str(error)))
+            return
+        with self.lock:
+            same, self._life = welcome.life == self._life, welcome.life
+            cancelled, unanswered, questions = self._standing.renewed(welcome.limits)
+            self._connecting = self._draining = False
+            if self._ended is None:
+                self._line = line
+                self._receiver.use(line)
+        if self._line is not line:
+            line.close()
+            return
+        for number in cancelled if same else ():
+            self._send(line, protocol.Cancel(number))
+        self._post_again(line, unanswered)
+        for question in questions:
+            self._send(line, question.header, question.frames_out)
+        self._grant()
+
+    def _post_again(self, line: RemoteLine, unanswered: Iterable[Call]) -> None:
+        for call in unanswered:
+            call.again(call.invoke.number)
+            self._post(line, call)
+            if call.ended:  # meanwhile, and the server may have been told before it was asked
+                self._send(line, protocol.Cancel(call.invoke.number))
+
+    def _expire_all(self) -> None:
+        now_s = monotonic()
+        with self.lock:
+            expired = self._standing.expired(now_s)
+        for call in expired:
+            self._expire(call)
+
+    def _fail(self, error: KaasError) -> None:
+        """All that waits gets this; further calls look for the server anew."""
+        with self.lock:
+            pending = self._standing.failed()
+            self._connecting = False
+            for each in pending:
+                self._receiver.unwatch(each.number)
+        for each in pending:
+            each.end(error=error)
+
+    def close(self) -> None:
+        """What has no answer ends with NotInitialized, and does not run if it has not begun; once more changes
+        nothing."""
+        closed = NotInitialized("this client is closed")
+        if os.getpid() != self._pid:
+            return  # it is the other process's
+        with self.lock:
+            if self._ended is not None:
+                return
+            self._ended = closed
+            line, self._line = self._line, None
+            numbers, answered = list(self._standing.open), self._credit.all_answered()
+            self._receiver.close()
+        self.stopped.set()
+        self._later.close()
+        if line is not None:
+            self._part(line, numbers, answered)
+        self._fail(closed)
+
+    @staticmethod
+    def _part(line: RemoteLine, unanswered: Iterable[int], answered: tuple[int, ...]) -> None:
+        try:
+            for number in unanswered:
+                line.send(protocol.Cancel(number))
+            if answered:
+                line.send(protocol.Received(answered))
+        except LineLost:
+            return  # then the server knows by itself
+        finally:
+            line.close()

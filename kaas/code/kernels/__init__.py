@@ -1,0 +1,35 @@
+"""Kernels that ship with KaaS: CUDA sources, each beside the PTX that nvcc made of it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+from kaas.errors import NotProvided
+from kaas.ktask.library import Library
+
+_FOLDER = Path(__file__).parent
+
+
+def library(name: str) -> Library:
+    """The library of a file of this folder, by its stem: library("nearest_neighbours").
+
+    Raises:
+        FileNotFoundError: no such file.
+    """
+    return Library.from_file(_FOLDER / f"{name}.ptx")
+
+
+def provided(name: str, version_wanted: str) -> Library:
+    """The same for those who only name it: `kaas.Library.provided("kaas", "nearest_neighbours", kaas' version)`.
+
+    Raises:
+        NotProvided
+    """
+    known = sorted(path.stem for path in _FOLDER.glob("*.ptx"))
+    if name not in known:
+        raise NotProvided(f"KaaS ships no kernels {name!r}; it ships {', '.join(known)}")
+    here = version("kaas-gpu")
+    if version_wanted != here:
+        raise NotProvided(f"kernels {name!r} of KaaS {version_wanted} are named, and this is {here}", has=(here,))
+    return library(name)

@@ -1,0 +1,348 @@
+"""Carries out what the cache decides: frees and allocates memory of both tiers for the objects and the arenas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kaas.errors import OutOfDeviceMemory
+from kaas.executor.cache.cache import ObjectCache, Reservation, Shortage, Unsaved
+from kaas.executor.cache.inflight_copies import Arrival, Arrivals
+from kaas.executor.cache.ranges import Ranges
+from kaas.executor.cache.tiers import TierUse
+from kaas.executor.device.device import Device, HostMemory
+from kaas.executor.device.page_locked import HostBuffers
+from kaas.executor.inputs import CachedObject, HostObject, Inputs
+
+
+@dataclass(slots=True)
+class Arena:
+    """A slot's arena. address: 0 while it has no bytes; fresh: nobody cleared it since it was allocated."""
+
+    address: int = 0
+    nbytes: int = 0
+    fresh: bool = False
+
+
+class Lease(msgspec.Struct):
+    """The memory of one request: its reservation, and what was done for it.
+
+    Fields:
+        objects: all that lie on the device, among them those of the request, which stay there.
+        tiers: what `RunStats` tells of the tiers, but for the seconds of copies.
+        loaded: objects that are new on the device; sources: what to copy them from.
+        made: those that the request makes there.
+        host_loaded: those that are new in host memory. evicted, host_evicted: victims that have gone.
+        left: objects of which nothing is on the device any more.
+        arrivals: of loaded. awaited: of objects that other requests have loaded and that may still be on their way.
+        hosting_s: seconds it took to copy what arrived to host memory.
+    """
+
+    reservation: Reservation
+    objects: Mapping[bytes, CachedObject]
+    tiers: dict[str, TierUse] = {}
+    loaded: dict[bytes, CachedObject] = {}
+    made: dict[bytes, CachedObject] = {}
+    sources: dict[bytes, Any] = {}
+    host_loaded: dict[bytes, HostObject] = {}
+    evicted: list[bytes] = []
+    host_evicted: list[bytes] = []
+    left: tuple[bytes, ...] = ()
+    arrivals: dict[bytes, Arrival] = {}
+    awaited: list[Arrival] = []
+    hosting_s: float = 0.0
+
+
+class Memory:
+    """A device's memory with the host memory before it: cached objects, and the arenas of the slots. Use it inside
+    `device.current()`, and by one thread at a time.
+
+    Fields:
+        arenas: by slot. buffers: of the host tier. leases: how many are out.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        slots: int,
+        capacity_bytes: int,
+        host_capacity_bytes: int,
+        whole_object_bytes: int,
+    ) -> None:
+        self.cache: ObjectCache[CachedObject, HostObject] = ObjectCache(capacity_bytes, host_capacity_bytes)
+        self.ranges = Ranges(whole_object_bytes)
+        self.arenas = [Arena() for _ in range(slots)]
+        self.leases = 0
+        self._device = device
+        self._pool = device.pool()
+        self.buffers = HostBuffers(device)
+        self._arrivals = Arrivals()
+
+    def find(self, key: bytes) -> CachedObject | HostObject | None:
+        """An object, in the fastest memory that has it."""
+        return self.cache.device.values.get(key) or self.cache.host.values.get(key)
+
+    def object_of(self, entry: bytes) -> bytes:
+        """The key of the object that an entry of the cache is, or is a part of."""
+        part = self.ranges.part(entry)
+        return entry if part is None else part.key
+
+    def take(self, inputs: Inputs, slot: int | None, arena_bytes: int) -> Lease | Shortage | Unsaved:
+        """Room for a request: everything it needs, or what keeps it from that, and then nothing has changed. There is
+        none for an object that never came, until all who hoped for it know that.
+
+        Raises:
+            OutOfDeviceMemory: the driver has less than the budget says, even after the budget has been corrected, and
+                nobody else holds any of it.
+        """
+        awaited = self._arrivals.among(inputs.objects)
+        if awaited and any(arrival.failed for arrival in awaited):
+            return Shortage(0)
+        reservation = self.cache.hit(inputs.objects, slot, arena_bytes)
+        if reservation is None:
+            lease = self._make(inputs, slot, arena_bytes, awaited)
+            if not isinstance(lease, Lease):
+                return lease
+        else:
+            lease = Lease(reservation, self.cache.device.values, _hits(inputs), awaited=awaited)
+        self.leases += 1
+        return lease
+
+    def commit(self, lease: Lease, inputs: Inputs, saved: bool = False) -> None:
+        """The request succeeded: what it used may leave. saved: what it has made is elsewhere too."""
+        self.leases -= 1
+        if lease.arrivals:
+            self._arrivals.ended(lease.arrivals)
+        self.cache.release(lease.reservation, constants=inputs.constants, unsaved=() if saved else lease.made)
+
+    def give_back(self, lease: Lease) -> None:
+        """The request failed: what it alone has loaded goes. Nothing of it runs any more."""
+        self.leases -= 1
+        self._arrivals.ended(lease.arrivals)
+        cached, hosted = self.cache.fail(lease.reservation)
+        self._arrivals.forget(cached)
+        self._free(cached, hosted)
+
+    def hold(self, keys: Iterable[bytes]) -> None:
+        """Objects that are on the device stay there, until `let_go`."""
+        self.cache.hold([entry for key in keys for entry in self._entries(key)])
+
+    def let_go(self, keys: Iterable[bytes] | None) -> None:
+        """These objects (None: all that are held) may leave again."""
+        held = self.cache.held
+        self.cache.let_go(held if keys is None else [entry for key in keys for entry in self._entries(key)])
+
+    def flush(self, keys: Iterable[bytes] | None) -> tuple[bytes, ...]:
+        """Frees these objects (None: all) in both tiers, but for pinned ones; gives those that were on the device."""
+        if keys is None:
+            entries = {**self.cache.device.values, **self.cache.host.values}.keys()
+        else:
+            entries = {entry: None for key in keys for entry in self._entries(key)}.keys()
+        cached, hosted = self.cache.flush(entries)
+        left = tuple(dict.fromkeys(map(self.object_of, cached)))
+        self._free(cached, hosted)
+        if keys is None:
+            self.buffers.trim(0)
+        return left
+
+    def close(self) -> None:
+        """Once no lease is out."""
+        for cached in self.cache.device.values.values():
+            self._pool.free(cached.address)
+        for hosted in self.cache.host.values.values():
+            hosted.memory.close()
+        for arena in self.arenas:
+            self._resize(arena, 0)
+        self.buffers.trim(0)
+        for buffer in self.buffers.take_leaving():
+            buffer.close()
+        self._arrivals.close()
+        self._pool.close()
+
+    def _entries(self, key: bytes) -> Iterator[bytes]:
+        """Keys under which an object, or parts of it, may be cached."""
+        yield key
+        yield from [part.entry for part in self.ranges.parts(key)]
+
+    def _free(self, cached: dict[bytes, CachedObject], hosted: dict[bytes, HostObject]) -> None:
+        """Frees what the cache has dropped, and forgets parts that no tier has any more."""
+        for there in cached.values():
+            self._pool.free(there.address)
+        for on_host in hosted.values():
+            self.buffers.give(on_host.memory)
+        if cached:
+            self._pool.settle()
+        self._forget_parts((*cached, *hosted))
+
+    def _forget_parts(self, entries: Iterable[bytes]) -> None:
+        for entry in entries:
+            if self.find(entry) is None:
+                self.ranges.remove(entry)
+
+    # --- carrying out
+
+    def _make(
+        self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[Arrival]
+    ) -> Lease | Shortage | Unsaved:
+        """Room for what is not there yet."""
+        try:
+            return self._try(inputs, slot, arena_bytes, awaited)
+        except OutOfDeviceMemory:
+            # Other users of the device, or code with large globals: plan with what the driver really has.
+            tier = self.cache.device
+            free_bytes = self._device.free_bytes() + self._pool.idle_bytes()
+            tier.capacity_bytes = min(tier.capacity_bytes, self.cache.used_bytes + free_bytes)
+        try:
+            return self._try(inputs, slot, arena_bytes, awaited)
+        except OutOfDeviceMemory as error:
+            if not self.leases:
+                raise
+            return Shortage(error.needed_bytes)
+
+    def _try(
+        self, inputs: Inputs, slot: int | None, arena_bytes: int, awaited: list[Arrival]
+    ) -> Lease | Shortage | Unsaved:
+        reservation = self.cache.reserve(inputs.objects, slot, arena_bytes, inputs.replaced, inputs.made)
+        if not isinstance(reservation, Reservation):
+            return reservation
+        lease = Lease(reservation, self.cache.device.values, awaited=awaited)
+        try:
+            self._make_room(lease)
+            self._allocate(lease, inputs)
+        except BaseException:
+            self._undo(lease)
+            raise
+        self._settle(lease, inputs)
+        return lease
+
+    def _make_room(self, lease: Lease) -> None:
+        there, on_host, reservation = self.cache.device.values, self.cache.host.values, lease.reservation
+        for key in reservation.victims:
+            self._pool.free(there[key].address)
+            lease.evicted.append(key)
+        for key in reservation.host_victims:
+            self.buffers.give(on_host[key].memory)
+            lease.host_evicted.append(key)
+        for slot in reservation.arenas_freed:
+            self._resize(self.arenas[slot], 0)
+        own = self.arenas[reservation.slot] if reservation.slot is not None else None
+        resized = own is not None and own.nbytes != reservation.arena_bytes
+        if own is not None and resized:
+            self._resize(own, 0)
+        if reservation.victims or reservation.arenas_freed or resized:
+            self._pool.settle()
+        if own is not None and resized:
+            self._resize(own, reservation.arena_bytes)
+
+    def _allocate(self, lease: Lease, inputs: Inputs) -> None:
+        reservation, on_host = lease.reservation, self.cache.host.values
+        for key, nbytes in reservation.loads.items():
+            if key in inputs.made:
+                made = inputs.made[key]
+                lease.made[key] = CachedObject(self._pool.allocate(nbytes), made.nbytes, made.dtype, made.shape)
+                continue
+            comes = inputs.arriving.get(key) or on_host[key]
+            lease.loaded[key] = CachedObject(self._pool.allocate(nbytes), comes.nbytes, comes.dtype, comes.shape)
+        self._pool.settle()
+        for key in reservation.host_hits:
+            lease.sources[key] = on_host[key].memory.address
+        for key, arriving in inputs.arriving.items():
+            hosted = self._host(lease, reservation.host_loads[key]) if key in reservation.host_loads else None
+            if hosted is not None:
+                lease.host_loaded[key] = HostObject(hosted, arriving.nbytes, arriving.dtype, arriving.shape)
+            lease.sources[key] = arriving.data
+
+    def _host(self, lease: Lease, nbytes: int) -> HostMemory | None:
+        """Page-locked memory; None, with the tier's budget corrected, if the driver has no more of it."""
+        tier = self.cache.host
+        missing = lease.reservation.host_loads.keys() - lease.host_loaded.keys()
+        missing_bytes = sum(lease.reservation.host_loads[key] for key in missing)
+        used_bytes = tier.reserved_bytes - missing_bytes
+        buffer = self.buffers.take(nbytes, max(0, tier.capacity_bytes - tier.reserved_bytes))
+        if buffer is None:
+            tier.capacity_bytes = used_bytes + self.buffers.idle_bytes
+            self.buffers.trim(0)
+        return buffer
+
+    def _settle(self, lease: Lease, inputs: Inputs) -> None:
+        """All is allocated: others may find it from now on, although the objects are still to come."""
+        lease.tiers = self._uses(lease, inputs)
+        self.cache.commit(lease.reservation, lease.loaded | lease.made, lease.host_loaded)
+        if lease.loaded:
+            lease.arrivals = self._arrivals.expect(lease.loaded)
+            for part in inputs.parts.values():
+                self.ranges.add(part)
+        if lease.evicted or lease.host_evicted:
+            lease.left = self._gone(lease)
+
+    def _undo(self, lease: Lease) -> None:
+        """The driver refused: what was allocated goes, what was freed stays so."""
+        reservation = lease.reservation
+        for new in (*lease.loaded.values(), *lease.made.values()):
+            self._pool.free(new.address)
+        for hosted in lease.host_loaded.values():
+            self.buffers.give(hosted.memory)
+        self._pool.settle()
+        self.cache.abort(
+            reservation,
+            freed=lease.evicted,
+            host_freed=lease.host_evicted,
+            arenas={slot: self.arenas[slot].nbytes for slot in reservation.arenas_before},
+        )
+        self._forget_parts((*lease.evicted, *lease.host_evicted))
+
+    def _gone(self, lease: Lease) -> tuple[bytes, ...]:
+        """Forgets parts that no tier has any more; gives the objects of which nothing is on the device any more."""
+        there = self.cache.device.values
+        keys = dict.fromkeys(self.object_of(entry) for entry in lease.evicted)
+        self._forget_parts((*lease.evicted, *lease.host_evicted))
+        return tuple(
+            key for key in keys if key not in there and not any(p.entry in there for p in self.ranges.parts(key))
+        )
+
+    def _uses(self, lease: Lease, inputs: Inputs) -> dict[str, TierUse]:
+        reservation, cache = lease.reservation, self.cache
+        if not (reservation.loads or reservation.victims):
+            return _hits(inputs)
+        hit_bytes, host_bytes, store_bytes = (
+            sum(inputs.objects[key] for key in keys)
+            for keys in (reservation.hits, reservation.host_hits, inputs.arriving)
+        )
+        missed = [key for key in reservation.loads if key not in lease.made]
+        returning, hosted = cache.device.returning(missed), cache.host.returning(inputs.arriving)
+        return {
+            "device": TierUse(
+                len(reservation.hits),
+                hit_bytes,
+                len(missed) - returning,
+                returning,
+                len(lease.evicted),
+                sum(cache.device.sizes[key] for key in lease.evicted),
+            ),
+            "host": TierUse(
+                len(reservation.host_hits),
+                host_bytes,
+                len(inputs.arriving) - hosted,
+                hosted,
+                len(lease.host_evicted),
+                sum(cache.host.sizes[key] for key in lease.host_evicted),
+            ),
+            "store": TierUse(len(inputs.arriving), store_bytes),
+        }
+
+    def _resize(self, arena: Arena, nbytes: int) -> None:
+        if arena.nbytes:
+            self._pool.free(arena.address)
+        arena.address = arena.nbytes = 0
+        if nbytes:
+            arena.address = self._pool.allocate(nbytes)
+            arena.nbytes = nbytes
+            arena.fresh = True
+
+
+def _hits(inputs: Inputs) -> dict[str, TierUse]:
+    """What a request did that found everything on the device."""
+    return {"device": TierUse(len(inputs.objects), sum(inputs.objects.values()))} if inputs.objects else {}

@@ -1,0 +1,98 @@
+"""Copies outputs to host memory: large ones in pieces, which device and host fill and empty in turn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kaas.errors import OutOfDeviceMemory
+from kaas.executor.device.device import Device, HostMemory, Stream, Watch
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+CHUNK_BYTES = 4 << 20
+"""Outputs larger than this travel in pieces of it. A slot takes twice as much page-locked memory for them."""
+_CHUNKS = 2
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Page-locked memory, and the part of an output that is on its way to it."""
+
+    memory: HostMemory
+    watch: Watch
+    target: Bytes | None = None
+
+    def empty(self) -> None:
+        if self.target is not None:
+            self.watch.synchronize()
+            self.target[:] = self.memory.data[: self.target.size]
+            self.target = None
+
+
+class Outlet:
+    """The way out of one slot, on its stream: so outputs leave while other slots' kernels run."""
+
+    def __init__(self, device: Device, stream: Stream) -> None:
+        self._device = device
+        self._stream = stream
+        self._chunks: list[_Chunk] = []
+
+    def copy(self, outputs: Iterable[tuple[int, Bytes]]) -> None:
+        """Copies from each address what its array has room for, and waits for everything.
+
+        Bytes, since bfloat16 and float8 arrays have no buffer protocol.
+        """
+        large: list[tuple[int, Bytes]] = []
+        for address, target in outputs:
+            if target.nbytes > CHUNK_BYTES:
+                large.append((address, target))
+            else:
+                self._stream.copy_out(target, address, target.nbytes)
+        if large:
+            self._copy_large(large)
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        while self._chunks:
+            chunk = self._chunks.pop()
+            chunk.watch.close()
+            chunk.memory.close()
+
+    def _copy_large(self, outputs: Iterable[tuple[int, Bytes]]) -> None:
+        free = self._free_chunks()
+        if not free:
+            for address, target in outputs:
+                self._stream.copy_out(target, address, target.nbytes)
+            return
+        travelling: deque[_Chunk] = deque()
+        for address, piece in _pieces(outputs):
+            chunk = free.pop() if free else travelling.popleft()
+            chunk.empty()
+            self._stream.copy_out(chunk.memory.address, address, piece.size)
+            chunk.watch.stop(self._stream)
+            chunk.target = piece
+            travelling.append(chunk)
+        for chunk in travelling:
+            chunk.empty()
+
+    def _free_chunks(self) -> list[_Chunk]:
+        """All, whatever a request that failed has left in them; none if the driver locks no memory for them."""
+        try:
+            while len(self._chunks) < _CHUNKS:
+                self._chunks.append(_Chunk(self._device.allocate_host(CHUNK_BYTES), Watch()))
+        except OutOfDeviceMemory:
+            self.close()
+        for chunk in self._chunks:
+            chunk.target = None
+        return self._chunks.copy()
+
+
+def _pieces(outputs: Iterable[tuple[int, Bytes]]) -> Iterator[tuple[int, Bytes]]:
+    for address, target in outputs:
+        for start in range(0, target.size, CHUNK_BYTES):
+            yield address + start, target[start : start + CHUNK_BYTES]

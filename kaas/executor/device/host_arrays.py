@@ -1,0 +1,61 @@
+"""Arrays of other libraries brought to host memory, for whoever keeps or sends them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import softgpu
+from kaas.ktask.dlpack import Tensor, device_of, is_exporter, tensor_of
+from kaas.ktask.dtypes import DTYPE_BYTES, numpy_dtype
+from kaas.ktask.request import View
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def on_host(name: str, value: Any) -> Any:
+    """What an array of another library, or a View of one, holds, as a NumPy array: the same memory if it is the host's,
+    a copy of what lies on a CUDA device of this process. Plain bytes where NumPy has no such dtype. Anything else as it
+    is.
+
+    Args:
+        name: what it is, for errors.
+
+    Raises:
+        NotContiguous, DeviceUnavailable
+    """
+    if isinstance(value, View):
+        source = on_host(name, value.source)
+        return value if source is value.source else View(source, value.offset_bytes)
+    if not is_exporter(value):
+        return value
+    device = device_of(name, value)
+    if device is not None:
+        tensor, data = _copied(name, value, device)
+    else:
+        tensor = tensor_of(name, value)
+        data = tensor.host_bytes()
+    if tensor.dtype not in DTYPE_BYTES:
+        return data
+    return data.view(numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+
+
+def _copied(name: str, value: Any, ordinal: int) -> tuple[Tensor, np.ndarray[Any, Any]]:
+    import numpy as np
+
+    from kaas.executor.device.device import open_device
+
+    device = open_device("software" if softgpu.loaded_devices() else "gpu", ordinal)
+    try:
+        with device.current():
+            stream = device.stream()
+            try:
+                tensor = tensor_of(name, value, stream.number)
+                data = np.empty(tensor.nbytes, np.uint8)
+                stream.copy_out(data, tensor.address, tensor.nbytes)
+                stream.synchronize()
+            finally:
+                stream.close()
+    finally:
+        device.close()
+    return tensor, data

@@ -1,0 +1,261 @@
+"""A plan in a slot: its graphs, and the instances of them that are launched again and again, with what they point to.
+
+A kTask that repeats its kernels has a graph of them once, and graphs of several iterations one behind the other, so
+that many iterations take few launches.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from kaas.executor.device.device import Device, Graph, GraphInstance, Stream, Watch
+from kaas.executor.plan.arena import Layout
+from kaas.executor.plan.plan import Plan
+from kaas.executor.profile import KernelTime, launch_timed
+
+T = TypeVar("T")
+
+MAX_INSTANCES = 2
+"""Two let a function alternate between two sets of addresses without re-pointing; more would only cost memory."""
+
+CHAIN_GROWTH = 4
+"""A chain is that many times as long as the next shorter one, and made for requests that launch it at least as often:
+less often, changing its many parameters takes longer than the launches that it saves."""
+
+MAX_CHAIN_KERNELS = 128
+"""What a chain has at most: its launch is then dear beside its kernels no longer, however little these do."""
+
+_MAX_LAYOUTS = 16
+
+_WATCHES = 32
+"""Launches that a profiled request has under way at once."""
+
+_write_address = struct.Struct("<Q").pack_into
+
+
+Launches = list[tuple[GraphInstance, int]]
+"""Graph instances to launch one after the other, each so many times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A layout with the arena at an address.
+
+    Fields:
+        addresses: of every buffer, then of every table; 0 for what does not lie in the arena.
+        open: indices of the buffers that may lie elsewhere at each request.
+    """
+
+    arena: int
+    addresses: list[int]
+    open: tuple[int, ...]
+
+
+class Values(msgspec.Struct, frozen=True):
+    """What a request gives a plan's launches: addresses as in its Placement, but with none left open, and scalars.
+
+    A Struct, since warm requests make one each.
+    """
+
+    placement: Placement
+    addresses: list[int]
+    scalars: list[bytes]
+
+
+class Replay:
+    """One plan's graphs in one slot. Use it inside `device.current()`."""
+
+    def __init__(self, plan: Plan, device: Device) -> None:
+        self.plan = plan
+        self._device = device
+        self._watches: list[Watch] = []
+        self._chains = {1: _Chain(plan, device.graph(), 1)}
+        self._layouts: dict[tuple[int, int], Layout] = {}
+        self._placements: dict[tuple[int, int], Placement] = {}
+
+    def layout(self, resident: int, kept: int = 0) -> Layout:
+        """`Plan.layout`, remembered."""
+        known = self._layouts.get((resident, kept))
+        if known is None:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+                self._placements.clear()
+            known = self._layouts[resident, kept] = self.plan.layout(resident, kept)
+        return known
+
+    def place(self, resident: int, arena: int, kept: int = 0) -> Placement:
+        """`layout` with the arena at this address, remembered while it stays there."""
+        known = self._placements.get((resident, kept))
+        if known is None or known.arena != arena:
+            plan = self.plan
+            addresses = [0] * len(plan.address_patches)
+            for index, offset in self.layout(resident, kept).offsets.items():
+                addresses[index] = arena + offset
+            elsewhere = dict.fromkeys((*plan.inputs, *plan.outputs)) if kept else plan.inputs
+            known = self._placements[resident, kept] = Placement(arena, addresses, tuple(elsewhere))
+        return known
+
+    def bind(self, values: Values, iterations: int = 1) -> Launches:
+        """What runs the kernels so many times with these values."""
+        if iterations == 1:
+            return [(self._chains[1].bind(values).graph, 1)]
+        parts = split(iterations, len(self.plan.launches))
+        return [(self._chain(length).bind(values).graph, times) for length, times in parts]
+
+    def profile(self, values: Values, stream: Stream, iterations: int = 1) -> tuple[KernelTime, ...]:
+        """Runs the kernels so many times with these values, without the graph, and says how long each took."""
+        if not self._watches:
+            self._watches = [Watch() for _ in range(_WATCHES)]
+        blocks = self._chains[1].bind(values).blocks
+        kernels = self.plan.task.kernels
+        times = launch_timed(blocks, iterations, stream, self._watches)
+        return tuple(
+            KernelTime(kernel.symbol, index, seconds, iterations)
+            for index, (kernel, seconds) in enumerate(zip(kernels, times, strict=True))
+        )
+
+    def close(self) -> None:
+        while self._watches:
+            self._watches.pop().close()
+        while self._chains:
+            self._chains.popitem()[1].close()
+
+    def _chain(self, length: int) -> _Chain:
+        chain = self._chains.get(length)
+        if chain is None:
+            chain = self._chains[length] = _Chain(self.plan, self._device.graph(), length)
+        return chain
+
+
+def split(iterations: int, kernels: int) -> list[tuple[int, int]]:
+    """Chains that together make so many iterations of so many kernels: (length, times), the longest first."""
+    lengths = [1]
+    while (length := lengths[-1] * CHAIN_GROWTH) * kernels <= MAX_CHAIN_KERNELS and iterations >= length * CHAIN_GROWTH:
+        lengths.append(length)
+    parts = []
+    for length in reversed(lengths):
+        times, iterations = divmod(iterations, length)
+        if times:
+            parts.append((length, times))
+    return parts
+
+
+class _Chain:
+    """A graph of some iterations, each of which begins when the one before it has ended, and its instances."""
+
+    def __init__(self, plan: Plan, graph: Graph, length: int) -> None:
+        self._plan = plan
+        self._graph = graph
+        self._instances: list[_Instance] = []
+        _build(plan, graph, length)
+
+    def bind(self, values: Values) -> _Instance:
+        """An instance whose launches have these values: the one that differs least from them, re-pointed."""
+        best: tuple[_Instance, _Changes] | None = None
+        for instance in self._instances:
+            changes = instance.changes(values)
+            if changes is _NO_CHANGES:
+                return instance
+            if best is None or changes.patches < best[1].patches:
+                best = instance, changes
+        if len(self._instances) < MAX_INSTANCES:
+            instance = _Instance(self._plan, self._graph.instantiate(len(self._plan.launches)))
+            self._instances.append(instance)
+            best = instance, instance.changes(values)
+        assert best is not None
+        instance, changes = best
+        instance.point(values, changes)
+        return instance
+
+    def close(self) -> None:
+        for instance in self._instances:
+            instance.graph.close()
+        self._instances.clear()
+        self._graph.close()
+
+
+def _build(plan: Plan, graph: Graph, length: int) -> None:
+    after: list[list[int]] = [[] for _ in plan.launches]
+    for before, later in plan.task.edges:
+        after[later].append(before)
+    last = set(range(len(after))).difference(before for before, _ in plan.task.edges)
+    blocks = plan.parameter_blocks()
+    try:
+        for start in range(0, length * len(blocks), len(blocks)):
+            former = [start - len(blocks) + index for index in last] if start else []
+            for block, dependencies in zip(blocks, after, strict=True):
+                graph.add(block, [start + index for index in dependencies] or former)
+    except BaseException:
+        graph.close()
+        raise
+
+
+class _Changes(msgspec.Struct, frozen=True):
+    """What would have to change in an instance: indices of addresses and of scalars, and in how many places."""
+
+    addresses: Sequence[int]
+    scalars: Sequence[int]
+    patches: int
+
+
+_NO_CHANGES = _Changes((), (), 0)
+
+
+class _Instance:
+    """A graph instance, with the parameters of its launches in host memory, where they are changed in place; those of
+    all iterations are the same."""
+
+    __slots__ = ("_memories", "_plan", "_values", "blocks", "graph")
+
+    def __init__(self, plan: Plan, graph: GraphInstance) -> None:
+        self.graph = graph
+        self._plan = plan
+        self.blocks = plan.parameter_blocks()
+        self._memories = [block.memory for block in self.blocks]
+        self._values: Values | None = None
+
+    def changes(self, values: Values) -> _Changes:
+        plan, old = self._plan, self._values
+        if old is not None and old.addresses == values.addresses and old.scalars == values.scalars:
+            return _NO_CHANGES
+        if old is None:
+            addresses: Sequence[int] = range(len(values.addresses))
+            scalars: Sequence[int] = range(len(values.scalars))
+        else:
+            # With the arena where it was, only what lies outside of it can have moved.
+            candidates = old.placement.open if old.placement is values.placement else range(len(values.addresses))
+            addresses = _differences(candidates, old.addresses, values.addresses)
+            scalars = _differences(range(len(values.scalars)), old.scalars, values.scalars)
+        patches = 0
+        for index in addresses:
+            patches += len(plan.address_patches[index])
+        for index in scalars:
+            patches += len(plan.scalar_patches[index])
+        return _Changes(addresses, scalars, patches)
+
+    def point(self, values: Values, changes: _Changes) -> None:
+        """Gives the values to the launches that have others."""
+        self._values = None  # should the driver refuse half way through, nothing counts as set
+        memories = self._memories
+        launches: set[int] = set()
+        for index in changes.addresses:
+            address = values.addresses[index]
+            for launch, at, offset_bytes in self._plan.address_patches[index]:
+                _write_address(memories[launch], at, address + offset_bytes)
+                launches.add(launch)
+        for index in changes.scalars:
+            data = values.scalars[index]
+            for launch, at, _ in self._plan.scalar_patches[index]:
+                memories[launch][at : at + len(data)] = data
+                launches.add(launch)
+        self.graph.set_parameters(launches, self.blocks)
+        self._values = values
+
+
+def _differences(indices: Sequence[int], old: Sequence[T], new: Sequence[T]) -> Sequence[int]:
+    return () if old == new else [index for index in indices if old[index] != new[index]]

@@ -1,0 +1,79 @@
+"""The kernels of a device by (library hash, symbol): each library is loaded once for as long as some plan uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from kaas.errors import InvalidCode
+from kaas.executor.device.device import Device, Function, LoadedLibrary
+from kaas.executor.plan.globals import Globals
+from kaas.ktask.library import Image, Library
+from kaas.ktask.symbols import unknown
+
+
+class Kernels:
+    """Loaded libraries and the kernels taken from them so far. Use it inside `device.current()`."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._libraries: dict[str, LoadedLibrary] = {}
+        self._globals: dict[str, Globals] = {}
+        self._functions: dict[tuple[str, str], Function] = {}
+
+    def get(self, library: Library, symbol: str) -> Function:
+        """
+        Raises:
+            CorruptImage, UnsupportedCode, Unprovided: the library does not load here, or this kernel cannot run here.
+            UnknownSymbol: it does, and holds no such kernel.
+        """
+        key = (library.hash, symbol)
+        if key not in self._functions:
+            try:
+                loaded = self._load(library)
+                function = loaded.kernel(symbol)
+            except InvalidCode as error:
+                error.kernel, error.library = symbol, library.hash
+                raise
+            if function is None:
+                raise unknown(library, symbol, loaded.symbols())
+            self._functions[key] = function
+        return self._functions[key]
+
+    def globals_of(self, libraries: Iterable[Library]) -> tuple[Globals, ...]:
+        """Of those of these libraries that have any. They must be loaded."""
+        return tuple(self._globals[library.hash] for library in libraries if self._globals[library.hash])
+
+    def image(self, library: Library) -> Image:
+        """The code that was loaded of this library, which must be."""
+        return self._libraries[library.hash].image
+
+    def __len__(self) -> int:
+        """Libraries that are loaded."""
+        return len(self._libraries)
+
+    def keep(self, used: AbstractSet[str]) -> None:
+        """Unloads all libraries but these (by hash). No plan may use the others."""
+        self.drop(self._libraries.keys() - used)
+
+    def drop(self, unused: AbstractSet[str]) -> None:
+        """Unloads these libraries, which no plan may use."""
+        self._functions = {key: function for key, function in self._functions.items() if key[0] not in unused}
+        for name in unused:
+            self._globals.pop(name).close()
+            self._libraries.pop(name).close()
+
+    def close(self) -> None:
+        self.keep(frozenset())
+
+    def _load(self, library: Library) -> LoadedLibrary:
+        name = library.hash
+        if name not in self._libraries:
+            loaded = self._device.load(library)
+            try:
+                self._globals[name] = Globals(self._device, name, loaded)
+            except BaseException:
+                loaded.close()
+                raise
+            self._libraries[name] = loaded
+        return self._libraries[name]

@@ -1,0 +1,378 @@
+"""A kTask prepared for one device: its launches checked against the code image, and all that a request only fills in.
+
+What varies between requests are the address of every buffer and of every table of pointers, and every scalar's bytes.
+A plan says where each of them goes in the launches' parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kaas.errors import ArgumentMismatch, LaunchLimit, RequestTooLarge
+from kaas.executor.device.device import Function, Launch, Limits, ParameterBlock
+from kaas.executor.plan.arena import Layout, Order, Tenant, lay_apart, lay_out
+from kaas.executor.plan.globals import Globals
+from kaas.executor.plan.loaded_kernels import Kernels
+from kaas.executor.plan.parameters import parameters_of
+from kaas.ktask.arguments import (
+    POINTER_BYTES,
+    Access,
+    Argument,
+    Buffer,
+    Literal,
+    Null,
+    Pointers,
+    Scalar,
+    Struct,
+    argument_bytes,
+)
+from kaas.ktask.dtypes import KIND_BYTES
+from kaas.ktask.graph import KTask
+from kaas.ktask.kernel import Kernel
+from kaas.ktask.library import Image
+
+Table = tuple[tuple[int, int], ...]
+"""What a table of pointers holds: (index of a buffer, offset in bytes) of each."""
+
+
+OFTEN_READS, OFTEN_BYTES = 4, 64 << 10
+"""From so many launches on, up to this size, an object that is another one in each request is copied to where the
+launches look for it: that takes less than pointing each of them to the object."""
+
+
+class Patch(NamedTuple):
+    """Where an address or a scalar goes: the launch, the byte in its parameters, and what is added to an address.
+
+    A tuple, since warm requests go through many of them.
+    """
+
+    launch: int
+    at: int
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A kTask for one device.
+
+    Fields:
+        launches, parameters: of each kernel; the parameters hold its literals, and zeros where patches go.
+        buffers, tables: what has an address, counted through in this order. nbytes: of the buffers.
+        address_patches, scalar_patches: by that index, and in the order of scalars.
+        tenants, order: what may lie in the arena, and when each holds something.
+        globals: of those of its libraries that have any.
+        inputs, private, outputs: indices of buffers: read first, also written, returned.
+        often_read: indices of small inputs that many launches read.
+        zeroed: indices of those that start as zeros: all that say so, and every output that is no input. What no
+            kernel writes there must not be an earlier request's, and copying an output takes longer than clearing it.
+        prints: whether the code may print.
+        apart: buffers share no memory, and there are gaps between them.
+    """
+
+    task: KTask
+    launches: tuple[Launch, ...]
+    parameters: tuple[bytes, ...]
+    buffers: tuple[Buffer, ...]
+    nbytes: tuple[int, ...]
+    tables: tuple[Table, ...]
+    scalars: tuple[str, ...]
+    address_patches: tuple[tuple[Patch, ...], ...]
+    scalar_patches: tuple[tuple[Patch, ...], ...]
+    tenants: tuple[Tenant, ...] = field(repr=False)
+    order: Order = field(repr=False)
+    inputs: tuple[int, ...]
+    private: frozenset[int]
+    often_read: frozenset[int]
+    outputs: tuple[int, ...]
+    zeroed: tuple[int, ...]
+    input_names: frozenset[str]
+    globals: tuple[Globals, ...]
+    prints: bool
+    apart: bool
+
+    def layout(self, resident: int, kept: int = 0) -> Layout:
+        """The arena of a request. Bit i of resident: the input that is buffer i lies there, not in the cache; of kept:
+        the output that is buffer i does not, since it stays in the cache."""
+        cached = {index for index in self.inputs if not resident >> index & 1}
+        cached.update(index for index in self.outputs if kept >> index & 1)
+        tenants = [tenant for tenant in self.tenants if tenant.index not in cached]
+        return lay_apart(tenants) if self.apart else lay_out(tenants, self.order)
+
+    def parameter_blocks(self) -> list[ParameterBlock]:
+        """The parameters of each launch, in host memory of their own, with what is to be filled in not yet there."""
+        return [ParameterBlock(*each) for each in zip(self.launches, self.parameters, strict=True)]
+
+    @property
+    def private_mask(self) -> int:
+        """What `layout` takes when every input that may come from the cache does."""
+        return sum(1 << index for index in self.private)
+
+
+def arena_bytes(task: KTask, cached: Collection[Buffer]) -> int:
+    """What a request needs beside the cache; no device is needed to know it.
+
+    Args:
+        cached: the inputs that come from the cache, such as a function's constants; all others lie in the arena.
+    """
+    index = {buffer: number for number, buffer in enumerate(task.buffers)}
+    pointers = (table for kernel in task.kernels for argument in kernel.args for table in _tables(argument))
+    tables = dict.fromkeys(_entries(table, index) for table in pointers)
+    away = {index[buffer] for buffer in set(cached) - set(task.private_inputs)}
+    tenants = (tenant for tenant in _tenants(task, index, tables) if tenant.index not in away)
+    return lay_out(tenants, Order(len(task.kernels), task.edges)).nbytes
+
+
+def make_plan(
+    task: KTask, kernels: Kernels, limits: Limits, capacity_bytes: int, device: str, *, apart: bool = False
+) -> Plan:
+    """Checks a kTask against its code and the device, and prepares it. Nothing runs, no memory is taken.
+
+    Args:
+        apart: buffers are to share no memory, for a device that checks what kernels access.
+
+    Raises:
+        CorruptImage, UnsupportedCode, Unprovided, UnknownSymbol, ArgumentMismatch: the code.
+        LaunchLimit: a grid, a block or shared memory beyond the device's or the kernel's.
+        RequestTooLarge: more memory than the device has, however the inputs come.
+    """
+    functions = [kernels.get(kernel.library, kernel.symbol) for kernel in task.kernels]
+    for kernel, function in zip(task.kernels, functions, strict=True):
+        _check_arguments(kernel, function)
+        _check_types(kernel, (kernels.image(kernel.library), *kernel.library.images))
+        _check_limits(kernel, function, limits, device)
+    for kernel, function in zip(task.kernels, functions, strict=True):
+        if kernel.shared_bytes + function.static_shared_bytes > limits.shared_bytes:
+            function.allow_dynamic_shared(kernel.shared_bytes)
+
+    builder = _Parameters(task)
+    parameters = [builder.build(number, kernel, functions[number]) for number, kernel in enumerate(task.kernels)]
+    index = builder.buffers
+    plan = Plan(
+        task=task,
+        launches=tuple(
+            Launch(function, kernel.grid, kernel.block, kernel.shared_bytes)
+            for kernel, function in zip(task.kernels, functions, strict=True)
+        ),
+        parameters=tuple(parameters),
+        buffers=tuple(index),
+        nbytes=tuple(buffer.nbytes for buffer in index),
+        tables=tuple(builder.tables),
+        scalars=tuple(builder.scalars),
+        address_patches=tuple(map(tuple, (*builder.accesses, *builder.tables.values()))),
+        scalar_patches=tuple(map(tuple, builder.scalars.values())),
+        tenants=tuple(_tenants(task, index, builder.tables)),
+        order=Order(len(task.kernels), task.edges),
+        inputs=tuple(index[buffer] for buffer in task.inputs),
+        private=frozenset(index[buffer] for buffer in task.private_inputs),
+        often_read=frozenset(
+            index[buffer]
+            for buffer in task.inputs
+            if buffer.nbytes <= OFTEN_BYTES and len(builder.accesses[index[buffer]]) >= OFTEN_READS
+        ),
+        outputs=tuple(index[buffer] for buffer in task.outputs),
+        zeroed=tuple(index[buffer] for buffer in _zeroed(task)),
+        input_names=frozenset(buffer.name for buffer in task.inputs),
+        globals=kernels.globals_of(task.libraries),
+        prints=any(_prints(kernels.image(library)) for library in task.libraries),
+        apart=apart,
+    )
+    _check_size(plan, capacity_bytes, device)
+    return plan
+
+
+def _prints(image: Image) -> bool:
+    """Only PTX is sure not to."""
+    return image.kind != "ptx" or b"vprintf" in image.data
+
+
+def _zeroed(task: KTask) -> tuple[Buffer, ...]:
+    """What starts as zeros in each request, before the first iteration."""
+    inputs, outputs = set(task.inputs), set(task.outputs)
+    return tuple(b for b in task.buffers if b.init == "zero" or (b in outputs and b not in inputs))
+
+
+def _tenants(task: KTask, buffers: Mapping[Buffer, int], tables: Iterable[Table]) -> Iterator[Tenant]:
+    users: dict[Buffer, list[int]] = {buffer: [] for buffer in buffers}
+    for number, kernel in enumerate(task.kernels):
+        for buffer in dict.fromkeys(access.buffer for access in kernel.accesses):
+            users[buffer].append(number)
+    inputs, outputs, zeroed = set(task.inputs), set(task.outputs), set(_zeroed(task))
+    for buffer, index in buffers.items():
+        # What an iteration leaves for the next one must outlive the list of kernels.
+        carried = task.iterations != 1 and buffer in task.kernels[users[buffer][0]].reads
+        from_start = buffer in inputs or buffer in zeroed
+        yield Tenant(index, buffer.nbytes, frozenset(users[buffer]), from_start, buffer in outputs or carried)
+    for number, table in enumerate(tables, start=len(buffers)):
+        yield Tenant(number, POINTER_BYTES * len(table), frozenset(), from_start=True, to_end=True)
+
+
+class _Parameters:
+    """Collects, kernel by kernel, the parameters' fixed bytes and what has to be filled in where."""
+
+    def __init__(self, task: KTask) -> None:
+        self.buffers: Mapping[Buffer, int] = {buffer: index for index, buffer in enumerate(task.buffers)}
+        self.tables: dict[Table, list[Patch]] = {}
+        self.scalars: dict[str, list[Patch]] = {name: [] for name in task.scalars}
+        self.accesses: list[list[Patch]] = [[] for _ in self.buffers]
+
+    def build(self, launch: int, kernel: Kernel, function: Function) -> bytes:
+        memory = bytearray(max((offset + nbytes for offset, nbytes in function.params), default=0))
+        for argument, (at, _) in zip(kernel.args, function.params, strict=True):
+            match argument:
+                case Literal():
+                    memory[at : at + len(argument.data)] = argument.data
+                case Scalar():
+                    self.scalars[argument.name].append(Patch(launch, at))
+                case Struct():
+                    memory[at : at + len(argument.blob)] = argument.blob
+                    for offset, target in argument.pointers:
+                        self._pointer(launch, at + offset, target)
+                    for offset, scalar in argument.scalars:
+                        self.scalars[scalar.name].append(Patch(launch, at + offset))
+                case _:
+                    self._pointer(launch, at, argument)
+        return bytes(memory)
+
+    def _pointer(self, launch: int, at: int, target: Access | Pointers) -> None:
+        if isinstance(target, Access):
+            self.accesses[self.buffers[target.buffer]].append(Patch(launch, at, target.offset_bytes))
+        else:
+            self.tables.setdefault(_entries(target, self.buffers), []).append(Patch(launch, at))
+
+
+def _entries(table: Pointers, buffers: Mapping[Buffer, int]) -> Table:
+    return tuple((buffers[entry.buffer], entry.offset_bytes) for entry in table.entries)
+
+
+def _tables(argument: Argument) -> Iterator[Pointers]:
+    """Every table of pointers inside an argument."""
+    match argument:
+        case Pointers():
+            yield argument
+        case Struct():
+            yield from (target for _, target in argument.pointers if isinstance(target, Pointers))
+
+
+# --- checks
+
+
+def _check_arguments(kernel: Kernel, function: Function) -> None:
+    names = {"library": kernel.library.hash, "symbol": kernel.symbol, "kernel": kernel.symbol}
+    expected, given = len(function.params), len(kernel.args)
+    if expected != given:
+        raise ArgumentMismatch(
+            f"kernel {kernel.symbol!r} takes {expected} arguments, not {given}",
+            expected_count=expected,
+            given_count=given,
+            **names,
+        )
+    for position, (argument, (_, nbytes)) in enumerate(zip(kernel.args, function.params, strict=True)):
+        if argument_bytes(argument) != nbytes:
+            raise ArgumentMismatch(
+                f"kernel {kernel.symbol!r}: argument {position} has {nbytes} bytes in the code, not "
+                f"{argument_bytes(argument)} ({argument!r})",
+                argument=position,
+                expected_bytes=nbytes,
+                given_bytes=argument_bytes(argument),
+                **names,
+            )
+
+
+def _check_types(kernel: Kernel, images: tuple[Image, ...]) -> None:
+    """Check arguments against what PTX tells of the parameters; a cubin alone tells nothing.
+
+    Raises:
+        ArgumentMismatch: a number where the code takes an address, or of another type than the parameter's.
+    """
+    known = parameters_of(images, kernel.symbol) or ()
+    for position, (argument, parameter) in enumerate(zip(kernel.args, known, strict=False)):
+        wrong = _as_address(argument, parameter.pointers) or _of_type(argument, parameter.type)
+        if wrong is not None:
+            raise ArgumentMismatch(
+                f"kernel {kernel.symbol!r}: argument {position}, {argument!r}, {wrong}",
+                argument=position,
+                library=kernel.library.hash,
+                symbol=kernel.symbol,
+                kernel=kernel.symbol,
+            )
+
+
+def _as_address(argument: Argument, pointers: frozenset[int]) -> str | None:
+    """What is wrong if the code takes addresses at these bytes of an argument that holds numbers there."""
+    match argument:
+        case Literal() | Scalar() if 0 in pointers and argument != Null:
+            return "is a number where the code takes a pointer: give kaas.In, Out, InOut, Pointers or kaas.Null"
+        case Struct():
+            declared = {offset for offset, _ in argument.pointers}
+            for at in sorted(pointers - declared):
+                chosen = any(offset < at + POINTER_BYTES and at < offset + KIND_BYTES[scalar.kind]
+                             for offset, scalar in argument.scalars)  # fmt: skip
+                if chosen or any(argument.blob[at : at + POINTER_BYTES]):
+                    return f"holds a number at byte {at}, where the code takes a pointer: say it under pointers"
+    return None
+
+
+def _of_type(argument: Argument, type_: str) -> str | None:
+    """What is wrong if a parameter of this type in PTX takes no such argument; .b types take any."""
+    if type_[0] in "us" and type_[1:].isdigit():
+        if isinstance(argument, Literal | Scalar) and argument.kind in ("f32", "f64"):  # halves often travel as .u16
+            return f"is no integer, and the parameter is .{type_}"
+    elif type_ in ("f16", "f32", "f64") and not (
+        (isinstance(argument, Literal | Scalar) and argument.kind == type_) or isinstance(argument, Struct)
+    ):
+        return f"is no {type_}, and the parameter is .{type_}"
+    return None
+
+
+def _check_limits(kernel: Kernel, function: Function, limits: Limits, device: str) -> None:
+    static = function.static_shared_bytes
+    bounds = [
+        ("threads in a block", math.prod(kernel.block), min(limits.threads, function.max_threads)),
+        *((f"block.{axis}", n, limit) for axis, n, limit in zip("xyz", kernel.block, limits.block, strict=True)),
+        *((f"grid.{axis}", n, limit) for axis, n, limit in zip("xyz", kernel.grid, limits.grid, strict=True)),
+        ("bytes of shared memory", static + kernel.shared_bytes, limits.shared_optin_bytes),
+    ]
+    for what, given, limit in bounds:
+        if given > limit:
+            raise LaunchLimit(
+                f"kernel {kernel.symbol!r}: {given} {what}; {device} allows {limit}",
+                kernel=kernel.symbol,
+                device=device,
+                what=what,
+                given=given,
+                limit=limit,
+            )
+
+
+def _check_size(plan: Plan, capacity_bytes: int, device: str) -> None:
+    """Refuses what cannot fit even if all inputs are views of one object, no larger than the largest of them."""
+    arena = plan.layout(plan.private_mask).nbytes
+    largest = max((plan.buffers[i].nbytes for i in plan.inputs if i not in plan.private), default=0)
+    if arena + largest > capacity_bytes:
+        raise too_large(plan.task, arena + largest, capacity_bytes, device)
+
+
+def too_large(task: KTask | None, needed_bytes: int, capacity_bytes: int, device: str) -> RequestTooLarge:
+    """The error of a request or, without a kTask, of loading objects."""
+    what, largest, fields = describe(task)
+    return RequestTooLarge(
+        f"{what} needs {needed_bytes} bytes at once{largest}; {device} has {capacity_bytes}, "
+        f"{needed_bytes - capacity_bytes} too few",
+        **fields,
+        device=device,
+        needed_bytes=needed_bytes,
+        capacity_bytes=capacity_bytes,
+        excess_bytes=needed_bytes - capacity_bytes,
+    )
+
+
+def describe(task: KTask | None) -> tuple[str, str, dict[str, Any]]:
+    """What asks for memory, for errors: its name, a clause about its largest buffer, and fields that say the same."""
+    if task is None:
+        return "prefetch", "", {"task": "prefetch"}
+    buffer = task.largest_buffer
+    clause = f" (its largest buffer, {buffer.name!r}, has {buffer.nbytes})"
+    return f"kTask {task.label!r}", clause, {"task": task.label, "buffer": buffer.name, "buffer_bytes": buffer.nbytes}

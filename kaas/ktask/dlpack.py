@@ -1,0 +1,189 @@
+"""Arrays of other libraries by the DLPack protocol: where their bytes lie, without a copy and without their library."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kaas.errors import NotContiguous
+from kaas.ktask.dtypes import DLPACK_DTYPES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_HOST, _CUDA, _PAGE_LOCKED, _MANAGED = 1, 2, 3, 13  # kinds of device (DLDeviceType)
+_VERSION = (1, 0)
+_NAMES = (b"dltensor_versioned", b"dltensor")
+
+
+class _Header(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_kind", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype_code", ctypes.c_uint8),
+        ("dtype_bits", ctypes.c_uint8),
+        ("dtype_lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Header),
+    )
+
+
+_is_capsule = ctypes.pythonapi.PyCapsule_IsValid
+_is_capsule.argtypes, _is_capsule.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.argtypes, _pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An array without gaps, in C order.
+
+    Fields:
+        dtype: its name if it is one of ours, else one that no buffer has.
+        device: the CUDA device on which it lies; None: in host memory.
+        owner: keeps the memory; it ends with the last reference to this.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    nbytes: int
+    dtype: str
+    device: int | None
+    owner: Any
+
+    def host_bytes(self) -> np.ndarray[Any, Any]:
+        """The same memory, if it is the host's, as a flat read-only array of bytes."""
+        import numpy as np
+
+        assert self.device is None, "the host cannot read it"
+        return np.asarray(_Bytes(self)) if self.nbytes else np.empty(0, np.uint8)
+
+
+class _Bytes:
+    """What NumPy makes an array of that keeps the memory."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.owner = tensor.owner
+        self.__array_interface__ = {
+            "data": (tensor.address, True),
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def is_exporter(value: Any) -> bool:
+    """Whether to take an object by this protocol. NumPy's own arrays need none."""
+    import numpy as np
+
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
+
+
+def device_of(name: str, value: Any) -> int | None:
+    """As `Tensor.device`, of an array that is not exported yet. name: what it is, for errors.
+
+    Raises:
+        NotContiguous: it lies neither in host memory nor on a CUDA device, or it does not say.
+    """
+    try:
+        kind, ordinal = value.__dlpack_device__()
+    except Exception as error:
+        raise _not_exported(name, value, error) from error
+    if int(kind) in (_HOST, _PAGE_LOCKED):
+        return None
+    if int(kind) in (_CUDA, _MANAGED):
+        return int(ordinal)
+    raise NotContiguous(
+        f"input {name!r}: {type(value).__name__} lies on a device of DLPack's kind {int(kind)}; copy it to the host",
+        buffer=name,
+    )
+
+
+def tensor_of(name: str, value: Any, stream: int | None = None) -> Tensor:
+    """An exporter's memory.
+
+    Args:
+        name: what it is, for errors.
+        stream: of an array on a CUDA device: the stream that will read it, which the exporter makes wait for its own.
+
+    Raises:
+        NotContiguous: it has gaps or another order than C, or its library does not export it.
+    """
+    device = device_of(name, value)
+    capsule = _export(name, value, stream if device is not None else None)
+    header = _header(name, value, capsule)
+    shape = tuple(header.shape[axis] for axis in range(header.ndim))
+    strides = tuple(header.strides[axis] for axis in range(header.ndim)) if header.strides else None
+    count = 1
+    for extent in shape:
+        count *= extent
+    if count and strides is not None and not _is_contiguous(shape, strides):
+        raise NotContiguous(
+            f"input {name!r} is not contiguous (shape {shape}, strides {strides} in elements)", buffer=name
+        )
+    bits = header.dtype_bits * header.dtype_lanes
+    dtype = DLPACK_DTYPES.get((header.dtype_code, bits)) if header.dtype_lanes == 1 else None
+    return Tensor(
+        (header.data or 0) + header.byte_offset,
+        shape,
+        -(-count * bits // 8),
+        dtype or f"DLPack {header.dtype_code}/{header.dtype_bits}x{header.dtype_lanes}",
+        device,
+        capsule,
+    )
+
+
+def _export(name: str, value: Any, stream: int | None) -> Any:
+    """A capsule. While nobody takes it over, which we do not, its own end frees what it holds."""
+    options = {} if stream is None else {"stream": stream}
+    try:
+        try:
+            return value.__dlpack__(max_version=_VERSION, **options)
+        except TypeError:  # written before version 1
+            return value.__dlpack__(**options)
+    except Exception as error:
+        raise _not_exported(name, value, error) from error
+
+
+def _not_exported(name: str, value: Any, error: Exception) -> NotContiguous:
+    return NotContiguous(f"input {name!r}: {type(value).__name__} is not exported: {error}", buffer=name)
+
+
+def _header(name: str, value: Any, capsule: Any) -> _Header:
+    versioned, plain = _NAMES
+    if _is_capsule(capsule, versioned):
+        managed = _Versioned.from_address(_pointer(capsule, versioned))
+        if managed.major == _VERSION[0]:
+            return managed.tensor  # type: ignore[no-any-return]
+    elif _is_capsule(capsule, plain):
+        return _Header.from_address(_pointer(capsule, plain))
+    raise NotContiguous(f"input {name!r}: {type(value).__name__} exports no DLPack tensor of version 1", buffer=name)
+
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    expected = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True

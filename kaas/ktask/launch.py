@@ -1,0 +1,109 @@
+"""`Library.kernel`: a launch written down with what the library knows of its kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kaas.errors import InvalidGraph
+from kaas.ktask.arguments import Argument, integers, items
+from kaas.ktask.kernel import Kernel
+from kaas.ktask.library import Library
+from kaas.ktask.signature import Entry, Parameter
+from kaas.ktask.symbols import kernels_of, mangled_start, unknown
+
+Extent = int | Sequence[int]
+
+
+def kernel(
+    library: Library,
+    name: str | None,
+    grid: Extent,
+    args: Iterable[Any] | Mapping[str, Any],
+    block: Extent | None,
+    shared_bytes: int | None,
+) -> Kernel:
+    """See `Library.kernel`."""
+    entry = _entry(library, name)
+    block = _fixed(entry, "block", _three(entry.block), _three(block))
+    if block is None:
+        raise InvalidGraph(f"kernel {entry.name!r}: its library does not know the block; say it", kernel=entry.symbol)
+    shared_bytes = _fixed(entry, "shared_bytes", entry.shared_bytes, shared_bytes)
+    launch = Kernel(library, entry.symbol, grid, block, (), shared_bytes or 0)
+    scratch = [part.argument(entry.symbol, math.prod(launch.grid)) for part in entry.scratch]
+    return Kernel(library, entry.symbol, grid, block, [*_arguments(entry, args), *scratch], shared_bytes or 0)
+
+
+def _entry(library: Library, name: str | None) -> Entry:
+    """
+    Raises:
+        UnknownSymbol: none, or several, are of this name.
+        InvalidGraph: no name, and not one kernel either.
+    """
+    known = {entry.symbol: entry for entry in library.entries}
+    symbols = [*known, *(symbol for symbol in kernels_of(library) if symbol not in known)]
+    if name is None:
+        if len(symbols) != 1:
+            have = f"its kernels are {', '.join(symbols)}" if symbols else "its images do not tell their kernels"
+            raise InvalidGraph(f"library {library.hash[:12]}: say which kernel; {have}")
+        name = symbols[0]
+    named = [entry for entry in library.entries if entry.name == name]
+    if named:
+        return named[0]
+    if name in symbols or not symbols:
+        return known.get(name, Entry(name, name))
+    mangled = [symbol for symbol in symbols if symbol.startswith(mangled_start(name))]
+    if len(mangled) != 1:
+        raise unknown(library, name, [*symbols, *(entry.name for entry in library.entries)])
+    return known.get(mangled[0], Entry(mangled[0], name))
+
+
+def _three(extent: Extent | None) -> Any:
+    """An extent in three dimensions, so that 128 equals (128, 1, 1); what is no extent stays for Kernel to refuse."""
+    given = integers(extent)
+    return given + (1,) * (3 - len(given)) if given else extent
+
+
+def _fixed(entry: Entry, what: str, fixed: Any, given: Any) -> Any:
+    if fixed is not None and given is not None and given != fixed:
+        raise InvalidGraph(f"kernel {entry.name!r}: {what} is {fixed} by its code, not {given}", kernel=entry.symbol)
+    return given if fixed is None else fixed
+
+
+def _arguments(entry: Entry, args: Iterable[Any] | Mapping[str, Any]) -> list[Argument]:
+    parameters = entry.parameters
+    if parameters is None:
+        if isinstance(args, Mapping):
+            raise InvalidGraph(
+                f"kernel {entry.name!r}: the names of its parameters are not known; list the arguments in order",
+                kernel=entry.symbol,
+            )
+        return list(items(f"kernel {entry.name!r}", args))
+    given = _named(entry, parameters, args) if isinstance(args, Mapping) else items(f"kernel {entry.name!r}", args)
+    if len(given) != len(parameters):
+        raise InvalidGraph(
+            f"kernel {entry.name!r} takes {len(parameters)} arguments ({_names(parameters)}), not {len(given)}",
+            kernel=entry.symbol,
+        )
+    expanded: list[Argument] = []
+    for parameter, argument in zip(parameters, given, strict=True):
+        try:
+            expanded += parameter.expanded(argument)
+        except InvalidGraph as error:
+            fields = {**error.fields, "kernel": entry.symbol}
+            raise type(error)(f"kernel {entry.name!r}: {error.message}", **fields) from error
+    return expanded
+
+
+def _named(entry: Entry, parameters: tuple[Parameter, ...], args: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = [parameter.name for parameter in parameters]
+    missing, unexpected = [n for n in names if n not in args], [n for n in args if n not in names]
+    if missing or unexpected:
+        wrong = [f"{', '.join(missing)} is missing"] * bool(missing) + [f"no {n}" for n in unexpected]
+        raise InvalidGraph(f"kernel {entry.name!r} takes {_names(parameters)}: {'; '.join(wrong)}", kernel=entry.symbol)
+    return tuple(args[n] for n in names)
+
+
+def _names(parameters: tuple[Parameter, ...]) -> str:
+    return ", ".join(parameter.name for parameter in parameters) or "none"

@@ -1,0 +1,284 @@
+"""Libraries: sets of code images, known by the hash of what they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kaas.errors import CorruptImage, InvalidGraph
+from kaas.ktask.images import ELF, FATBIN, PTX_COMMENT_OR_STRING, Image, Provided, check
+from kaas.ktask.signature import Entry
+
+if TYPE_CHECKING:
+    from kaas.ktask.kernel import Kernel
+
+__all__ = ["PTX_COMMENT_OR_STRING", "Image", "Library"]
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class Library:
+    """A content-hashed set of code images of the same kernels.
+
+    Two tenants' `a.cubin` never collide: a library is its `hash` (SHA-256, hex), never a file name.
+
+    Fields:
+        entries: its kernels as their maker knows them. log: what the compiler said. Both help whoever writes kernels
+            down: they count neither in the hash nor in equality, and an encoded kTask leaves them out.
+    """
+
+    images: tuple[Image, ...] = field(repr=False)
+    hash: str
+    entries: tuple[Entry, ...] = field(repr=False)
+    log: str = field(repr=False)
+
+    def __init__(self, images: tuple[Image, ...], *, entries: Iterable[Entry] = (), log: str = "") -> None:
+        """
+        Raises:
+            CorruptImage: no image, or one whose bytes are not of its kind or end too early.
+        """
+        if not images:
+            raise CorruptImage("a library needs at least one code image")
+        for image in images:
+            check(image)
+        digest = hashlib.sha256()
+        for image in images:
+            digest.update(f"{image.kind}:{len(image.data)}:".encode())
+            digest.update(image.data)
+        object.__setattr__(self, "images", tuple(images))
+        object.__setattr__(self, "hash", digest.hexdigest())
+        object.__setattr__(self, "entries", tuple(entries))
+        object.__setattr__(self, "log", log)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Library:
+        """A library from a .ptx, .cubin or .fatbin file; the bytes decide, not the suffix.
+
+        Raises:
+            OSError: the file cannot be read.
+            CorruptImage: it holds none of the three, or text was given for a path.
+        """
+        if isinstance(path, str) and "\n" in path:  # the system would say of it only that such a name is too long
+            takes = "from_cuda(source) takes CUDA C++, kaas.Library.from_ptx(text) PTX"
+            raise CorruptImage(f"from_file takes a path, and this is text of several lines; kaas.Library.{takes}")
+        data = Path(path).read_bytes()
+        if data.startswith(ELF):
+            return cls.from_cubin(data)
+        if data.startswith(FATBIN):
+            return cls.from_fatbin(data)
+        return cls.from_ptx(data)
+
+    @classmethod
+    def from_ptx(cls, text: str | bytes) -> Library:
+        """A library from PTX text (a trailing NUL is dropped)."""
+        if not isinstance(text, str | bytes | bytearray | memoryview):
+            raise CorruptImage(
+                f"PTX is text or bytes, not {type(text).__name__}; kaas.Library.from_file(path) reads a file"
+            )
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        return cls((Image("ptx", data.rstrip(b"\0")),))
+
+    @classmethod
+    def from_cubin(cls, data: bytes) -> Library:
+        """A library from a cubin: an ELF file for the CUDA machine."""
+        return cls((Image("cubin", bytes(data)),))
+
+    @classmethod
+    def from_fatbin(cls, data: bytes) -> Library:
+        """A library from a fatbin, as `nvcc -fatbin` writes it."""
+        return cls((Image("fatbin", bytes(data)),))
+
+    @classmethod
+    def provided(cls, provider: str, name: str, version: str) -> Library:
+        """A library that is not uploaded but named: its code is given, where it runs, by an installed package that has
+        an entry point `provider` in the group "kaas.libraries". Here it need not be installed. Its hash is that of the
+        three names.
+
+        The entry point is a function that takes name and version and gives a `Library` of code; what it does not know,
+        it answers with kaas.errors.NotProvided. An executor asks once, when it first needs the code.
+
+        Raises:
+            CorruptImage: a name that is not 1 to 200 visible ASCII characters.
+        """
+        named = (provider, name, version)
+        if not all(isinstance(part, str) for part in named):
+            raise CorruptImage(f"provided code is named by three strings, not {named!r}")
+        return cls((Provided(*named).image(),))
+
+    @classmethod
+    def from_cuda(
+        cls,
+        source: str,
+        arch: str = "sm_80+ptx",
+        *,
+        names: str | Iterable[str] = (),
+        options: str | Iterable[str] = (),
+        headers: Mapping[str, str] | None = None,
+        include_paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+        name: str = "kernels.cu",
+    ) -> Library:
+        """A library from CUDA C++, compiled by NVRTC (package nvidia-cuda-nvrtc); no GPU is needed.
+
+        Args:
+            arch: "sm_80" is machine code for such devices, "compute_80" PTX for these and newer ones, "ptx" PTX for
+                those of the oldest sm_N beside it; joined by "+", as "sm_80+sm_90+ptx".
+            names: C++ names of kernels, which instantiate templates and by which `kernel` knows them: "scale<float>".
+            options: of NVRTC, as "--use_fast_math" or "-DWIDTH=4".
+            headers: what #include finds first: name -> text.
+            include_paths: folders in which it looks next; then come the headers that NVRTC brings.
+            name: what the source is called in messages.
+            A single name, option or folder need not be in a list.
+
+        Raises:
+            InvalidTarget: no such arch, or NVRTC does not know it.
+            CompileFailed: with the compiler's log. Warnings are in `log` of the library.
+            MissingPackage: no NVRTC.
+        """
+        made: Library = _maker("cuda").library(
+            source,
+            arch,
+            names=_listed(names),
+            options=_listed(options),
+            headers=headers or {},
+            include_paths=_listed(include_paths),
+            name=name,
+        )
+        return made
+
+    @classmethod
+    def from_cupy(cls, kernel: Any, arch: str = "sm_80+ptx") -> Library:
+        """A library from a cupy.RawKernel or RawModule: its source, options and name expressions, compiled as
+        `from_cuda` does, for any device; CuPy itself compiles nothing and needs no GPU. One that was made of a file
+        gives that file.
+
+        Raises:
+            CompileFailed: also for one that is to be compiled by nvcc or launched as a whole grid, or that is neither.
+            InvalidTarget, MissingPackage: see `from_cuda`.
+        """
+        made: Library = _maker("cupy").library(kernel, arch)
+        return made
+
+    @classmethod
+    def from_triton(
+        cls,
+        kernel: Any,
+        signature: str | Iterable[str] | Mapping[str, str],
+        constants: Mapping[str, Any] | None = None,
+        *,
+        arch: str = "sm_80+ptx",
+        num_warps: int = 4,
+        num_stages: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Library:
+        """A library from a function under @triton.jit, compiled ahead of time; no GPU is needed. `kernel` then knows
+        the block, the shared memory, the parameters, and the pointers to scratch memory that Triton adds.
+
+        Args:
+            signature: a type for each parameter that is no constant, in order or by name: "*fp32" points to float32,
+                "i32" is a number; "*fp32:16" and "i32:16" promise that 16 divides the address or the number.
+            constants: values of constexpr parameters, where their defaults will not do, and of others that are to be
+                fixed.
+            arch: one sm_N, with or without "+ptx"; or "ptx", or one compute_N.
+            num_warps, num_stages, options: Triton's own.
+
+        Raises:
+            InvalidTarget: several devices at once (join libraries by |), or one that Triton does not know.
+            InvalidGraph: signature and constants do not fit the parameters.
+            CompileFailed: Triton refuses the kernel or an option, or it needs what a kTask has not, such as tensor
+                descriptors.
+            MissingPackage: no Triton.
+        """
+        made: Library = _maker("triton").library(
+            kernel,
+            signature,
+            constants or {},
+            arch,
+            {"num_warps": num_warps, "num_stages": num_stages, **(options or {})},
+        )
+        return made
+
+    @classmethod
+    def from_numba(
+        cls, kernel: Any, signature: Any, *, arch: str = "ptx", fastmath: bool = False, launch_bounds: Any = None
+    ) -> Library:
+        """A library from a Python function, under @cuda.jit or not, compiled to PTX by numba-cuda; no GPU is needed.
+        `kernel` then takes a buffer where the function takes an array, and fills in shape and strides.
+
+        Args:
+            signature: numba's, as "void(float32[:, ::1], int32)", or a tuple of its types.
+            arch: "ptx" or one compute_N.
+            fastmath, launch_bounds: numba's own.
+
+        Raises:
+            InvalidTarget: machine code is asked for.
+            CompileFailed: numba refuses the function, or a parameter is of a type that a kTask cannot give it.
+            MissingPackage: no numba-cuda, or not what it compiles with.
+        """
+        made: Library = _maker("numba").library(kernel, signature, arch, fastmath, launch_bounds)
+        return made
+
+    def kernel(
+        self,
+        name: str | None = None,
+        *,
+        grid: int | Sequence[int],
+        args: Iterable[Any] | Mapping[str, Any],
+        block: int | Sequence[int] | None = None,
+        shared_bytes: int | None = None,
+    ) -> Kernel:
+        """A launch of a kernel of this library. What its maker knows may be left out, and is checked if it is said.
+
+        Args:
+            name: a symbol, a name from `from_cuda(names=...)`, that of a Python function, or that of a C++ function
+                of which there is one. None: the library holds one kernel.
+            grid, block, shared_bytes: as in kaas.Kernel. Triton's kernels know their block and shared memory.
+            args: as in kaas.Kernel. Where the parameters are known (Triton, numba): those that the function was
+                written with but for its constants, in order or by name, and plain numbers will do for numbers.
+
+        Raises:
+            UnknownSymbol: no kernel of this name, or several.
+            InvalidGraph: an argument that does not fit its parameter, or a number of arguments that is not theirs.
+        """
+        from kaas.ktask import launch
+
+        return launch.kernel(self, name, grid, args, block, shared_bytes)
+
+    def __or__(self, other: Library) -> Library:
+        """This library's images, then the other's: `cubin | ptx` runs the cubin where it fits, else the PTX.
+
+        Raises:
+            InvalidGraph: a kernel of both that is not launched in the same way.
+        """
+        for entry in self.entries:
+            for same in other.entries:
+                if same.symbol == entry.symbol and replace(same, name=entry.name) != entry:
+                    raise InvalidGraph(f"kernel {entry.name!r} is not launched in the same way in both libraries")
+        return Library(
+            tuple(dict.fromkeys(self.images + other.images)),
+            entries=dict.fromkeys(self.entries + other.entries),
+            log="\n".join(log for log in (self.log, other.log) if log),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(image.data) for image in self.images)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Library) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+
+def _listed(values: Any) -> tuple[Any, ...]:
+    """A string is one value, not its letters."""
+    return (values,) if isinstance(values, str | os.PathLike) else tuple(values)
+
+
+def _maker(name: str) -> Any:
+    """A module of `kaas.code`, which stands above this one and brings compilers with it, on demand."""
+    return import_module(f"kaas.code.{name}")

@@ -1,0 +1,251 @@
+"""What a pool does to its workers' caches: orders of programs, pins that outlive executors, decisions of the policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kaas.errors import DeviceLost, DeviceUnavailable, InvalidRequest, KaasError
+from kaas.pool.background import Background
+from kaas.pool.core.records import Request, Worker
+from kaas.pool.core.timeouts import Patience, Silent
+from kaas.pool.executors.transport import Call, Order, Reply, Transport, WorkerLost
+from kaas.pool.observing.ledger import Entry, Ledger
+from kaas.scheduling.events import Evict, Prefetch, WorkerKind
+from kaas.wire.specs import RunRecord
+from kaas.wire.status.status import PinStatus
+
+Way = Callable[[int], Coroutine[Any, Any, Reply]]
+"""What to do to a worker, given its number."""
+
+
+class Host(Protocol):
+    """What is needed of the pool around it."""
+
+    def lost(self, worker: Worker, error: DeviceLost) -> None:
+        """A worker lost its device and must end."""
+        ...
+
+    def gone(self, worker: Worker, reason: str) -> None:
+        """A worker must end."""
+        ...
+
+    def tell_residency(self, worker: Worker, record: RunRecord | None) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Pin:
+    """A standing order on one device.
+
+    Fields:
+        order: None once it is lost, so that nothing holds the object any more. worker: who has carried it out.
+        lost: why nobody can.
+    """
+
+    shown: str
+    order: Order | None
+    worker: int | None = None
+    lost: str = ""
+
+
+class Caches:
+    """workers: those of the pool, which changes them. limit_s: how long one may answer nothing while it has orders."""
+
+    def __init__(
+        self,
+        host: Host,
+        workers: Mapping[int, Worker],
+        devices: int,
+        transport: Transport,
+        background: Background,
+        ledger: Ledger,
+        limit_s: float,
+    ) -> None:
+        self._host = host
+        self._workers = workers
+        self._devices = devices
+        self._transport = transport
+        self._background = background
+        self._ledger = ledger
+        self._pins: dict[tuple[bytes, int], _Pin] = {}
+        self._references = References()
+        self._prefetches = False  # the policy has asked for objects: until then nobody needs to know who names them
+        self._patience = Patience()
+        self._limit_s = limit_s
+
+    # --- orders of programs
+
+    async def carry_out(self, order: Order, device: int | None = None) -> list[int]:
+        """Have an order carried out on the worker of one device, or of each; gives these workers.
+
+        Raises:
+            InvalidRequest: there is no such device. DeviceUnavailable: it has no worker.
+            KaasError: what the first worker that failed says.
+        """
+        if device is not None and not 0 <= device < self._devices:
+            raise InvalidRequest(f"the pool has devices 0 to {self._devices - 1}, no {device}")
+        workers = [worker for worker in self._executors() if device in (None, worker.device.index)]
+        if not workers:
+            raise DeviceUnavailable(f"no worker on {'any device' if device is None else f'device {device}'}")
+        tasks = [self._background.task(self._order(worker, order)) for worker in workers]
+        for result in await asyncio.gather(*map(asyncio.shield, tasks), return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        return [worker.id for worker in workers]
+
+    async def write_back(self, worker: Worker, key: bytes) -> None:
+        """
+        Raises:
+            KaasError: what the worker says; DeviceUnavailable if it ended.
+        """
+        # shorter, since what runs on another worker may wait for this one
+        limit_s = self._limit_s / 2
+        await self._do(worker, "", "", lambda number: self._transport.write_back(number, [key]), limit_s)
+
+    async def discard(self, worker: Worker, keys: Sequence[bytes]) -> None:
+        await self._follow(worker, lambda number: self._transport.discard(number, keys))
+
+    def _executors(self) -> Iterator[Worker]:
+        return (worker for worker in self._workers.values() if worker.kind is WorkerKind.EXECUTOR)
+
+    async def _order(self, worker: Worker, order: Order) -> None:
+        await worker.settled.wait()
+        await self._do(worker, order.function, order.client, lambda number: self._transport.upkeep(number, order))
+
+    async def _do(self, worker: Worker, function: str, client: str, way: Way, limit_s: float | None = None) -> None:
+        """
+        Raises:
+            KaasError: what the worker says; DeviceUnavailable if it ended, had to since it gave no answer, or lost its
+                device beside requests, whose fault it then is.
+        """
+        name = f"worker {worker.id} on device {worker.device.index}"
+        try:
+            if worker.id not in self._workers:
+                raise WorkerLost("it ended")
+            reply = await self._patience.answer(worker.id, way(worker.id), limit_s or self._limit_s)
+        except WorkerLost as lost:
+            raise DeviceUnavailable(f"{name}: {lost}") from lost
+        except Silent as silent:
+            self._host.gone(worker, str(silent))
+            raise DeviceUnavailable(f"{name}: {silent}") from silent
+        if isinstance(reply.error, DeviceLost):
+            alone = worker.id in self._workers and not worker.running
+            self._host.lost(worker, reply.error)
+            if not alone:
+                raise DeviceUnavailable(f"{name}: {reply.error.message}") from reply.error
+        if reply.error is not None:
+            raise reply.error
+        if reply.record is not None and reply.record.tiers:
+            self._ledger.write(Entry(function, client, worker.device.index, None, tiers=reply.record.tiers))
+        self._host.tell_residency(worker, reply.record)
+
+    # --- pins
+
+    def keep(self, target: bytes, order: Order, device: int | None = None, done_by: Sequence[int] = ()) -> None:
+        """Carry out an order once more on each worker that a device, or any, gets from now on.
+
+        Args:
+            target: names it. done_by: the workers that have carried it out.
+        """
+        on_device = {worker.device.index: worker for worker in self._executors()}
+        for index in range(self._devices) if device is None else (device,):
+            pin = self._pins[target, index] = _Pin(order.function or target.hex(), order)
+            worker = on_device.get(index)
+            if worker is not None and worker.id in done_by:
+                pin.worker = worker.id
+            elif worker is not None and worker.settled.is_set():
+                self._background.run(self._repeat(worker, pin, order))
+
+    def forget(self, target: bytes | None = None, device: int | None = None) -> None:
+        """The reverse of `keep`, for one target or all, on one device or each."""
+        for place in list(self._pins):
+            if target in (None, place[0]) and device in (None, place[1]):
+                del self._pins[place]
+
+    def repeat(self, worker: Worker) -> None:
+        """A worker is ready: if it has a cache, pins of its device are for it now."""
+        if worker.kind is not WorkerKind.EXECUTOR:
+            return
+        for (_, index), pin in self._pins.items():
+            if index == worker.device.index and pin.order is not None:
+                self._background.run(self._repeat(worker, pin, pin.order))
+
+    async def _repeat(self, worker: Worker, pin: _Pin, order: Order) -> None:
+        try:
+            await self._order(worker, order)
+        except DeviceUnavailable:
+            pass  # the worker has ended or is about to, even if the pool knows only of this call: the next one tries
+        except KaasError as error:
+            if worker.id in self._workers:  # else the next one tries
+                pin.order = None
+                pin.lost = f"{type(error).__name__}: {error.message}"
+        else:
+            pin.worker = worker.id
+
+    def pins(self, device: int) -> tuple[PinStatus, ...]:
+        return tuple(
+            PinStatus(pin.shown, "lost" if pin.lost else "held" if pin.worker in self._workers else "loading", pin.lost)
+            for (_, index), pin in self._pins.items()
+            if index == device
+        )
+
+    # --- the policy's decisions
+
+    def decided(self, decision: Prefetch | Evict, requests: Iterable[Request]) -> None:
+        """Carry out what the policy wants, as far as it can be done; it hears of what came of it by Residency.
+
+        requests: all that are queued or running.
+        """
+        worker = self._workers[decision.worker]
+        if worker.kind is not WorkerKind.EXECUTOR:
+            return
+        if isinstance(decision, Evict):
+            self._background.run(self._follow(worker, lambda number: self._transport.evict(number, decision.keys)))
+            return
+        references = self._references
+        if not self._prefetches:
+            self._prefetches = True
+            for request in requests:
+                references.add(request)
+        named = {key: call for key in decision.keys if (call := references.find(key)) is not None}
+        if named:
+            self._background.run(self._follow(worker, lambda number: self._transport.prefetch(number, named)))
+
+    async def _follow(self, worker: Worker, way: Way) -> None:
+        try:
+            await self._do(worker, "", "", way)
+        except KaasError as error:  # there is nobody to tell but who looks at the figures
+            self._ledger.write(Entry("", "", worker.device.index, type(error).__name__))
+
+    def arrived(self, request: Request) -> None:
+        if self._prefetches:
+            self._references.add(request)
+
+    def left(self, request: Request) -> None:
+        if self._prefetches:
+            self._references.remove(request)
+
+
+class References:
+    """Which requests can name an object."""
+
+    def __init__(self) -> None:
+        self._requests: dict[bytes, dict[int, Request]] = {}
+
+    def add(self, request: Request) -> None:
+        for use in request.call.uses:
+            if use.key is not None:
+                self._requests.setdefault(use.key, {})[request.id] = request
+
+    def remove(self, request: Request) -> None:
+        for use in request.call.uses:
+            named = self._requests.get(use.key) if use.key is not None else None
+            if named is not None and named.pop(request.id, None) is not None and not named:
+                del self._requests[use.key]  # type: ignore[arg-type]  # it is a key
+
+    def find(self, key: bytes) -> Call | None:
+        """The call of the latest request that reads the object and whose inputs exist."""
+        named = self._requests.get(key, {})
+        return next((request.call for request in reversed(named.values()) if request.inputs_exist), None)

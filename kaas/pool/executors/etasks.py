@@ -1,0 +1,106 @@
+"""What the pool knows of eTasks: their code, which it keeps and never looks into."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kaas.errors import KaasError
+from kaas.pool.executors.transport import Call
+from kaas.scheduling.events import WorkerKind
+from kaas.wire import specs
+
+REGISTRATION_LIMIT_S = 30.0
+"""How long a call waits for its eTask's registration, which another message brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class ETaskPayload:
+    """A call on its way to a worker. direct: its value, a list of buffers, is wanted as these."""
+
+    label: str
+    message: bytes
+    refs: Sequence[Any]
+    direct: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredETask:
+    """A Python function or class. code: pickled, with what a class is made with."""
+
+    spec: specs.ETaskSpec
+    code: bytes = field(repr=False)
+
+    def call(self, header: specs.ETaskCall, message: bytes, refs: Sequence[Any], direct: bool = False) -> Call:
+        label = f"{self.spec.label}.{header.method}" if header.method else self.spec.label
+        return Call(
+            label=label,
+            client=header.client,
+            deadline_s=header.deadline_s,
+            retries=header.retries,
+            payload=ETaskPayload(label, message, refs, direct),
+            function=self.spec.key,
+            kind=WorkerKind.ETASK,
+            session=header.caller,
+        )
+
+
+def etask_spec(label: str, code: bytes, path: Sequence[str]) -> specs.ETaskSpec:
+    """What names an eTask: its code, with what it is bound to, and where that looks for modules."""
+    digest = hashlib.sha256(code + "\0".join(path).encode()).hexdigest()
+    return specs.ETaskSpec(f"etask:{digest}", label, tuple(path))
+
+
+class ETasks:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, RegisteredETask] = {}
+        self._expected: dict[str, list[asyncio.Future[RegisteredETask]]] = {}
+
+    def __getitem__(self, key: str) -> RegisteredETask:
+        return self._known[key]
+
+    def register(self, spec: bytes, code: bytes) -> None:
+        """Make one known; once more changes nothing."""
+        etask = RegisteredETask(specs.decode_etask(spec), code)
+        key = etask.spec.key
+        etask = self._known.setdefault(key, etask)
+        for expected in self._expected.get(key, []):
+            _give(expected, etask)
+
+    async def get(self, key: str) -> RegisteredETask:
+        """One that is known, or will be in a moment: a call may overtake the registration before it. Who waits here
+        goes on in the order of coming, and before all who come later: calls change an instance.
+
+        Raises:
+            KaasError
+        """
+        if key in self._known and key not in self._expected:
+            return self._known[key]
+        loop = asyncio.get_running_loop()
+        expected: asyncio.Future[RegisteredETask] = loop.create_future()
+        if key in self._known:
+            loop.call_soon(_give, expected, self._known[key])  # those before it have not gone on yet
+        self._expected.setdefault(key, []).append(expected)
+        limit = loop.call_later(REGISTRATION_LIMIT_S, _give_up, expected, key)
+        try:
+            return await expected
+        finally:
+            limit.cancel()
+            self._expected[key].remove(expected)
+            if not self._expected[key]:
+                del self._expected[key]
+
+
+def _give(expected: asyncio.Future[RegisteredETask], etask: RegisteredETask) -> None:
+    if not expected.done():
+        expected.set_result(etask)
+
+
+def _give_up(expected: asyncio.Future[RegisteredETask], key: str) -> None:
+    if not expected.done():
+        expected.set_exception(KaasError(f"the pool has not been told of eTask {key}"))

@@ -1,0 +1,204 @@
+"""The pool's end of one executor's line: what it was asked and has not answered, and what it knows already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from kaas.pool.executors.transport import WorkerLost
+from kaas.pool.functions import RegisteredFunction
+from kaas.pool.immediate_future import Answer
+from kaas.scheduling.events import StartWorker
+from kaas.wire.connections.router import Exchange, Peer
+from kaas.wire.connections.shared_memory import Inbox, open_file
+from kaas.wire.connections.stream import FILES_AT_MOST, close_all
+from kaas.wire.messages import Attached, Block, Done, Filed, Forget, Framed, Meet, Named, ToPeer
+from kaas.wire.specs import RunRecord
+
+MET_AT_MOST, MET_BYTES = 4096, 1 << 30
+"""Functions that an executor knows at a time, and bytes of their kTasks. Beyond it those that it met first are
+forgotten, and introduced again when they are needed."""
+
+T = TypeVar("T")
+Finish = Callable[[Done, Sequence[Any]], T]
+"""Makes of a Done and the frames behind it what is waited for."""
+
+
+class ExecutorLine:
+    """Before its executor has said Hello nothing can be sent; `greeted` is set then."""
+
+    __slots__ = (
+        "_asked",
+        "_exchange",
+        "_loop",
+        "_met",
+        "_met_bytes",
+        "_orphans",
+        "device",
+        "greeted",
+        "peer",
+        "worker",
+    )
+
+    def __init__(self, exchange: Exchange, start: StartWorker, met: frozenset[str] = frozenset()) -> None:
+        """met: keys of functions that it knows."""
+        self.worker = start.worker
+        self.device = start.device
+        self.greeted = asyncio.Event()
+        self.peer: Peer | None = None
+        self._loop = asyncio.get_running_loop()
+        self._exchange = exchange
+        self._met = dict.fromkeys(met, 0)
+        self._met_bytes = 0
+        self._asked: dict[int, tuple[Answer[Any], Sequence[Any], Finish[Any]]] = {}
+        self._orphans: dict[int, asyncio.Future[RunRecord | None]] = {}
+
+    def greet(self, peer: Peer) -> None:
+        """It has begun. What had been asked when it begins again may be lost, and nobody would know."""
+        if self.peer is not None:
+            self.end("its line to the pool broke")
+            self._met.clear()
+            self._met_bytes = 0
+        self.peer = peer
+        self.greeted.set()
+
+    def end(self, reason: str) -> None:
+        """Whoever waits for an answer gets WorkerLost, in a later turn of the loop: the pool is about to hear why."""
+        for answer, _, _ in self._asked.values():
+            self._loop.call_soon(_lose, answer, reason)
+        for orphan in self._orphans.values():
+            if not orphan.done():
+                orphan.set_exception(WorkerLost(reason))
+        self._asked.clear()
+
+    # --- sending
+
+    def introduce(self, function: RegisteredFunction) -> None:
+        """Before what is about a function; once is enough, since messages arrive in their order."""
+        if function.key not in self._met:
+            self._meet(function)
+
+    def _meet(self, function: RegisteredFunction) -> None:
+        nbytes = len(function.introduction[1])
+        met = self._met
+        while met and (len(met) >= MET_AT_MOST or self._met_bytes + nbytes > MET_BYTES):
+            first = next(iter(met))
+            self._met_bytes -= met.pop(first)
+            self.send(Forget(first))
+        met[function.key] = nbytes
+        self._met_bytes += nbytes
+        self.send(Meet(), function.introduction)
+
+    def ask(
+        self,
+        number: int,
+        header: ToPeer,
+        frames: Sequence[Any],
+        refs: Sequence[Any],
+        finish: Finish[T],
+        files: Sequence[int] = (),
+    ) -> Answer[T]:
+        """refs: the objects beside it, kept alive until the answer. files: of `Attachments`."""
+        self.send(header, frames, files)
+        answer: Answer[T] = Answer()
+        self._asked[number] = answer, refs, finish
+        return answer
+
+    def send(self, header: ToPeer, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> None:
+        assert self.peer is not None, "it has been greeted"
+        self._exchange.send(self.peer, header, frames, files)
+
+    def beside(self, refs: Sequence[Any], frames: Sequence[Any]) -> tuple[list[Attached], Attachments]:
+        """What stands beside a message as this executor can read it, and what it points to.
+
+        Raises:
+            OSError: a client's memory is gone.
+        """
+        attachments = self.attachments(frames)
+        beside: list[Attached] = []
+        for ref in refs:
+            match ref:
+                case Framed():
+                    beside.append(ref)
+                case Block():
+                    beside.append(attachments.add(ref))
+                case _:
+                    beside.append(Named(ref.binary()))
+        return beside, attachments
+
+    def attachments(self, frames: Sequence[Any] = ()) -> Attachments:
+        """What a message to this executor takes along, to begin with these frames."""
+        assert self.peer is not None, "it has been greeted"
+        return Attachments(self._exchange.inbox, frames, by_file=self.peer.channel.local)
+
+    # --- receiving
+
+    def answered(self, done: Done, frames: Sequence[Any]) -> None:
+        asked = self._asked.pop(done.number, None)
+        if asked is not None:
+            answer, _, finish = asked
+            if not answer.done():
+                answer.set_result(finish(done, frames))
+
+    def refs(self, number: int) -> Sequence[Any] | None:
+        """What stands beside something that was asked; None if it has been answered meanwhile."""
+        return self._asked[number][1] if number in self._asked else None
+
+    def orphan(self, slot: int) -> asyncio.Future[RunRecord | None]:
+        """The end of what ran in a slot when its pool began anew."""
+        if slot not in self._orphans:
+            self._orphans[slot] = self._loop.create_future()
+        return self._orphans[slot]
+
+    def orphaned(self, slot: int, record: RunRecord | None) -> None:
+        orphan = self.orphan(slot)
+        if not orphan.done():
+            orphan.set_result(record)
+
+
+class Attachments:
+    """What goes out with one message: frames, and files with memory that an executor on this machine maps.
+
+    An executor may not open files of another process itself: a process that runs clients' kernels gets only what its
+    requests name (docs/serve.md).
+    """
+
+    __slots__ = ("_by_file", "_inbox", "_places", "files", "frames")
+
+    def __init__(self, inbox: Inbox, frames: Sequence[Any], *, by_file: bool) -> None:
+        self._inbox = inbox
+        self._by_file = by_file
+        self._places: dict[tuple[int, int], int] = {}
+        self.frames = list(frames)
+        self.files: list[int] = []
+
+    def add(self, value: Any) -> Framed | Filed:
+        """Take along a Block, or a buffer.
+
+        Raises:
+            OSError: a client's memory is gone. Nothing goes out then.
+        """
+        if isinstance(value, Block):
+            try:
+                if self._by_file and (place := self._place(value)) is not None:
+                    return Filed(place, value.offset_bytes, value.nbytes)
+                value = self._inbox.view(value)
+            except OSError:
+                close_all(self.files)
+                raise
+        self.frames.append(value)
+        return Framed(len(self.frames))  # the header stands before them
+
+    def _place(self, block: Block) -> int | None:
+        """Of its file among those that go along; None if there are too many for one message."""
+        place = self._places.get((block.pid, block.fd))
+        if place is None and len(self.files) < FILES_AT_MOST:
+            self.files.append(open_file(block))
+            place = self._places[block.pid, block.fd] = len(self.files) - 1
+        return place
+
+
+def _lose(answer: Answer[Any], reason: str) -> None:
+    if not answer.done():
+        answer.set_exception(WorkerLost(reason))

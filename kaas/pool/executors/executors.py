@@ -1,0 +1,302 @@
+"""The way to the executors: what the core asks of them goes out over the pool's sockets, and the answers come back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from kaas.errors import KaasError
+from kaas.pool.executors import replies
+from kaas.pool.executors.executor_connection import ExecutorLine
+from kaas.pool.executors.hosts import Hosts
+from kaas.pool.executors.payloads import Left, Orders, Payload
+from kaas.pool.executors.residents import Placed, Residents
+from kaas.pool.executors.transport import Call, Order, Reply, Survivor, WorkerLost
+from kaas.pool.functions import RegisteredFunction
+from kaas.pool.immediate_future import Answer
+from kaas.scheduling.events import StartWorker
+from kaas.wire import messages, specs
+from kaas.wire.connections.router import Exchange, Peer
+from kaas.wire.error_codec import encode_error
+from kaas.wire.messages import Block, Done, Framed, Named
+from kaas.wire.status.status import WorkerInfo
+from kaas.worker.epochs import Adoption
+
+RESCUE_LIMIT_S = 10.0
+"""How long a worker that must go may write back the outputs that it keeps; others then run their tasks again."""
+GREETING_LIMIT_S = 5.0
+"""How long an executor that was adopted may take to say Hello, before it is ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stranger:
+    """Who has said Hello while survivors were looked for, and what it said since."""
+
+    peer: Peer
+    said: list[tuple[messages.FromPeer, Sequence[Any]]] = field(default_factory=list)
+
+
+class Executors:
+    """The `Transport` of executors. Belongs to the event loop of the pool's sockets."""
+
+    def __init__(self, exchange: Exchange, hosts: Hosts, residents: Residents) -> None:
+        self._exchange = exchange
+        self._hosts = hosts
+        self._residents = residents
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._lines: dict[int, ExecutorLine] = {}
+        self._by_peer: dict[Peer, ExecutorLine] = {}
+        self._strangers: dict[str, _Stranger] | None = None
+        self._returns: set[asyncio.Task[None]] = set()
+
+    # --- workers
+
+    async def start(self, start: StartWorker) -> WorkerInfo:
+        line = self._expect(start)
+        info = await self._hosts.start(start, self._exchange.address)
+        await line.greeted.wait()
+        self._residents.worker_came(start.worker)
+        return info
+
+    def _expect(self, start: StartWorker, met: frozenset[str] = frozenset()) -> ExecutorLine:
+        line = self._lines[start.worker] = ExecutorLine(self._exchange, start, met)
+        return line
+
+    async def survivors(self) -> list[Survivor]:
+        """The executors that an earlier process of the pool has left, ready for this one; others of its are ended."""
+        strangers = self._strangers = {}
+        adoptions = await self._hosts.survivors(self._exchange.address)
+        self._strangers = None
+        for adoption in adoptions:
+            line = self._expect(adoption.start, adoption.functions)
+            stranger = strangers.get(str(line.worker))
+            if stranger is not None:
+                self._attach(line, stranger.peer)
+                for message, frames in stranger.said:
+                    self.receive(stranger.peer, message, frames)
+        came = await asyncio.gather(*map(self._came, adoptions))
+        return [_survivor(adoption) for adoption, there in zip(adoptions, came, strict=True) if there]
+
+    async def _came(self, adoption: Adoption) -> bool:
+        worker = adoption.start.worker
+        try:
+            async with asyncio.timeout(GREETING_LIMIT_S):
+                await self._lines[worker].greeted.wait()
+        except TimeoutError:
+            self.kill(worker)
+            return False
+        self._residents.worker_came(worker)
+        return True
+
+    async def ended(self, worker: int) -> str:
+        return await self._hosts.ended(worker)
+
+    async def stop(self, worker: int) -> str:
+        try:
+            async with asyncio.timeout(RESCUE_LIMIT_S):
+                await self._residents.rescue(worker, self._rescue)
+        except (TimeoutError, WorkerLost, KaasError) as error:
+            return f"outputs that it kept did not come back: {error or type(error).__name__}"
+        return ""
+
+    async def _rescue(self, worker: int, keys: Sequence[bytes]) -> None:
+        """
+        Raises:
+            WorkerLost, KaasError
+        """
+        reply = await self.write_back(worker, keys)
+        if reply.error is not None:
+            raise reply.error
+
+    def kill(self, worker: int) -> None:
+        line = self._lines.pop(worker, None)
+        if line is not None:
+            if line.peer is not None:
+                del self._by_peer[line.peer]
+                self._exchange.forget(line.peer)
+            line.end("it was ended")
+        self._residents.worker_left(worker)
+        self._hosts.kill(worker)
+
+    # --- what is asked of them
+
+    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]:
+        """It is sent in this very call."""
+        line, payload = self._lines.get(worker), call.payload
+        if line is None or isinstance(payload, Left):
+            return self._left(worker, slot)
+        function: RegisteredFunction = payload.function
+        beside: Sequence[messages.Attached] = ()
+        frames, files = payload.frames, list[int]()
+        if payload.refs:
+            try:
+                beside, attachments = line.beside(payload.refs, frames)
+            except OSError as error:
+                return _told(replies.unreadable(call.label, error))
+            frames, files = attachments.frames, attachments.files
+        line.introduce(function)
+        number = next(self._numbers)
+        parcel = not (function.inline or payload.direct)
+        header = messages.Run(number, slot, tuple(payload.keep.values()) if payload.keep else (), parcel, beside)
+        if parcel:
+            return self._collected(line, payload, line.ask(number, header, frames, payload.refs, replies.whole, files))
+        finish = replies.direct if payload.direct else partial(replies.inline, function)
+        return line.ask(number, header, frames, payload.refs, finish, files)
+
+    async def _left(self, worker: int, slot: int) -> Reply:
+        return Reply(record=await self._line(worker).orphan(slot))
+
+    async def _collected(
+        self, line: ExecutorLine, payload: Payload, ended: Answer[tuple[Done, Sequence[Any]]]
+    ) -> Reply:
+        """A reply with the outputs in a parcel, and where the others are."""
+        done, frames = await ended
+        if done.failed:
+            return replies.failed(done, frames)
+        keep, positions = payload.keep, range(len(payload.function.outputs))
+        for key in keep.values():
+            self._residents.placed(key, line.worker)
+        stored: Iterator[Any] = iter(())
+        if done.parcel is not None:
+            try:
+                stored = iter(await self._hosts.collect(line.worker, done.parcel, len(positions) - len(keep)))
+            except KaasError as error:
+                return Reply(error=error, record=done.record, lost=done.lost)
+        values = tuple([Placed(keep[each], line.device) if each in keep else next(stored) for each in positions])
+        return Reply(values, None, done.record, done.lost)
+
+    async def upkeep(self, worker: int, order: Order) -> Reply:
+        orders: Orders = order.payload
+        line = self._line(worker)
+        for function in orders.functions:
+            line.introduce(function)
+        beside = [Named(ref.binary()) for ref in orders.refs]
+        return await self._ordered(worker, messages.Upkeep(next(self._numbers), beside), [orders.message], orders.refs)
+
+    async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:
+        positions: dict[Any, int] = {}
+        loads = []
+        for call, keys in _by_call(named):
+            payload: Payload = call.payload
+            places = payload.function.places(specs.decode_invocation(payload.frames[0]), payload.refs)
+            for key in keys:
+                ref, entry = places[key]
+                loads.append(specs.KeyedObject(key, positions.setdefault(ref, len(positions)), entry))
+        return await self._follow(worker, specs.Decided(loads, []), list(positions))
+
+    async def evict(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        return await self._follow(worker, specs.Decided([], list(keys)))
+
+    async def _follow(self, worker: int, decided: specs.Decided, refs: Sequence[Any] = ()) -> Reply:
+        header = messages.Follow(next(self._numbers), [Named(ref.binary()) for ref in refs])
+        return await self._ordered(worker, header, [specs.encode(decided)], refs)
+
+    async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        reply = await self._ordered(worker, messages.WriteBack(next(self._numbers), keys))
+        if reply.error is None:
+            await self._residents.come(keys)
+        return reply
+
+    async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        return await self._ordered(worker, messages.Discard(next(self._numbers), keys))
+
+    async def _ordered(
+        self,
+        worker: int,
+        header: messages.Upkeep | messages.Follow | messages.WriteBack | messages.Discard,
+        frames: Sequence[Any] = (),
+        refs: Sequence[Any] = (),
+    ) -> Reply:
+        """What an executor makes of something that has no outputs."""
+        return await self._line(worker).ask(header.number, header, frames, refs, replies.plain)
+
+    def _line(self, worker: int) -> ExecutorLine:
+        line = self._lines.get(worker)
+        if line is None:
+            raise WorkerLost("it ended before it was reached")
+        return line
+
+    # --- what they say
+
+    def greet(self, peer: Peer, hello: messages.Hello) -> None:
+        """An executor's line has begun, or begun again."""
+        line = next((line for line in self._lines.values() if str(line.worker) == hello.name), None)
+        if line is not None:
+            self._attach(line, peer)
+        elif self._strangers is not None:
+            self._strangers[hello.name] = _Stranger(peer)
+
+    def _attach(self, line: ExecutorLine, peer: Peer) -> None:
+        if line.peer is not None:
+            del self._by_peer[line.peer]
+        self._by_peer[peer] = line
+        line.greet(peer)
+
+    def receive(self, peer: Peer, message: messages.FromPeer, frames: Sequence[Any]) -> None:
+        """What comes over lines that count no more means nothing."""
+        line = self._by_peer.get(peer)
+        if line is None:
+            for stranger in (self._strangers or {}).values():
+                if stranger.peer == peer:
+                    stranger.said.append((message, frames))
+            return
+        match message:
+            case Done():
+                line.answered(message, frames)
+            case messages.Need(number=number):
+                self._supply(line, number)
+            case messages.Written(key=key, parcel=parcel):
+                task = self._loop.create_task(self._return(line.worker, key, parcel))
+                self._returns.add(task)
+                task.add_done_callback(self._returns.discard)
+            case messages.Orphaned(slot=slot, record=record):
+                line.orphaned(slot, record)
+
+    def _supply(self, line: ExecutorLine, number: int) -> None:
+        refs = line.refs(number)
+        if refs is None:
+            return
+        attachments = line.attachments()
+        try:
+            wanted = [None if isinstance(ref, Framed | Block) else ref for ref in refs]
+            values = self._hosts.supply(line.worker, number, wanted)
+        except KaasError as error:
+            line.send(messages.Supply(number, error=True), [encode_error(error)])
+            return
+        if values is not None:
+            objects = [[attachments.add(part) for part in parts] for parts in values]
+            line.send(messages.Supply(number, objects), attachments.frames, attachments.files)
+
+    async def _return(self, worker: int, key: bytes, parcel: int) -> None:
+        """Takes an output that was written back."""
+        try:
+            (value,) = await self._hosts.collect(worker, parcel, 1)
+        except (WorkerLost, KaasError):
+            self.kill(worker)  # whatever went wrong, the output is lost with it, and can be made anew
+        else:
+            self._residents.written(key, value)
+
+
+def _survivor(adoption: Adoption) -> Survivor:
+    """An executor that was adopted, as the core sees it."""
+    running = {
+        slot: Call(orphan.label, orphan.client, None, 0, payload=Left(), function=orphan.function)
+        for slot, orphan in adoption.running.items()
+    }
+    return Survivor(adoption.start, adoption.info, running, adoption.cached)
+
+
+async def _told(reply: Reply) -> Reply:
+    return reply
+
+
+def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
+    calls: dict[int, tuple[Call, list[bytes]]] = {}
+    for key, call in named.items():
+        calls.setdefault(id(call), (call, []))[1].append(key)
+    yield from calls.values()

@@ -1,0 +1,132 @@
+"""The seam between the pool and its workers: what is sent, what comes back, what a way to them must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from kaas.errors import KaasError
+from kaas.pool.immediate_future import Answer
+from kaas.scheduling.events import ObjectUse, StartWorker, WorkerKind
+from kaas.wire.specs import RunRecord
+from kaas.wire.status.status import WorkerInfo
+
+
+class WorkerLost(Exception):
+    """A worker's process ended."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A request as the core sees it; only the transport looks into payload. label: its function's name for people;
+    function: what names that function exactly; bound: the same with its constants, "" if it has none. session: of the
+    program that sent it, "" if nobody knows. task: the kTask's key, "" of an eTask.
+
+    Nobody changes it. It is made for every request, and frozen it would take three times as long.
+    """
+
+    label: str
+    client: str
+    deadline_s: float | None
+    retries: int
+    uses: tuple[ObjectUse, ...] = ()
+    payload: Any = None
+    function: str = ""
+    kind: WorkerKind = WorkerKind.EXECUTOR
+    session: str = ""
+    bound: str = ""
+    task: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What names its function in quarantine."""
+        return self.function or self.label
+
+    @property
+    def flow(self) -> str:
+        """What names its function to policies: with other constants it is another one, and lies on other devices."""
+        return self.bound or self.identity
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Something that a program wants of caches, as the core sees it; only the transport looks into payload.
+
+    Fields:
+        function: the label of the one that it is about, "" if it is about an object, or everything.
+    """
+
+    payload: Any
+    function: str = ""
+    client: str = ""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What a worker made of a call: a value or an error, and what it measured. lost: why its device is, else ""."""
+
+    value: Any = None
+    error: KaasError | None = None
+    record: RunRecord | None = None
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A worker that outlived an earlier process of the pool.
+
+    Fields:
+        start: as what it was started. running: what it still runs, by slot, as calls: `Transport.run` waits for them.
+        cached: keys on its device.
+    """
+
+    start: StartWorker
+    info: WorkerInfo
+    running: Mapping[int, Call]
+    cached: tuple[bytes, ...] = ()
+
+
+class Transport(Protocol):
+    """The way to the workers; how calls travel can change behind it."""
+
+    async def start(self, start: StartWorker) -> WorkerInfo:
+        """Start a worker. Raises whatever kept it from starting."""
+        ...
+
+    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]:
+        """Fails with WorkerLost when the worker ends first. An Answer goes on in the same turn of the loop."""
+        ...
+
+    async def upkeep(self, worker: int, order: Order) -> Reply:
+        """Do something to a worker's cache. Raises WorkerLost as above."""
+        ...
+
+    async def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Reply:
+        """Load objects by key; with each a call that has a reference to it. Raises WorkerLost as above."""
+        ...
+
+    async def evict(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        """Forget objects by key. Raises WorkerLost as above."""
+        ...
+
+    async def write_back(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        """Have kept outputs come back, and wait until they have. Raises WorkerLost as above."""
+        ...
+
+    async def discard(self, worker: int, keys: Sequence[bytes]) -> Reply:
+        """Forget kept outputs. Raises WorkerLost as above."""
+        ...
+
+    async def ended(self, worker: int) -> str:
+        """Wait until a worker's process ends; why it did."""
+        ...
+
+    async def stop(self, worker: int) -> str:
+        """Have an idle worker put things in order before it is killed, in a limited time; what went wrong, or ""."""
+        ...
+
+    def kill(self, worker: int) -> None:
+        """End a worker's process now; nothing happens if it is gone or never came up."""
+        ...

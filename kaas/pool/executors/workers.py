@@ -1,0 +1,72 @@
+"""Executors and workers of eTasks together, as the core sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from kaas.pool.executors.transport import Call, Order, Reply, Transport
+from kaas.pool.immediate_future import Answer
+from kaas.scheduling.events import StartWorker, WorkerKind
+from kaas.wire.status.status import WorkerInfo
+
+
+class Lifetimes(Protocol):
+    """What a `Transport` does for workers that have no cache."""
+
+    async def start(self, start: StartWorker) -> WorkerInfo: ...
+
+    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]: ...
+
+    async def ended(self, worker: int) -> str: ...
+
+    async def stop(self, worker: int) -> str: ...
+
+    def kill(self, worker: int) -> None: ...
+
+
+class Workers:
+    """A `Transport` of two, by the kinds of the workers."""
+
+    def __init__(self, executors: Transport, etask_workers: Lifetimes) -> None:
+        self._executors = executors
+        self._etask_workers = etask_workers
+        self._of_etasks: set[int] = set()
+
+    def start(self, start: StartWorker) -> Coroutine[Any, Any, WorkerInfo]:
+        if start.kind is WorkerKind.ETASK:
+            self._of_etasks.add(start.worker)
+        return self._those_of(start.worker).start(start)
+
+    def run(self, worker: int, slot: int, call: Call) -> Answer[Reply] | Coroutine[Any, Any, Reply]:
+        return self._those_of(worker).run(worker, slot, call)
+
+    def ended(self, worker: int) -> Coroutine[Any, Any, str]:
+        return self._those_of(worker).ended(worker)
+
+    def stop(self, worker: int) -> Coroutine[Any, Any, str]:
+        return self._those_of(worker).stop(worker)
+
+    def kill(self, worker: int) -> None:
+        self._those_of(worker).kill(worker)
+        self._of_etasks.discard(worker)
+
+    def _those_of(self, worker: int) -> Lifetimes:
+        return self._etask_workers if worker in self._of_etasks else self._executors
+
+    # --- caches
+
+    def upkeep(self, worker: int, order: Order) -> Coroutine[Any, Any, Reply]:
+        return self._executors.upkeep(worker, order)
+
+    def prefetch(self, worker: int, named: Mapping[bytes, Call]) -> Coroutine[Any, Any, Reply]:
+        return self._executors.prefetch(worker, named)
+
+    def evict(self, worker: int, keys: Sequence[bytes]) -> Coroutine[Any, Any, Reply]:
+        return self._executors.evict(worker, keys)
+
+    def write_back(self, worker: int, keys: Sequence[bytes]) -> Coroutine[Any, Any, Reply]:
+        return self._executors.write_back(worker, keys)
+
+    def discard(self, worker: int, keys: Sequence[bytes]) -> Coroutine[Any, Any, Reply]:
+        return self._executors.discard(worker, keys)

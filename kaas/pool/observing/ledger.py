@@ -1,0 +1,233 @@
+"""What a pool counts while it runs, kept so that it costs requests little, and added up when somebody asks."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from operator import add
+
+import msgspec
+import numpy as np
+
+from kaas.executor.cache.tiers import TierUse
+from kaas.executor.profile import KernelTime
+from kaas.wire.status.stats import KernelStats, OutcomeStats, StageStats, Stats, TierStats
+
+_STEP = math.log(1.05)
+_SMALLEST_S = 1e-9
+"""Of the first bucket, which begins at zero; those from a microsecond on are as wide as 5 % of it."""
+BATCH = 64
+"""Requests whose measurements are added up together."""
+FUNCTIONS_PER_CLIENT = 1000
+"""That are told apart, in the order in which they came; a client could make up ever new ones."""
+OTHERS = "(others)"
+"""Stands for all further functions of a client."""
+
+
+class Histogram:
+    """Counts in buckets 5 % wide, so that quantiles need no list."""
+
+    __slots__ = ("buckets", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.buckets: Counter[int] = Counter()
+
+    @property
+    def count(self) -> int:
+        return self.buckets.total()
+
+    def merge(self, other: Histogram) -> None:
+        self.total += other.total
+        self.buckets.update(other.buckets)
+
+    def up_to(self, bounds: Sequence[float]) -> list[int]:
+        """How many entries are no greater than each bound, of those in order; within 2.5 %."""
+        counts = [0] * len(bounds)
+        for bucket, count in self.buckets.items():
+            at = bisect_left(bounds, _middle(bucket))
+            if at < len(counts):
+                counts[at] += count
+        return list(accumulate(counts))
+
+    def quantiles(self, *shares: float) -> list[float]:
+        """For each share (0 to 1) the value below which as much of the entries lies: the middle of its bucket; nan
+        without entries."""
+        buckets = sorted(self.buckets)
+        counts = list(accumulate(self.buckets[bucket] for bucket in buckets))
+        places = [bisect_left(counts, share * self.count) for share in shares]
+        return [_middle(buckets[place]) if place < len(buckets) else math.nan for place in places]
+
+
+def add_to(histograms: Sequence[Histogram], seconds: Sequence[float]) -> None:
+    """To each histogram the entry at its place: all logarithms at once take the time of a few."""
+    buckets = (np.log1p(np.maximum(seconds, 0.0) / _SMALLEST_S) / _STEP).astype(int).tolist()
+    for (histogram, bucket), count in Counter(zip(histograms, buckets, strict=True)).items():
+        histogram.buckets[bucket] += count
+    for histogram, each in zip(histograms, seconds, strict=True):
+        histogram.total += each
+
+
+def _middle(bucket: int) -> float:
+    return _SMALLEST_S * math.expm1((bucket + 0.5) * _STEP)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A request that left: what it was, where it ran (None: nowhere), how it ended, and what was measured if it ran.
+
+    outcome: None if it was no request, but something that was done to a cache. stages: seconds. tiers: what it did in
+    each tier of the cache. kernels: what each took, if it was asked to tell.
+    """
+
+    function: str
+    client: str
+    device: int | None
+    outcome: str | None
+    stages: Mapping[str, float] = {}
+    tiers: Mapping[str, TierUse] = {}
+    kernels: Sequence[KernelTime] = ()
+
+
+class Figures:
+    """Sums of entries.
+
+    Fields:
+        stages: by function and client, then by stage. tiers: by function, client, device and tier. outcomes: by
+            function, client, device and outcome. kernels: launches and seconds by function, client, index and symbol.
+    """
+
+    def __init__(self) -> None:
+        self.stages = defaultdict[tuple[str, str], defaultdict[str, Histogram]](lambda: defaultdict(Histogram))
+        self.tiers: dict[tuple[str, str, int, str], TierUse] = {}
+        self.outcomes: dict[tuple[str, str, int | None, str], int] = {}
+        self.kernels: dict[tuple[str, str, int, str], tuple[int, float]] = {}
+        self._flows: set[tuple[str, str]] = set()
+        self._functions: dict[str, int] = {}
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        histograms: list[Histogram] = []
+        seconds: list[float] = []
+        for entry in entries:
+            flow, device = self._flow(entry.function, entry.client), entry.device
+            if entry.outcome is not None:
+                self._count((*flow, device, entry.outcome), 1)
+            histograms += map(self.stages[flow].__getitem__, entry.stages) if entry.stages else ()
+            seconds += entry.stages.values()
+            if device is None:
+                continue
+            for tier, use in entry.tiers.items():
+                self._used((*flow, device, tier), use)
+            for kernel in entry.kernels:
+                self._ran((*flow, kernel.index, kernel.symbol), kernel.launches, kernel.seconds)
+        add_to(histograms, seconds)
+
+    def merge(self, other: Figures) -> None:
+        """As if all its entries came here."""
+        for flow, histograms in other.stages.items():
+            own = self.stages[self._flow(*flow)]
+            for stage, histogram in histograms.items():
+                own[stage].merge(histogram)
+        for (function, client, device, tier), use in other.tiers.items():
+            self._used((*self._flow(function, client), device, tier), use)
+        for (function, client, where, outcome), count in other.outcomes.items():
+            self._count((*self._flow(function, client), where, outcome), count)
+        for (function, client, index, symbol), (launches, seconds) in other.kernels.items():
+            self._ran((*self._flow(function, client), index, symbol), launches, seconds)
+
+    def _flow(self, function: str, client: str) -> tuple[str, str]:
+        """What it is counted under."""
+        flow = (function, client)
+        if flow in self._flows:
+            return flow
+        count = self._functions.get(client, 0)
+        if count >= FUNCTIONS_PER_CLIENT:
+            return OTHERS, client
+        self._flows.add(flow)
+        self._functions[client] = count + 1
+        return flow
+
+    def _count(self, outcome: tuple[str, str, int | None, str], count: int) -> None:
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+
+    def _used(self, where: tuple[str, str, int, str], use: TierUse) -> None:
+        total = self.tiers.get(where)
+        self.tiers[where] = use if total is None else TierUse(*map(add, total, use))
+
+    def _ran(self, which: tuple[str, str, int, str], launches: int, seconds: float) -> None:
+        before, so_far_s = self.kernels.get(which, (0, 0.0))
+        self.kernels[which] = before + launches, so_far_s + seconds
+
+
+class Ledger:
+    """What the pool writes into while it runs. now_s: the pool's monotonic clock.
+
+    Entries are kept as they come and added up in batches: when one comes, somebody waits for an answer.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._entries: list[Entry] = []
+        self._figures = Figures()
+        self._before = Figures()
+
+    def reset(self, now_s: float) -> None:
+        self._add_up()
+        self._before.merge(self._figures)
+        self._since_s, self._figures = now_s, Figures()
+
+    def write(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        if len(self._entries) >= BATCH:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        self._figures.add(self._entries)
+        self._entries.clear()
+
+    def seconds(self, now_s: float) -> float:
+        """Of which this is."""
+        return now_s - self._since_s
+
+    def since_the_start(self) -> Figures:
+        """Whatever was reset since."""
+        self._add_up()
+        figures = Figures()
+        figures.merge(self._before)
+        figures.merge(self._figures)
+        return figures
+
+    def rows(self, client: str | None) -> Iterator[StageStats | TierStats | OutcomeStats]:
+        """Of one client, or all. Of thousands of functions it takes a while: what is counted meanwhile may be in it."""
+        self._add_up()
+        figures = self._figures
+        for (function, whose), histograms in list(figures.stages.items()):
+            if client in (None, whose):
+                for stage, histogram in list(histograms.items()):
+                    yield _stage(function, whose, stage, histogram)
+        yield from (TierStats(*key, **use._asdict()) for key, use in list(figures.tiers.items())
+                    if client in (None, key[1]))  # fmt: skip
+        yield from (OutcomeStats(*key, count) for key, count in list(figures.outcomes.items())
+                    if client in (None, key[1]))  # fmt: skip
+
+    def read(self, now_s: float) -> Stats:
+        rows = list(self.rows(None))
+        figures = self._figures
+        return Stats(
+            since_s=self.seconds(now_s),
+            stages=tuple(row for row in rows if isinstance(row, StageStats)),
+            tiers=tuple(row for row in rows if isinstance(row, TierStats)),
+            outcomes=tuple(row for row in rows if isinstance(row, OutcomeStats)),
+            kernels=tuple(
+                KernelStats(*key, launches, seconds, seconds / launches)
+                for key, (launches, seconds) in sorted(figures.kernels.items())
+            ),
+        )
+
+
+def _stage(function: str, client: str, stage: str, histogram: Histogram) -> StageStats:
+    quantiles = histogram.quantiles(0.5, 0.9, 0.99)
+    mean = histogram.total / histogram.count
+    return StageStats(function, client, stage, histogram.count, histogram.total, mean, *quantiles)

@@ -1,0 +1,93 @@
+"""What a pool tells of its requests: every outcome taken down, for statistics, metrics and traces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from kaas.pool.background import Background
+from kaas.pool.core.records import Request, Worker, device_status
+from kaas.pool.observing.event_log import EventLog
+from kaas.pool.observing.ledger import Entry, Ledger
+from kaas.pool.observing.metrics import TIERS, Measured
+from kaas.pool.observing.tracing import Step, Tracer
+from kaas.scheduling.events import PhysicalDevice
+from kaas.wire.specs import RunRecord
+from kaas.wire.status.stats import OutcomeStats, StageStats, TierStats
+from kaas.wire.status.status import DeviceStatus, PinStatus
+
+
+class Reports:
+    """requests, workers: those of the pool, which changes them."""
+
+    def __init__(
+        self,
+        requests: Mapping[int, Request],
+        workers: Mapping[int, Worker],
+        devices: Sequence[PhysicalDevice],
+        background: Background,
+        events: EventLog,
+    ) -> None:
+        self._requests = requests
+        self._workers = workers
+        self._devices = devices
+        self._background = background
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._tracers: list[Tracer] = []
+        self.ledger = Ledger(self._loop.time())
+
+    def note(self, request: Request, outcome: str, record: RunRecord | None = None) -> None:
+        """A request was answered."""
+        now = self._loop.time()
+        self.ledger.write(request.entry(outcome, record, now))
+        for tracer in self._tracers:
+            tracer.note(request.traced(outcome, record, now))
+
+    def note_step(self, step: Step) -> None:
+        """A step of a server's has ended, around a request that is noted by itself."""
+        self.ledger.write(Entry(step.function, step.client, None, None, {step.stage: step.ended_s - step.begun_s}))
+        for tracer in self._tracers:
+            tracer.note_step(step)
+
+    def rows_of(self, client: str | None) -> tuple[float, Iterator[StageStats | TierStats | OutcomeStats]]:
+        """Statistics of one client, or all, to be taken little by little, and of how many seconds they are."""
+        return self.ledger.seconds(self._loop.time()), self.ledger.rows(client)
+
+    def measured(self) -> Measured:
+        """For metrics, which do not begin anew when statistics do."""
+        queued = sum(request.worker is None for request in self._requests.values())
+        here = [self.device(device) for device in self._devices]
+        cached = [worker.cached_bytes for worker in self._workers.values()]
+        tiers = {tier: sum(each[at] for each in cached if each) for at, tier in enumerate(TIERS)}
+        running = sum(len(worker.running) for worker in self._workers.values())
+        events = self._events
+        return Measured(
+            self.ledger.since_the_start(),
+            queued,
+            running,
+            tiers,
+            Counter(each.state for each in here),
+            worker_starts=events.starts,
+            worker_ends=events.ends,
+            faults=events.faults,
+            lost={each.index: each.reason for each in here if each.state == "lost"},
+        )
+
+    def device(self, device: PhysicalDevice, pins: tuple[PinStatus, ...] = ()) -> DeviceStatus:
+        """A device as `kaas.status()` shows it."""
+        reason = self._events.reasons.get(device.index, "")
+        return device_status(device, self._workers.values(), pins, reason)
+
+    async def trace(self, seconds: float) -> bytes:
+        """Return what is answered in the next seconds, or until the pool ends, as `observing.tracing.chrome` takes it."""
+        tracer = Tracer(self._loop.time())
+        self._tracers.append(tracer)
+        over = self._background.begin(asyncio.sleep(seconds))
+        try:
+            await asyncio.wait([over])
+        finally:
+            over.cancel()
+            self._tracers.remove(tracer)
+        return tracer.told()

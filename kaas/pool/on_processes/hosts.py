@@ -1,0 +1,92 @@
+"""Executors as plain processes of this machine, children of the pool's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from kaas.config import Config, Device
+from kaas.scheduling.events import StartWorker
+from kaas.wire.messages import Address
+from kaas.wire.status import codec
+from kaas.wire.status.status import WorkerInfo
+from kaas.worker.epochs import Adoption
+from kaas.worker.process_orders import ExecutorOrders
+from kaas.worker.processes import Child
+from kaas.worker.sandbox import Sandbox
+from softgpu.build import build
+
+OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
+"""Of a pool's configuration, what each executor is told."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class ProcessHosts:
+    """Belongs to one event loop."""
+
+    def __init__(self, config: Config, node: str, sandbox: Sandbox | None = None) -> None:
+        """sandbox: in which executors run; None for none."""
+        assert config.devices is not None, "a pool gets a resolved configuration"
+        self._devices = config.devices
+        self._visible = [visible_gpu(config.devices, index) for index in range(len(config.devices))]
+        self._options = {name: getattr(config, name) for name in OPTIONS}
+        self._node = node
+        self._sandbox = sandbox
+        self._children: dict[int, tuple[Child, asyncio.Future[str]]] = {}
+
+    async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
+        """
+        Raises:
+            KaasError: what kept it from starting.
+        """
+        device = self._devices[start.device]
+        orders = ExecutorOrders(device, self._options, str(start.worker), address, self._node, self._sandbox)
+        inherited = None
+        if self._sandbox is not None:
+            inherited = self._sandbox.environment(os.environ)
+            if device.kind == "software":
+                await asyncio.to_thread(build)  # no compiler runs in folders that an executor can write
+        visible = {VISIBLE: self._visible[start.device]}
+        child = Child("kaas.worker.executor_process", orders, visible, inherited=inherited)
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[str] = loop.create_future()
+        child.on_end(loop, ended.set_result, group=True)
+        self._children[start.worker] = child, ended
+        return codec.decode(await child.ready(), WorkerInfo)
+
+    async def survivors(self, address: Address) -> Sequence[Adoption]:  # noqa: ARG002 - executors end with the pool
+        return ()
+
+    def supply(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]]:  # noqa: ARG002
+        """What the pool holds, for whomever."""
+        return [() if ref is None else ref.blocks for ref in refs]
+
+    async def collect(self, worker: int, parcel: int, count: int) -> Sequence[Any]:
+        raise AssertionError(f"worker {worker} has a parcel {parcel} of {count}, which only invocations by Ray want")
+
+    async def ended(self, worker: int) -> str:
+        _, ended = self._children[worker]
+        return await asyncio.shield(ended)
+
+    def kill(self, worker: int) -> None:
+        child, _ = self._children.pop(worker, (None, None))
+        if child is not None:
+            child.kill_group()
+
+    def kill_all(self) -> None:
+        for worker in list(self._children):
+            self.kill(worker)
+
+
+def visible_gpu(devices: Sequence[Device], index: int) -> str:
+    """What CUDA_VISIBLE_DEVICES is for one of the pool's devices: the GPUs that the pool's process sees, one for each
+    in order; none for a software one, nor for a GPU that is not there."""
+    if devices[index].kind != "gpu":
+        return ""
+    number = sum(device.kind == "gpu" for device in devices[:index])
+    named = os.environ.get(VISIBLE)
+    if named is None:
+        return str(number)
+    return dict(enumerate(named.split(","))).get(number, "")

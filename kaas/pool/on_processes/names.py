@@ -1,0 +1,130 @@
+"""How programs of one user find a pool without Ray on their machine: by its name, in a folder of theirs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from kaas.errors import InvalidConfig
+from kaas.wire.messages import Address
+
+NOTICE, LOCK = ".pool", ".lock"
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """What a pool says of itself to programs that look for it. config: as `Config.described` gives it."""
+
+    address: Address
+    node: str
+    config: Mapping[str, str]
+
+
+class Place:
+    """Where the pool of a name is to be found. A pool that runs keeps its notice's file locked, so that one that was
+    killed is known to be gone."""
+
+    def __init__(self, name: str) -> None:
+        """
+        Raises:
+            InvalidConfig: the folder is not safe, or the name too long for a file's.
+        """
+        self._name = name
+        self._folder = _folder()
+        self._notice = self._folder / (quote(name, safe="") + NOTICE)
+        self._lock = self._folder / (quote(name, safe="") + LOCK)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One program at a time looks for the pool and, if there is none, starts it."""
+        file = self._opened(self._lock)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+    def running(self) -> Notice | None:
+        """The pool that runs; waits for one that is ending."""
+        file = self._opened(self._notice)
+        try:
+            if _try_lock(file):
+                return None  # what may stand there is of one that was killed
+            data = os.pread(file, os.fstat(file).st_size, 0)
+            if data:
+                return msgspec.msgpack.decode(data, type=Notice)
+            fcntl.flock(file, fcntl.LOCK_EX)  # it is ending, and lets go when it has
+            return None
+        finally:
+            os.close(file)
+
+    def wait_gone(self) -> None:
+        """Until the pool that runs has ended."""
+        file = self._opened(self._notice)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        finally:
+            os.close(file)
+
+    def announce(self, notice: Notice) -> int:
+        """Of the pool itself: it can be found from now on, until `withdraw` or its end. Gives the file."""
+        file = self._opened(self._notice)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.ftruncate(file, 0)
+        os.pwrite(file, msgspec.msgpack.encode(notice), 0)
+        return file
+
+    @staticmethod
+    def withdraw(file: int) -> None:
+        """Of the pool itself: nobody finds it any more. The file stays locked until the process ends."""
+        os.ftruncate(file, 0)
+
+    def _opened(self, path: Path) -> int:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidConfig(f"a pool cannot be named {self._name!r}: {error}", field="name") from error
+
+
+def running_names() -> list[str]:
+    """Of all pools without Ray that programs of this user find on this machine; none is waited for.
+
+    Raises:
+        InvalidConfig: the folder is not safe.
+    """
+    return sorted(unquote(notice.stem) for notice in _folder().glob(f"*{NOTICE}") if _has_pool(notice))
+
+
+def _has_pool(notice: Path) -> bool:
+    with notice.with_suffix(LOCK).open("ab") as lock, notice.open("rb") as file:
+        if not _try_lock(lock.fileno()):  # else who starts one meanwhile would take the lock below for a pool's
+            return False
+        return not _try_lock(file.fileno()) and bool(file.read(1))
+
+
+def _folder() -> Path:
+    """
+    Raises:
+        InvalidConfig
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime, "kaas") if runtime else Path(tempfile.gettempdir(), f"kaas-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
+        raise InvalidConfig(f"{folder} is open to other users: no pool can be found there safely", field="name")
+    return folder
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,179 @@
+"""Objects that a pool without Ray holds itself: what its programs put there, in memory that executors can read."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from kaas.errors import InvalidRequest
+from kaas.wire.connections.shared_memory import Inbox, Lease, Outbox
+from kaas.wire.messages import Beside, Block, Framed, Named
+
+AT_ONCE_BYTES = 1 << 20
+"""Values up to this size are copied by the event loop itself."""
+
+
+class Keep(msgspec.Struct, frozen=True, array_like=True):
+    """What a program has the pool hold: in an Ask "hold" this is the first frame, with a value beside it for each key,
+    or its name if the pool holds it already. together: a key for all of them as one object, the constants of a
+    function, which then is what the program holds; None: it holds each."""
+
+    keys: Sequence[bytes]
+    together: bytes | None = None
+
+
+encode_keep = msgspec.msgpack.encode
+decode_keep = msgspec.msgpack.Decoder(Keep).decode
+
+
+def key_of(content: bytes | memoryview) -> bytes:
+    """28 bytes, as Ray's names of objects."""
+    return hashlib.sha256(content).digest()[:28]
+
+
+def key_of_all(keys: Sequence[bytes]) -> bytes:
+    """Of several objects as one; never that of an object that consists of these bytes."""
+    return hashlib.sha256(b"".join(keys)).digest()[-28:]
+
+
+class _Copied:
+    """Values that came together lie together, until nobody needs any of them."""
+
+    __slots__ = ("_lease", "blocks")
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self.blocks = lease.blocks
+
+    def __del__(self) -> None:
+        self._lease.release()
+
+
+class Held:
+    """An object, as long as somebody refers to this: a program that put it there, a request, a pin."""
+
+    __slots__ = ("__weakref__", "_key", "_owners", "blocks")
+
+    def __init__(self, key: bytes, blocks: Sequence[Block], owners: Sequence[_Copied | Held]) -> None:
+        """blocks: its value, or those of its parts; they are there as long as their owners."""
+        self._key = key
+        self._owners = owners
+        self.blocks = blocks
+
+    def binary(self) -> bytes:
+        return self._key
+
+
+class HeldObjects:
+    """Belongs to one event loop. Keys name contents: what two programs put there is there once."""
+
+    def __init__(self) -> None:
+        self._outbox = Outbox()
+        self._inbox = Inbox()
+        self._known: WeakValueDictionary[bytes, Held] = WeakValueDictionary()
+        self._sessions: dict[str, dict[bytes, list[Held]]] = {}
+
+    def ref(self, session: str, named: Named) -> Held:  # noqa: ARG002 - all programs are of one user
+        """
+        Raises:
+            InvalidRequest: nobody holds it.
+        """
+        held = self._known.get(named.key)
+        if held is None:
+            raise _unknown(named.key)
+        return held
+
+    def coming(self, session: str, named: Sequence[Named]) -> None:  # noqa: ARG002 - what is named is held
+        return None
+
+    def ready(self, refs: Sequence[Any]) -> None:  # noqa: ARG002 - what is held exists
+        return None
+
+    async def keep(self, session: str, beside: Sequence[Beside], frames: Sequence[Any]) -> None:
+        """Hold objects for a session, which has to drop them as often as it has held them.
+
+        Raises:
+            InvalidRequest, OSError
+        """
+        wanted = decode_keep(frames[0])
+        found = {key: held for key in wanted.keys if (held := self._known.get(key)) is not None}
+        values: dict[bytes, Framed | Block] = {}
+        for key, item in zip(wanted.keys, beside, strict=True):
+            if key in found:
+                continue
+            if isinstance(item, Named):
+                raise _unknown(key)
+            values[key] = item
+        found |= await self._copied(values, frames)
+        parts = [found[key] for key in wanted.keys]
+        if wanted.together is not None:
+            blocks = [block for part in parts for block in part.blocks]
+            parts = [self._known.setdefault(wanted.together, Held(wanted.together, blocks, parts))]
+        mine = self._sessions.setdefault(session, {})
+        for held in parts:
+            mine.setdefault(held.binary(), []).append(held)
+
+    async def _copied(self, values: Mapping[bytes, Framed | Block], frames: Sequence[Any]) -> dict[bytes, Held]:
+        if not values:
+            return {}
+        data = [
+            frames[item.frame - 1] if isinstance(item, Framed) else self._inbox.view(item) for item in values.values()
+        ]
+        if sum(map(len, data)) <= AT_ONCE_BYTES:
+            copied = _Copied(self._outbox.put_all(data))
+        else:
+            copied = _Copied(await asyncio.to_thread(self._outbox.put_all, data))
+        return {
+            key: self._known.setdefault(key, Held(key, [block], [copied]))
+            for key, block in zip(values, copied.blocks, strict=True)
+        }
+
+    def holds(self, key: bytes) -> bool:
+        return key in self._known
+
+    async def hold(self, key: bytes, data: bytes | memoryview) -> Held:
+        """An object of who asks, for as long as that refers to it: what is held under this key, or a copy of data."""
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        if len(data) <= AT_ONCE_BYTES:
+            copied = _Copied(self._outbox.put(data))
+        else:
+            copied = _Copied(await asyncio.to_thread(self._outbox.put, data))
+        return self._known.setdefault(key, Held(key, copied.blocks, [copied]))
+
+    def together(self, parts: Sequence[Held]) -> Held:
+        """Several as one: the constants of a function."""
+        key = key_of_all([part.binary() for part in parts])
+        return self._known.setdefault(key, Held(key, [block for part in parts for block in part.blocks], parts))
+
+    def view(self, held: Held) -> memoryview:
+        """The value of an object of one part, to be read as long as somebody refers to the object."""
+        (block,) = held.blocks
+        return self._inbox.view(block)
+
+    def drop(self, session: str, keys: Iterable[bytes]) -> None:
+        mine = self._sessions.get(session, {})
+        for key in keys:
+            held = mine.get(key)
+            if held is not None:
+                held.pop()
+                if not held:
+                    del mine[key]
+
+    def session_ended(self, session: str) -> None:
+        self._sessions.pop(session, None)
+
+    def close(self) -> None:
+        """Give back the memory of each object that nobody refers to, and of the others as they go."""
+        self._sessions.clear()
+        self._outbox.close()
+
+
+def _unknown(key: bytes) -> InvalidRequest:
+    return InvalidRequest(f"the pool holds no object {key.hex()}: put it there again, or register what it is bound to")

@@ -1,0 +1,142 @@
+"""A pool without Ray: `python -m kaas.pool.on_processes.process_pool`, started by the program that it ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from time import sleep
+
+from kaas.config import Config
+from kaas.errors import InvalidConfig, KaasError
+from kaas.pool.executors.executors import Executors
+from kaas.pool.executors.residents import Residents
+from kaas.pool.loop import PoolLoop
+from kaas.pool.on_processes.hosts import ProcessHosts
+from kaas.pool.on_processes.names import Notice, Place
+from kaas.pool.on_processes.objects import HeldObjects
+from kaas.pool.service import Service
+from kaas.store import SqliteStore, Store
+from kaas.wire.connections.router import Exchange
+from kaas.wire.messages import Hello
+from kaas.worker.process_orders import PoolOrders
+from kaas.worker.processes import on_end, open_all_files, ordered, say_failed, say_ready
+from kaas.worker.sandbox import Sandbox
+
+NODE = "here"
+"""The one node of a pool without Ray."""
+LEAVE_S = 10.0
+"""Within this a pool has answered all and tidied up when the program that started it has ended."""
+COUNT_GPUS = "from kaas.executor.device.device import gpu_count; print(gpu_count())"
+
+
+class Machine:
+    """This machine, as what a pool stands on."""
+
+    node = NODE
+    host = None
+    again = False
+
+    def __init__(self, config: Config, sandbox: Sandbox | None = None) -> None:
+        self.objects = HeldObjects()
+        self.hosts = ProcessHosts(config, NODE, sandbox)
+        self.service: Service | None = None
+        self._watched: set[str] = set()
+
+    def workers(self, exchange: Exchange, residents: Residents) -> tuple[Executors, Executors]:
+        executors = Executors(exchange, self.hosts, residents)
+        return executors, executors
+
+    def came(self, hello: Hello) -> None:
+        """
+        Raises:
+            KaasError: it could not be known when it ends.
+        """
+        if hello.name not in self._watched:
+            on_end(asyncio.get_running_loop(), hello.pid, lambda: self._left(hello.name))
+            self._watched.add(hello.name)
+
+    def _left(self, session: str) -> None:
+        self._watched.discard(session)
+        if self.service is not None:
+            self.service.session_ended(session)
+
+
+async def run(orders: PoolOrders, says: int) -> None:
+    """From the pool's start to its end.
+
+    Raises:
+        KaasError: it cannot be; nobody was told yet.
+    """
+    loop = asyncio.get_running_loop()
+    config = orders.config or Config()
+    config = config.resolved(0 if config.devices else count_gpus())
+    place = Place(orders.name)
+    machine = Machine(config)
+    service = machine.service = await Service.open(orders.name, config, machine, opened_store(config.store))
+    notice = place.announce(Notice(service.address, NODE, config.described()))
+    loop.add_signal_handler(signal.SIGTERM, service.begin_to_stop)
+    say_ready(says, b"")
+    await service.stopped.wait()
+    place.withdraw(notice)
+    machine.hosts.kill_all()
+    await service.clients.answered()
+    service.close()
+    machine.objects.close()
+
+
+def opened_store(wanted: str | Store | None) -> Store:
+    """What `Config.store` means without Ray. Such a pool does not start again: nothing has to outlive it.
+
+    Raises:
+        InvalidConfig
+    """
+    store = SqliteStore(wanted or ":memory:") if not isinstance(wanted, Store) else wanted
+    try:
+        store.open()
+    except Exception as error:  # what a store of a user's raises is its own
+        raise InvalidConfig(f"store {wanted!r} cannot be opened: {error}", field="store") from error
+    return store
+
+
+def count_gpus() -> int:
+    """The GPUs of this machine; in a process of its own, since a driver that is loaded does not leave."""
+    counted = subprocess.run([sys.executable, "-P", "-c", COUNT_GPUS], capture_output=True, text=True, check=False)
+    return int(counted.stdout) if not counted.returncode else 0
+
+
+def _orders() -> PoolOrders:
+    """
+    Raises:
+        InvalidConfig
+    """
+    try:
+        orders: PoolOrders = ordered(sys.stdin.buffer, _leave)
+    except (AttributeError, ImportError) as error:
+        reason = f"what a configuration names stands in a module that the pool's process can import: {error}"
+        raise InvalidConfig(reason, field="policy") from error
+    return orders
+
+
+def _leave() -> None:
+    """The program that started it has ended. So does the pool, as when it is shut down, or else by force."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    sleep(LEAVE_S)
+    os._exit(0)
+
+
+def main() -> None:
+    says = int(sys.argv[1])
+    open_all_files()
+    try:
+        with asyncio.Runner(loop_factory=PoolLoop) as runner:
+            runner.run(run(_orders(), says))
+    except KaasError as error:
+        say_failed(says, error)
+    os._exit(0)  # whatever threads there are
+
+
+if __name__ == "__main__":
+    main()

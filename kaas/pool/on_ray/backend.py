@@ -1,0 +1,79 @@
+"""Ray as a pool stands on it: executors as its actors, objects in its store, this process as an actor that restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import ray
+
+from kaas.config import Config
+from kaas.errors import InvalidConfig
+from kaas.pool.executors.etasks import ETasks
+from kaas.pool.executors.executors import Executors
+from kaas.pool.executors.residents import Residents
+from kaas.pool.executors.transport import Transport
+from kaas.pool.executors.workers import Workers
+from kaas.pool.on_ray.cluster import existing
+from kaas.pool.on_ray.etask_transport import ETaskWorkers
+from kaas.pool.on_ray.hosts import RayHosts
+from kaas.pool.on_ray.readiness import Readiness
+from kaas.pool.on_ray.ref_leases import HeldRefs
+from kaas.store import SqliteStore, Store
+from kaas.wire.connections.router import Exchange
+from kaas.wire.messages import Hello
+
+
+class RayGround:
+    """Ray, as a pool stands on it. Belongs to the pool's loop."""
+
+    def __init__(self, name: str, config: Config, own: Any, node: str, host: str, again: bool) -> None:
+        """
+        Args:
+            own: the handle of the pool's actor.
+        """
+        self._name = name
+        self._config = config
+        self._own = own
+        self.node = node
+        self.host = host
+        self.again = again
+        self.readiness = Readiness(asyncio.get_running_loop(), existing)
+        self.objects = HeldRefs(self.readiness)
+        self.etasks = ETasks()
+
+    def workers(self, exchange: Exchange, residents: Residents) -> tuple[Executors, Transport]:
+        hosts = RayHosts(self._name, self._config, self._own, self.readiness)
+        executors = Executors(exchange, hosts, residents)
+        return executors, Workers(executors, ETaskWorkers(self._config, self.etasks, self.readiness))
+
+    def came(self, hello: Hello) -> None:
+        """Nothing: a session's end is known by `PoolActor.attend`."""
+
+
+def references() -> dict[str, Any]:
+    """The objects of this process's references, and those that it owns and others refer to. Ray has no public call that
+    says when an object goes; this is what `ray memory` asks."""
+    worker: Any = ray._private.worker.global_worker
+    known: dict[bytes, Any] = worker.core_worker.get_all_reference_counts()
+    return {name.decode(): counts for name, counts in known.items()}
+
+
+def opened_store(wanted: str | Store | None, pool: str) -> Store:
+    """What `Config.store` means on this machine.
+
+    Raises:
+        InvalidConfig
+    """
+    if wanted is None:
+        node: Any = ray._private.worker._global_node
+        wanted = str(Path(node.get_session_dir_path(), "kaas", f"{quote(pool, safe='')}.sqlite"))
+    store = SqliteStore(wanted) if isinstance(wanted, str) else wanted
+    try:
+        store.open()
+    except (OSError, sqlite3.Error) as error:
+        raise InvalidConfig(f"store {wanted!r} cannot be opened: {error}", field="store") from error
+    return store

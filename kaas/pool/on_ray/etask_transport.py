@@ -1,0 +1,131 @@
+"""Workers of eTasks as Ray actors: one for each client and function that has a device to itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from kaas.config import Config
+from kaas.errors import ETaskFailed, InputFailed, KaasError
+from kaas.pool.executors.etasks import ETaskPayload, ETasks
+from kaas.pool.executors.transport import Call, Reply, WorkerLost
+from kaas.pool.on_ray.hosts import Resources, one_line
+from kaas.pool.on_ray.readiness import Readiness
+from kaas.pool.on_ray.results import fetched
+from kaas.scheduling.events import StartWorker
+from kaas.wire import specs
+from kaas.wire.outputs import Packed, Stored, unpacked
+from kaas.wire.status.status import WorkerInfo
+from kaas.worker.etask_actor import WATCH, ETaskActor
+
+CLOSE_LIMIT_S = 5.0
+"""How long an instance's own `close` may take."""
+
+
+class ETaskWorkers:
+    """A `Transport` of workers of this kind, but for what is about caches."""
+
+    def __init__(self, config: Config, etasks: ETasks, readiness: Readiness) -> None:
+        assert config.devices is not None, "a pool gets a resolved configuration"
+        self._devices = config.devices
+        self._share = 1 / config.etask_workers  # of its device, that a worker reserves
+        self._etasks = etasks
+        self._readiness = readiness
+        self._resources = Resources()
+        self._actors: dict[int, Any] = {}
+        self._start_s: dict[int, float] = {}  # what a worker took to start, until its first call is charged with it
+
+    async def start(self, start: StartWorker) -> WorkerInfo:
+        clock = asyncio.get_running_loop().time
+        etask, device = self._etasks[start.function], self._devices[start.device]
+        options = {"num_cpus": 0, **self._resources.of(device, self._share)}
+        decorate: Any = ray.remote  # whose types do not know concurrency groups
+        actor_class = decorate(concurrency_groups={WATCH: 1}, max_concurrency=1, **options)(ETaskActor)
+        actor = self._actors[start.worker] = actor_class.remote(device, etask.code, etask.spec.path)
+        began = clock()
+        try:
+            info: WorkerInfo = await actor.start.remote()
+        except RayTaskError as error:
+            raise error.cause from None  # what kept it from starting, without Ray's traceback
+        self._start_s[start.worker] = clock() - began
+        return info
+
+    async def run(self, worker: int, slot: int, call: Call) -> Reply:  # noqa: ARG002 - it has one
+        if worker not in self._actors:
+            raise WorkerLost("it ended before it was reached")
+        try:
+            return await self._run(worker, call.payload)
+        except RayActorError as error:
+            raise WorkerLost(one_line(error)) from error
+        except RayError as error:
+            return Reply(error=KaasError(f"a worker failed in a way it should not: {error}"))
+
+    async def _run(self, worker: int, payload: ETaskPayload) -> Reply:
+        method = self._actors[worker].call.options(num_returns=2)
+        ref, last = method.remote(payload.message, payload.refs)
+        try:
+            answer = specs.decode_etask_answer(await last)
+        except RayTaskError as error:  # what its call returned, and only Ray could carry, Ray could not
+            failure = specs.ETaskFailure(str(error.cause), type(error.cause).__name__, str(error), b"")
+            return Reply(error=_failed(payload.label, failure))
+        stages = {"run": answer.seconds}
+        if worker in self._start_s:
+            stages["start"] = self._start_s.pop(worker)
+        record = specs.RunRecord(stages, {}, [], [], sum(stages.values()))
+        if answer.failure is not None:
+            return Reply(error=_failed(payload.label, answer.failure), record=record)
+        if payload.direct:
+            return Reply(await _buffers(answer.value, ref), record=record)
+        if answer.value:
+            return Reply(Packed(answer.value), record=record)
+        incomplete = self._readiness.of([ref])
+        if incomplete is not None:
+            await incomplete
+        return Reply(Stored(fetched, ref), record=record)
+
+    async def ended(self, worker: int) -> str:
+        try:
+            await self._actors[worker].watch.remote()
+        except RayError as error:
+            return one_line(error)
+        return "its watch returned"
+
+    async def stop(self, worker: int) -> str:
+        """Lets its instance put things in order."""
+        try:
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                trouble: str = await self._actors[worker].close.remote()
+        except TimeoutError:
+            return f"its close() took more than {CLOSE_LIMIT_S:g} s"
+        except RayError as error:
+            return f"its process ended: {error}" if isinstance(error, RayActorError) else str(error)
+        return trouble
+
+    def kill(self, worker: int) -> None:
+        self._start_s.pop(worker, None)
+        actor = self._actors.pop(worker, None)
+        if actor is not None:
+            ray.kill(actor)
+
+
+async def _buffers(value: Sequence[bytes], ref: Any) -> list[memoryview]:
+    """The value of a call that is wanted here. It was pickled by a worker of this pool, as Ray's messages are."""
+    found = unpacked(value) if value else await ref
+    return [memoryview(each) for each in found]
+
+
+def _failed(label: str, failure: specs.ETaskFailure) -> KaasError:
+    """The error that the caller gets; what caused it is not looked into here."""
+    error: KaasError
+    if failure.by_input:
+        error = InputFailed(f"an argument of {label!r} failed: {failure.message}", task=label, reason=failure.message)
+    else:
+        message = f"{label!r} raised {failure.message}"
+        error = ETaskFailed(message, function=label, error_type=failure.error_type, traceback=failure.traceback)
+    if failure.cause:
+        error.seal_cause(failure.cause)
+    return error

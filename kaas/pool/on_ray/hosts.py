@@ -1,0 +1,144 @@
+"""Executors as detached Ray actors: placement, the objects of Ray's store and the ends of processes are Ray's."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from kaas.config import Config, Device
+from kaas.errors import KaasError
+from kaas.pool.executors.transport import WorkerLost
+from kaas.pool.on_processes.objects import Held
+from kaas.pool.on_ray import adoption
+from kaas.pool.on_ray.cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
+from kaas.pool.on_ray.readiness import Readiness
+from kaas.pool.on_ray.results import fetched
+from kaas.scheduling.events import StartWorker
+from kaas.wire.attachments import Parts
+from kaas.wire.connections.shared_memory import Inbox
+from kaas.wire.messages import Address, Block, Framed
+from kaas.wire.outputs import Stored
+from kaas.wire.status.status import WorkerInfo
+from kaas.worker.epochs import Adoption, Post
+from kaas.worker.executor_actor import GROUPS, ExecutorActor
+
+OPTIONS = ("slots", "cache_bytes", "host_cache_bytes", "whole_object_bytes", "run_limit_s")
+"""Of a pool's configuration, what each executor is told."""
+
+
+class RayHosts:
+    """Each executor is an actor whose name begins with its pool's."""
+
+    def __init__(self, name: str, config: Config, own: Any, readiness: Readiness) -> None:
+        """
+        Args:
+            name: the pool's. own: the handle of its actor. readiness: of the event loop in which the rest is called.
+        """
+        assert config.devices is not None, "a pool gets a resolved configuration"
+        self._prefix = f"{name}/worker/"
+        self._own = own
+        self._devices = config.devices
+        self._options = {option: getattr(config, option) for option in OPTIONS}
+        self._readiness = readiness
+        self._resources = Resources()
+        self._inbox = Inbox()
+        self._actors: dict[int, Any] = {}
+        self._lives: dict[int, str] = {}
+
+    async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
+        device = self._devices[start.device]
+        options = {
+            # not by the number alone: a later life of the pool may use it again
+            "name": f"{self._prefix}{start.worker}-{secrets.token_hex(4)}",
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "num_cpus": 0,
+            "concurrency_groups": GROUPS,
+            **self._resources.of(device),
+        }
+        decorate: Any = ray.remote  # whose types do not know concurrency groups
+        actor = decorate(**options)(ExecutorActor).remote(device, self._options, Post(start, self._own))
+        self._actors[start.worker] = actor
+        self._lives[start.worker] = address.life
+        try:
+            info: WorkerInfo = await actor.start.remote(address)
+        except RayTaskError as error:
+            raise error.cause from None  # what kept it from starting, without Ray's traceback
+        return info
+
+    async def survivors(self, address: Address) -> Sequence[Adoption]:
+        adopted = await adoption.adopt(NAMESPACE, self._prefix, address)
+        for each, actor in adopted:
+            self._actors[each.start.worker] = actor
+            self._lives[each.start.worker] = address.life
+        return [each for each, _ in adopted]
+
+    def supply(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Block]] | None:
+        """In a list, so that Ray hands over references and not what they name. What the pool holds for clients outside
+        Ray goes over the line, unless a policy wants both at a time."""
+        held = [isinstance(ref, Held) for ref in refs]
+        if any(held) and all(mine or ref is None for mine, ref in zip(held, refs, strict=True)):
+            return [() if ref is None else ref.blocks for ref in refs]
+        sent = [parts_of(ref, self._inbox) if mine else ref for mine, ref in zip(held, refs, strict=True)]
+        self._actors[worker].supply.remote(self._lives[worker], number, sent)
+        return None
+
+    async def collect(self, worker: int, parcel: int, count: int) -> Sequence[Stored]:
+        """They are return values, owned by the pool: so they survive the executor."""
+        if worker not in self._actors:
+            raise WorkerLost("it ended before its outputs were collected")
+        collect = self._actors[worker].collect.options(num_returns=count + 1)
+        *stored, last = collect.remote(self._lives[worker], parcel)
+        try:
+            await last  # it is small; to wait for the others so would bring them here
+        except RayActorError as error:
+            raise WorkerLost(one_line(error)) from error
+        except RayError as error:
+            raise KaasError(f"an executor failed in a way it should not: {error}") from error
+        incomplete = self._readiness.of(stored)
+        if incomplete is not None:
+            await incomplete
+        return [Stored(fetched, ref) for ref in stored]
+
+    async def ended(self, worker: int) -> str:
+        try:
+            await self._actors[worker].watch.remote(self._lives[worker])
+        except RayError as error:
+            return one_line(error)
+        return "its watch returned"
+
+    def kill(self, worker: int) -> None:
+        self._lives.pop(worker, None)
+        actor = self._actors.pop(worker, None)
+        if actor is not None:
+            ray.kill(actor)
+
+
+class Resources:
+    """What workers reserve in Ray."""
+
+    def __init__(self) -> None:
+        self._reserve = SOFTWARE_RESOURCE in cluster_resources()
+
+    def of(self, device: Device, share: float = 1) -> dict[str, Any]:
+        """As Ray's options, for a worker that has this share of a device."""
+        if device.kind == "gpu":
+            return {"num_gpus": share}
+        return {"resources": {SOFTWARE_RESOURCE: share}} if self._reserve else {}
+
+
+def parts_of(held: Held, inbox: Inbox) -> Parts:
+    """What the pool holds, as Ray carries it."""
+    views = [np.frombuffer(inbox.view(block), np.uint8) for block in held.blocks]
+    return Parts([Framed(position) for position in range(1, len(views) + 1)], views)
+
+
+def one_line(error: Exception) -> str:
+    """What Ray says of a death, in its first words: its full text has one line for each detail."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:400]

@@ -1,0 +1,80 @@
+"""Invocations whose outputs stay on devices: who they are given to, and when they are forgotten or come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kaas.errors import KaasError
+from kaas.pool.executors.payloads import Payload
+from kaas.pool.executors.residents import Placed
+from kaas.wire import specs
+from kaas.wire.resident import Resident
+
+if TYPE_CHECKING:
+    from kaas.pool.service import Service
+
+KEPT_PER_SWEEP = 64
+"""How many outputs on the devices are looked at for each that is kept: whether somebody can still name them."""
+
+
+class Keeping:
+    """Belongs to the pool's loop."""
+
+    def __init__(self, service: Service, own: Any, names: Callable[[], Container[str]]) -> None:
+        """
+        Args:
+            own: the handle of the pool's actor. names: of the references that anybody has to what the pool owns.
+        """
+        self._service = service
+        self._residents = service.residents
+        self._own = own
+        self._names = names
+        self._kept = 0  # since it was last asked who can be named
+
+    async def invoke(
+        self, invocation: specs.Invocation, message: bytes, refs: Sequence[Any], keep: Mapping[int, bytes]
+    ) -> Sequence[Any]:
+        """As `Service.invoke`. keep: keys of the outputs that stay, by position."""
+        function = await self._service.function(invocation.function)
+        payload = Payload(function, (message,), refs, keep)
+        keys = () if function.inline else keep.values()
+        for key in keys:
+            self._residents.expect(key, payload)
+        try:
+            outputs = await self._service.invoke(invocation, payload.frames, refs, keep)
+        except BaseException:
+            self._residents.forget(keys)
+            raise
+        self._tidy(len(keys))
+        layouts = zip(outputs, function.outputs, function.output_bytes, strict=True)
+        return tuple(
+            self._resident(value, dtype, shape, nbytes) if isinstance(value, Placed) else value
+            for value, (dtype, shape), nbytes in layouts
+        )
+
+    def _resident(self, placed: Placed, dtype: str, shape: tuple[int, ...], nbytes: int) -> Resident:
+        value = self._own.materialise.remote(placed.key)
+        self._residents.named(placed.key, value.hex())
+        return Resident(shape, dtype, nbytes, placed.device, placed.key, value, self._own)
+
+    def _tidy(self, kept: int) -> None:
+        """Has forgotten what nobody can name any more, now and then, and written back what is too much."""
+        self._kept += kept
+        if self._kept > len(self._residents) // KEPT_PER_SWEEP:
+            self._kept = 0
+            for worker, keys in self._residents.nameless(self._names()).items():
+                self._service.pool.discard(worker, keys)
+        surplus = self._residents.surplus()
+        if surplus is not None:
+            self._own.wanted.remote(surplus)
+
+    async def wanted(self, key: bytes) -> None:
+        """Somebody waits for an output that stays on a device."""
+        worker = self._residents.ask(key)
+        if worker is None:
+            return
+        try:
+            await self._service.pool.write_back(worker, key)
+        except KaasError:
+            self._residents.lost(key)  # whatever is wrong with the device, it can be computed anew

@@ -1,0 +1,313 @@
+"""The pool on Ray: an actor, whose loop only passes things on to the pool's own.
+
+Ray imports this wherever a process gets a handle of the actor, so that what the pool itself needs is imported by the
+process that has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from kaas.config import Config
+from kaas.errors import KaasError, PoolStopped
+from kaas.pool.loop import PoolThread
+from kaas.pool.on_ray.cluster import started_again
+from kaas.wire import specs
+from kaas.wire.messages import Address
+from kaas.worker.processes import open_all_files
+
+if TYPE_CHECKING:
+    from kaas.pool.fronts import Front
+    from kaas.pool.on_ray.backend import RayGround
+    from kaas.pool.on_ray.ray_life import Life
+    from kaas.pool.service import Service
+    from kaas.wire.status.stats import Stats
+    from kaas.wire.status.status import Status
+
+T = TypeVar("T")
+
+
+class PoolActor:
+    """What drivers talk to by Ray. Its methods run in Ray's loop, what they ask for on the pool's thread."""
+
+    def __init__(self, name: str, config: Config) -> None:
+        self._name = name
+        self._config = config
+        self._attached = False
+        self._again = started_again()
+        self._thread = PoolThread()
+        self._life: Life | None = None
+        self._opening: asyncio.Task[Life] | None = None
+        self._telling: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+        self._sessions: dict[str, asyncio.Event] = {}
+        self._open_calls = 0
+        self._all_answered = asyncio.Event()
+
+    async def attach(self, wanted: Config | None) -> bool:
+        """Open the pool with the first driver, which is told so; compare configurations with later ones.
+
+        Raises:
+            ConfigMismatch; PoolStopped: it is about to end.
+        """
+        if self._stopping.is_set():
+            await self._silence()
+            raise PoolStopped(f"pool {self._name!r} is shut down", pool=self._name)
+        if wanted is not None:
+            wanted.refuse_other(self._name, self._config)
+        await self._opened()
+        first = not (self._attached or self._again)
+        self._attached = True
+        return first
+
+    async def address(self) -> Address:
+        """Where this life of the pool can be reached without Ray; only who is in the cluster is told."""
+        return (await self._opened()).service.address
+
+    async def next_life(self, known: str | None = None) -> str:
+        """Returns "" when the pool stops, and fails when it ends without that. Who says which of its lives is known is
+        told of another one at once."""
+        life = (await self.address()).life
+        if known not in (None, life):
+            return life
+        await self._stopping.wait()
+        return ""
+
+    # --- sessions
+
+    async def attended(self, session: str) -> None:
+        """Returns when a session has ended, or the pool stops; its reference belongs to the session's process."""
+        await self._sessions.setdefault(session, asyncio.Event()).wait()
+
+    async def attend(self, session: str, alive: Sequence[Any]) -> None:
+        """Returns when a session has ended, or the pool stops. alive: what `attended` gave it: waiting for that fails
+        with its owner."""
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        owner = asyncio.ensure_future(_existence(alive[0]))
+        await asyncio.wait((owner, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not owner.done():
+            owner.cancel()
+            return
+        try:
+            await owner
+        except RayActorError:
+            pass  # it is the pool that had ended: nobody knows more of the session
+        except RayError:
+            self._sessions.pop(session, asyncio.Event()).set()
+            self._thread.post((await self._opened()).service.session_ended, session)
+
+    async def hold(self, session: str, life: str, refs: Sequence[Any]) -> None:
+        """Have objects that a session is going to name over its line. life: of the pool, as the session knows it."""
+        opened = await self._opened()
+        if life == opened.service.address.life:  # else Ray repeats what an earlier life was asked
+            await self._thread.run(_done(opened.ground.objects.hold, session, refs))
+
+    # --- the pool's opening
+
+    async def _opened(self) -> Life:
+        """The pool, which the first call opens: not __init__, which Ray runs outside the event loop."""
+        if self._life is None:
+            if self._opening is None:  # not in the context of that call: Ray cancels what a cancelled one has begun
+                context = contextvars.Context()
+                self._opening = asyncio.get_running_loop().create_task(self._open(), context=context)
+            self._life = await asyncio.shield(self._opening)
+        return self._life
+
+    async def _open(self) -> Life:
+        here = ray.get_runtime_context()
+        own, node = here.current_actor, here.get_node_id()
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        open_all_files()
+        self._thread.start()
+        from kaas.pool.on_ray.ray_life import opened
+
+        life = await self._thread.run(opened(self._name, self._config, own, node, host, self._again))
+        context = contextvars.Context()
+        self._telling = asyncio.get_running_loop().create_task(self._tell_metrics(life), context=context)
+        self._telling.add_done_callback(lambda told: told.cancelled() or told.result())  # the loop says what went wrong
+        return life
+
+    async def _tell_metrics(self, life: Life) -> None:
+        """Now and then, until the pool stops."""
+        from kaas.pool.observing.metrics import metrics
+        from kaas.pool.on_ray.metrics import EVERY_S, RayMetrics
+
+        told = RayMetrics(self._name)
+        while not self._stopping.is_set():
+            told.tell(metrics(await self._thread.run(_done(life.service.measured))))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), EVERY_S)
+
+    # --- invocations
+
+    async def register(self, spec: bytes, task: bytes) -> None:
+        """Make a function known; once more changes nothing."""
+        service = (await self._opened()).service
+        await self._thread.run(_done(service.registry.register, spec, task))
+
+    async def function(self, key: str) -> tuple[bytes, bytes]:
+        """A function as it was registered, for an executor that has not met it."""
+        service = (await self._opened()).service
+        return (await self._thread.run(service.function(key))).introduction
+
+    async def invoke(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
+        """Run one invocation: the output's value, or a tuple of several in declared order."""
+        self._open_calls += 1
+        try:
+            task = ray.get_runtime_context().get_task_id
+            life = self._life or await self._opened()
+            invocation = specs.decode_invocation(message)
+            if invocation.keep:
+                keep = output_ids(bytes.fromhex(task() or ""), invocation.keep)
+                outputs = await self._thread.run(life.keeping.invoke(invocation, message, refs, keep))
+            else:
+                outputs = await self._thread.ask(life.service.invoke, invocation, (message,), refs)
+            return outputs[0] if len(outputs) == 1 else outputs
+        except KaasError as error:
+            raise _told(error) from error.__cause__
+        finally:
+            self._answered()
+
+    async def materialise(self, key: bytes) -> Any:
+        """The array of an output that stays on a device, once somebody has asked for it or it had to leave. The pool
+        calls this itself, so that it owns the result, and Ray knows who can name it."""
+        life = await self._opened()
+        return await self._thread.run(life.service.residents.value(key))
+
+    async def wanted(self, key: bytes) -> None:
+        """Somebody waits for what `materialise` gives."""
+        life = await self._opened()
+        await self._thread.run(life.keeping.wanted(key))
+
+    # --- eTasks
+
+    async def register_etask(self, spec: bytes, code: bytes) -> None:
+        """Make an eTask known; once more changes nothing."""
+        self._thread.post((await self._opened()).ground.etasks.register, spec, code)
+
+    @ray.method(max_task_retries=0)  # what it runs may change the world
+    async def call(self, message: bytes, refs: Sequence[Any] = ()) -> Any:
+        """Run one call of an eTask: what it returned."""
+        self._open_calls += 1
+        try:
+            life = self._life or await self._opened()
+            return await self._thread.run(life.call(message, refs))
+        except KaasError as error:
+            raise _told(error) from error.__cause__
+        finally:
+            self._answered()
+
+    # --- fronts
+
+    async def serve(self, session: str, opener: Callable[[Service, RayGround], Awaitable[Front]]) -> None:
+        """Have requests come in at one door more, until that has drained or whoever asks for it has ended. It is asked
+        for in each life."""
+        self._open_calls += 1
+        try:
+            ended = self._sessions.setdefault(session, asyncio.Event())  # it may end while this waits
+            life = await self._opened()
+            asks = asyncio.ensure_future(ended.wait())
+            opening = partial(opener, life.service, life.ground)
+            serving = asyncio.ensure_future(self._thread.ask(life.fronts.serve, session, opening))
+            await asyncio.wait((serving, asks), return_when=asyncio.FIRST_COMPLETED)
+            asks.cancel()
+            if not self._stopping.is_set():  # else it sees that, and tells all who wait
+                self._thread.post(life.fronts.end, session)
+            await serving
+        finally:
+            self._answered()
+
+    async def endpoint(self, session: str) -> str:
+        """Where a front is, once it is open."""
+        return (await self._front(session)).endpoint
+
+    async def reload(self, session: str, settings: Any) -> None:
+        """Have a front take what has changed of its configuration."""
+        self._thread.post((await self._front(session)).reload, settings)
+
+    async def drain(self, session: str, reason: str) -> None:
+        self._thread.post((await self._front(session)).drain, reason)
+
+    async def _front(self, session: str) -> Front:
+        return await self._thread.run((await self._opened()).fronts.opened(session))
+
+    # --- caches and the pool itself
+
+    async def upkeep(self, message: bytes, refs: Sequence[Any]) -> None:
+        """Do something to the caches, once what it is about is complete."""
+        self._open_calls += 1
+        try:
+            service = (await self._opened()).service
+            await self._thread.run(service.upkeep(message, refs))
+        except KaasError as error:
+            raise _told(error) from error.__cause__
+        finally:
+            self._answered()
+
+    async def status(self) -> Status:
+        return await self._thread.run(_done((await self._opened()).service.status))
+
+    async def pardon(self, function: str) -> bool:
+        return await self._thread.run(_done((await self._opened()).service.pool.pardon, function))
+
+    async def trace(self, seconds: float) -> bytes:
+        return await self._thread.run((await self._opened()).service.trace(seconds))
+
+    async def stats(self, reset: bool) -> Stats:
+        return await self._thread.run(_done((await self._opened()).service.stats, reset))
+
+    async def stop(self) -> bool:
+        """Answer all who wait, end the executors and forget. The caller then ends this actor. False: nothing of this,
+        since a server keeps the pool."""
+        life = await self._opened()
+        service = life.service
+        if life.fronts.any and not self._stopping.is_set():
+            return False
+        self._stopping.set()
+        for ended in self._sessions.values():
+            ended.set()
+        await self._thread.run(service.stop())
+        await self._thread.run(service.clients.answered())
+        await self._silence()
+        return True
+
+    def _answered(self) -> None:
+        self._open_calls -= 1
+        if not self._open_calls:
+            self._all_answered.set()
+
+    async def _silence(self) -> None:
+        """Until all who wait are answered."""
+        if self._open_calls:
+            self._all_answered.clear()
+            await self._all_answered.wait()
+
+
+def _told(error: KaasError) -> KaasError:
+    """An error as a program sees it by Ray, which shows the frames through which it came: the pool's own would bury
+    what it says."""
+    return error.with_traceback(None)
+
+
+async def _done(function: Callable[..., T], *args: Any) -> T:
+    """What a function gives, in the loop where this is awaited."""
+    return function(*args)
+
+
+async def _existence(ref: Any) -> None:
+    """Until a reference has a value; raises what it has instead."""
+    await ref
+
+
+def output_ids(task: bytes, positions: Iterable[int]) -> dict[int, bytes]:
+    """Ids of the objects that a Ray task gives, by position: caches know an output by that of its ObjectRef."""
+    return {position: task + (position + 1).to_bytes(4, "little") for position in positions}

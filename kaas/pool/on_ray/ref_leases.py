@@ -1,0 +1,113 @@
+"""References that programs name in messages outside Ray: it brought them here once, and the pool holds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kaas.errors import InvalidRequest
+from kaas.pool.on_ray.readiness import Readiness
+from kaas.wire.messages import Beside, Named
+
+HOLD_LIMIT_S = 30.0
+"""How long a request waits until the pool holds what it names, of which another message tells."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """count: how often it was held and not dropped. A drop may overtake what it takes back: then it is negative."""
+
+    ref: Any
+    count: int = 0
+
+
+class HeldRefs:
+    """Each session's own: who cannot name an object to Ray cannot have it here. Belongs to one event loop."""
+
+    def __init__(self, readiness: Readiness) -> None:
+        self._readiness = readiness
+        self._sessions: dict[str, dict[bytes, _Entry]] = {}
+        self._coming: dict[tuple[str, bytes], list[asyncio.Future[None]]] = {}
+
+    def hold(self, session: str, refs: Sequence[Any]) -> None:
+        """A session is going to name these; once more, and it has to drop them once more."""
+        held = self._sessions.setdefault(session, {})
+        for ref in refs:
+            key = ref.binary()
+            entry = held.setdefault(key, _Entry(ref))
+            entry.ref = ref
+            self._count(session, key, entry, 1)
+            if entry.count <= 0:  # this one was dropped already: who waits names it by one that is to come
+                continue
+            for wait in self._coming.pop((session, key), []):
+                if not wait.done():
+                    wait.set_result(None)
+
+    def drop(self, session: str, keys: Iterable[bytes]) -> None:
+        held = self._sessions.setdefault(session, {})
+        for key in keys:
+            self._count(session, key, held.setdefault(key, _Entry(None)), -1)
+
+    def _holds(self, session: str, key: bytes) -> bool:
+        entry = self._sessions.get(session, {}).get(key)
+        return entry is not None and entry.count > 0
+
+    def _count(self, session: str, key: bytes, entry: _Entry, by: int) -> None:
+        entry.count += by
+        if not entry.count:
+            del self._sessions[session][key]
+
+    def coming(self, session: str, named: Sequence[Named]) -> Awaitable[None] | None:
+        """None if a session holds all of these; else what waits for the others, at last with an InvalidRequest."""
+        missing = [item.key for item in named if not self._holds(session, item.key)]
+        if not missing:
+            return None
+        loop = asyncio.get_running_loop()
+        waits: dict[bytes, asyncio.Future[None]] = {key: loop.create_future() for key in missing}
+        for key, wait in waits.items():  # at once, since they may come before anybody awaits this
+            self._coming.setdefault((session, key), []).append(wait)
+        return self._come(session, waits)
+
+    async def _come(self, session: str, waits: dict[bytes, asyncio.Future[None]]) -> None:
+        try:
+            async with asyncio.timeout(HOLD_LIMIT_S):
+                await asyncio.gather(*waits.values())
+        except TimeoutError as error:
+            raise InvalidRequest("the pool has not been told of the objects that a request names") from error
+        finally:
+            for key, wait in waits.items():
+                self._forget(session, key, wait)
+
+    def _forget(self, session: str, key: bytes, wait: asyncio.Future[None]) -> None:
+        rest = [other for other in self._coming.get((session, key), []) if other is not wait]
+        if rest:
+            self._coming[session, key] = rest
+        else:
+            self._coming.pop((session, key), None)
+
+    def ref(self, session: str, named: Named) -> Any:
+        """
+        Raises:
+            InvalidRequest: the session does not hold it.
+        """
+        if not self._holds(session, named.key):
+            raise InvalidRequest(f"the pool does not hold object {named.key.hex()} for this program")
+        return self._sessions[session][named.key].ref
+
+    def ready(self, refs: Sequence[Any]) -> asyncio.Future[Any] | None:
+        """None if all exist, else what is done when they do."""
+        return self._readiness.of(refs)
+
+    async def keep(self, session: str, beside: Sequence[Beside], frames: Sequence[Any]) -> None:  # noqa: ARG002
+        """
+        Raises:
+            InvalidRequest: objects come by Ray.
+        """
+        raise InvalidRequest("a pool on Ray holds what Ray's object store has, and no values")
+
+    def session_ended(self, session: str) -> None:
+        self._sessions.pop(session, None)
+        for key in [key for key in self._coming if key[0] == session]:
+            del self._coming[key]

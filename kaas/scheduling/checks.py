@@ -1,0 +1,335 @@
+"""A policy under guard: every event and decision is checked against what any policy must respect."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from kaas.errors import PolicyError
+from kaas.scheduling.events import (
+    ClientGone,
+    ClientKnown,
+    Decision,
+    Dispatch,
+    Event,
+    Evict,
+    InputsReady,
+    PhysicalDevice,
+    Policy,
+    Prefetch,
+    Reject,
+    RequestArrived,
+    RequestCancelled,
+    RequestDone,
+    Residency,
+    StartWorker,
+    StopWorker,
+    Tick,
+    Utilisation,
+    WakeAt,
+    WorkerAdopted,
+    WorkerGone,
+    WorkerKind,
+    WorkerReady,
+)
+
+STORY_LENGTH = 30
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker from StartWorker, or its adoption, to WorkerGone."""
+
+    kind: WorkerKind
+    device: int
+    client: str
+    function: str
+    slots: int = 0
+    """0 until it is ready."""
+    stopping: bool = False
+    free: set[int] = field(default_factory=set)
+    alone: bool = False
+    """What it runs must run alone."""
+
+    @property
+    def busy(self) -> bool:
+        return len(self.free) < self.slots
+
+    def serves(self, kind: WorkerKind, client: str, function: str) -> bool:
+        return self.kind is kind and self.client in ("", client) and self.function in ("", function)
+
+
+Flow = tuple[WorkerKind, str, str]
+
+
+class Checked:
+    """Wraps a policy and keeps its own books.
+
+    Asserted: ids are known and new ones new; a request is dispatched once, only with its inputs ready, into a free
+    slot of a worker that is ready, not stopping, of its kind and there for its client and function; what must run alone
+    does; a client runs no more than max_running; a slot is freed only by RequestDone or WorkerGone; devices exist, have
+    one executor or as many eTask workers as they may, of which one runs; rejected requests were queued. For a policy
+    that says `work_conserving = True` also: no slot stays free while a ready request waits that it could run, but for
+    those of which its method `holds` says that limits hold them back, and for slots that are being cleared for requests
+    that must run alone.
+
+    Raises:
+        PolicyError: with the last events and decisions in `story`, from `handle`.
+    """
+
+    def __init__(self, policy: Policy, devices: Sequence[PhysicalDevice], *, name: str = "") -> None:
+        self._policy = policy
+        self.name = name or type(policy).__name__
+        self._work_conserving = bool(getattr(policy, "work_conserving", False))
+        self._holds: Callable[[int], bool] = getattr(policy, "holds", lambda _: False)
+        self._etask_workers = {device.index: device.etask_workers for device in devices}
+        self._on_device: dict[int, set[int]] = {device.index: set() for device in devices}
+        self._time_s = float("-inf")
+        self._waiting: dict[int, RequestArrived] = {}  # for their inputs
+        self._ready: dict[int, RequestArrived] = {}
+        self._flows: dict[Flow, dict[int, RequestArrived]] = {}  # those that are ready
+        self._running: dict[int, tuple[int, int, str]] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._started: set[int] = set()
+        self._usable: dict[int, None] = {}  # workers with slots that a policy could use: a check is rarely needed
+        self._max_running: dict[str, int] = {}
+        self._story: deque[Event | Decision] = deque(maxlen=STORY_LENGTH)
+
+    def handle(self, event: Event) -> list[Decision]:
+        self._story.append(event)
+        self._hear(event)
+        try:
+            decisions = list(self._policy.handle(event))  # it may be a generator
+        except Exception as error:
+            raise self._error(f"raised {type(error).__name__}: {error}") from error
+        try:
+            for decision in decisions:
+                self._story.append(decision)
+                self._follow(decision)
+            if self._work_conserving and self._ready and self._usable:
+                self._check_conserving()
+        except PolicyError:
+            raise
+        except Exception as error:  # a decision with a field of another type, or holds() raised
+            raise self._error(f"decided what cannot be checked: {type(error).__name__}: {error}") from error
+        return decisions
+
+    # --- events: what the pool may tell
+
+    def _hear(self, event: Event) -> None:
+        if not event.time_s >= self._time_s:
+            self._fail("heard of a time that had passed")
+        self._time_s = event.time_s
+        match event:
+            case RequestArrived(request=request):
+                if request in self._ready or request in self._waiting or request in self._running:
+                    self._fail(f"heard of request {request} twice")
+                if event.ready:
+                    self._queue(event)
+                else:
+                    self._waiting[request] = event
+            case RequestDone():
+                place = (event.worker, event.slot)
+                if self._running.get(event.request, ())[:2] != place:
+                    self._fail(f"heard that {event.request} left {place}")
+                self._end(event.request)
+            case InputsReady(request=request):
+                self._require(request in self._waiting, f"heard of inputs for request {request}, which awaits none")
+                self._queue(self._waiting.pop(request))
+            case RequestCancelled(request=request):
+                known = self._drop(request) or request in self._running
+                self._require(known, f"heard of unknown request {request}")
+            case WorkerReady(worker=worker):
+                starting = worker in self._workers and not self._workers[worker].slots
+                self._require(starting, f"heard of worker {worker}, which was not starting")
+                self._require(event.slots > 0, f"heard of worker {worker} without a slot")
+                self._workers[worker].slots = event.slots
+                self._workers[worker].free = set(range(event.slots))
+                if not self._workers[worker].stopping:
+                    self._usable[worker] = None
+            case WorkerAdopted():
+                self._adopt(event)
+            case WorkerGone(worker=worker):
+                self._lose(worker)
+            case Residency(worker=worker):
+                up = worker in self._workers and self._workers[worker].slots > 0
+                self._require(up, f"heard of the caches of unknown worker {worker}")
+            case Utilisation(device=device):
+                self._require(device in self._on_device, f"heard of unknown device {device}")
+            case ClientKnown(client=client):
+                self._max_running.pop(client, None)
+                if event.max_running is not None:
+                    self._max_running[client] = event.max_running
+            case ClientGone(client=client):
+                self._max_running.pop(client, None)
+            case Tick():
+                pass
+
+    def _queue(self, arrived: RequestArrived) -> None:
+        self._ready[arrived.request] = arrived
+        self._flows.setdefault(_flow(arrived), {})[arrived.request] = arrived
+
+    def _take(self, request: int) -> RequestArrived | None:
+        """Take a ready request out of the queue, if it is there."""
+        queued = self._ready.pop(request, None)
+        if queued is not None:
+            flow = _flow(queued)
+            requests = self._flows[flow]
+            del requests[request]
+            if not requests:
+                del self._flows[flow]
+        return queued
+
+    def _drop(self, request: int) -> bool:
+        """As `_take`, of one that is ready or not; whether it was there."""
+        return (self._waiting.pop(request, None) or self._take(request)) is not None
+
+    def _end(self, request: int) -> None:
+        number, slot, _ = self._running.pop(request)
+        worker = self._workers[number]
+        worker.free.add(slot)
+        worker.alone = False
+        if not worker.stopping:
+            self._usable[number] = None
+
+    def _adopt(self, event: WorkerAdopted) -> None:
+        self._require(event.worker not in self._started, f"heard of worker {event.worker} twice")
+        self._require(event.device in self._on_device, f"heard of unknown device {event.device}")
+        self._require(event.slots > 0, f"heard of worker {event.worker} without a slot")
+        self._started.add(event.worker)
+        worker = _Worker(event.kind, event.device, event.client, event.function, event.slots)
+        self._workers[event.worker] = worker
+        self._on_device[event.device].add(event.worker)
+        worker.free = set(range(event.slots)) - {running.slot for running in event.running}
+        for running in event.running:
+            self._running[running.request] = (event.worker, running.slot, running.client)
+        if worker.free:
+            self._usable[event.worker] = None
+
+    def _lose(self, number: int) -> None:
+        self._require(number in self._workers, f"heard that unknown worker {number} ended")
+        for request in [request for request, (worker, _, _) in self._running.items() if worker == number]:
+            del self._running[request]
+        self._on_device[self._workers.pop(number).device].remove(number)
+        self._usable.pop(number, None)
+
+    # --- decisions: what the policy may do
+
+    def _follow(self, decision: Decision) -> None:
+        match decision:
+            case Dispatch():
+                self._dispatch(decision)
+            case Reject(request=request):
+                self._require(self._drop(request), f"rejected request {request}, which is not queued")
+            case StartWorker():
+                self._start(decision)
+            case StopWorker(worker=worker):
+                up = worker in self._workers and not self._workers[worker].stopping
+                self._require(up, f"stopped worker {worker}, which is not up")
+                self._workers[worker].stopping = True
+                self._usable.pop(worker, None)
+            case Prefetch(worker=worker) | Evict(worker=worker):
+                up = worker in self._workers and self._workers[worker].slots > 0
+                self._require(up, f"changed the cache of unknown worker {worker}")
+                keys = all(isinstance(key, bytes) for key in decision.keys)
+                self._require(keys, f"named what is no key: {decision!r}")
+            case WakeAt():
+                self._require(decision.time_s > self._time_s, "asked to be woken in the past")
+                self._require(decision.time_s < math.inf, "asked to be woken never")
+            case _:
+                self._fail(f"decided {decision!r}, which is no decision")
+
+    def _dispatch(self, decision: Dispatch) -> None:
+        number = decision.worker
+        queued = self._take(decision.request)
+        if queued is None:
+            self._fail(f"dispatched request {decision.request}, which is not queued and ready")
+        worker = self._workers.get(number)
+        if worker is None or decision.slot not in worker.free:
+            self._fail(f"dispatched to {(number, decision.slot)}, which is not free")
+        if worker.stopping:
+            self._fail(f"dispatched to stopping worker {number}")
+        if not worker.serves(queued.kind, queued.client, queued.function):
+            self._fail(f"dispatched to worker {number}, which serves others, {_named(queued)}")
+        if worker.alone or (queued.alone and worker.busy):
+            self._fail(f"ran {_named(queued)}, on worker {number} beside others, though one of them must run alone")
+        if worker.kind is WorkerKind.ETASK:
+            others = any(self._workers[other].busy for other in self._on_device[worker.device] - {number})
+            if others:
+                self._fail(f"ran {_named(queued)}, while another worker of device {worker.device} runs something")
+        limit = self._max_running.get(queued.client)
+        if limit is not None and self._runs(queued.client) >= limit:
+            self._fail(f"ran {_named(queued)}, though its client runs {limit} already")
+        worker.free.remove(decision.slot)
+        worker.alone = queued.alone
+        self._running[decision.request] = (number, decision.slot, queued.client)
+        if queued.alone or not worker.free:
+            del self._usable[number]
+
+    def _runs(self, client: str) -> int:
+        """How many requests of a client run."""
+        return sum(whose == client for _, _, whose in self._running.values())
+
+    def _start(self, decision: StartWorker) -> None:
+        number, kind, device = decision.worker, decision.kind, decision.device
+        self._require(number not in self._started, f"started worker {number} twice")
+        self._require(device in self._on_device, f"started a worker on unknown device {device}")
+        others = [self._workers[other].kind for other in self._on_device[device]]
+        self._require(
+            len(set(others) - {kind}) == 0, f"started an {kind.value} worker beside one of the other kind on {device}"
+        )
+        if kind is WorkerKind.EXECUTOR:
+            self._require(not others, f"started a second executor worker on device {device}")
+        else:
+            most = self._etask_workers[device]
+            self._require(len(others) < most, f"started more than {most} etask workers on device {device}")
+            named = bool(decision.client and decision.function)
+            self._require(named, "started an etask worker for no client and function")
+        self._started.add(number)
+        self._workers[number] = _Worker(kind, device, decision.client, decision.function)
+        self._on_device[device].add(number)
+
+    def _check_conserving(self) -> None:
+        """No slot is free for a request that waits. An eTask worker that shares its device may have to wait."""
+        for flow, requests in self._flows.items():
+            able = [
+                number
+                for number in self._usable
+                if (worker := self._workers[number]).serves(*flow)
+                and (worker.kind is WorkerKind.EXECUTOR or len(self._on_device[worker.device]) == 1)
+            ]
+            if not able:
+                continue
+            clearing = sum(request.alone for request in self._ready.values())
+            empty = [number for number in able if not self._workers[number].busy]
+            for request in requests.values():
+                free = bool(empty) if request.alone else len(able) > clearing
+                late = request.deadline_s is not None and request.deadline_s <= self._time_s
+                if free and not late and not self._holds(request.request):
+                    slots = [(number, slot) for number in able for slot in sorted(self._workers[number].free)]
+                    self._fail(f"left slots {slots} free while requests {sorted(requests)} wait")
+
+    # --- failing
+
+    def _require(self, holds: bool, broken: str) -> None:
+        if not holds:
+            self._fail(broken)
+
+    def _fail(self, broken: str) -> NoReturn:
+        raise self._error(broken)
+
+    def _error(self, broken: str) -> PolicyError:
+        story = tuple(str(entry) for entry in self._story)
+        return PolicyError(f"policy {self.name!r} {broken}", policy=self.name, story=story)
+
+
+def _flow(request: RequestArrived) -> Flow:
+    return request.kind, request.client, request.function
+
+
+def _named(request: RequestArrived) -> str:
+    """It in words, for errors: no others are made, since this is on the way of every request."""
+    return f"request {request.request} of {request.client!r} for {request.function!r}, {request.kind.value}"

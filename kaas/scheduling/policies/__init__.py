@@ -1,0 +1,30 @@
+"""Scheduling policies by name."""
+
+from __future__ import annotations
+
+from kaas.errors import InvalidConfig
+from kaas.scheduling.events import PolicyFactory
+from kaas.scheduling.policies.cfs_affinity import CfsAffinity
+from kaas.scheduling.policies.exclusive import Exclusive
+from kaas.scheduling.policies.fcfs import FirstComeFirstServed
+from kaas.scheduling.policies.static import Static
+
+POLICIES: dict[str, PolicyFactory] = {
+    "fcfs": FirstComeFirstServed,
+    "cfs_affinity": CfsAffinity,
+    "exclusive": Exclusive,
+    "static": Static,
+}
+
+
+def factory(policy: str | PolicyFactory) -> PolicyFactory:
+    """What makes a policy, given its name or the thing itself.
+
+    Raises:
+        InvalidConfig: no such name.
+    """
+    if callable(policy):
+        return policy
+    if policy not in POLICIES:
+        raise InvalidConfig(f"no policy {policy!r}; there are {', '.join(POLICIES)}", field="policy")
+    return POLICIES[policy]

@@ -1,0 +1,97 @@
+"""CFS-Affinity (paper §4.1.4): the client that has had least device time per weight goes first, where its data is.
+
+A client's effective time on a device is that, plus ten times its mean latency if its data lies on other devices only. A
+free slot never stays free for that: a client that waits goes elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+from kaas.errors import PolicyError
+from kaas.scheduling.events import PhysicalDevice, WorkerKind
+from kaas.scheduling.policies.scheduler import Scheduler
+from kaas.scheduling.policies.state import Crew, Request, Worker
+
+PENALTY = 10.0
+"""Mean latencies that running elsewhere counts as: the paper's."""
+AFFINITIES = ("bytes", "last")
+
+
+class CfsAffinity(Scheduler):
+    """Fair shares of device time, work-conserving, on executors that are never restarted for it.
+
+    Args:
+        affinity: "bytes": a client prefers the devices that hold at least half of what its oldest request reads; where
+            the request reads no objects, and with "last" always: the one that ran the client last, before it ran those
+            that `ClientKnown` says.
+        penalty: mean latencies that another device counts as.
+        queueing: whether the latency of a request counts from its arrival; else from its dispatch, as device time.
+    """
+
+    work_conserving: ClassVar[bool] = True
+    fair: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        devices: Sequence[PhysicalDevice],
+        *,
+        affinity: str = "bytes",
+        penalty: float = PENALTY,
+        queueing: bool = False,
+    ) -> None:
+        if affinity not in AFFINITIES:
+            raise PolicyError(f"affinity is one of {', '.join(AFFINITIES)}, not {affinity!r}", policy="cfs_affinity")
+        number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
+        if not number or not 0 <= penalty < math.inf:
+            raise PolicyError(f"penalty is a number from 0 on, not {penalty!r}", policy="cfs_affinity")
+        if not isinstance(queueing, bool):
+            raise PolicyError(f"queueing is True or False, not {queueing!r}", policy="cfs_affinity")
+        super().__init__(devices)
+        self._bytes = affinity == "bytes"
+        self._penalty = penalty
+        self._queueing = queueing
+
+    def rank(self, worker: Worker) -> tuple[float, float, float]:
+        """The least busy, then the lower device, as the rule has it: of faster ones a client needs fewer seconds."""
+        return len(worker.running), 0.0, worker.device.index
+
+    def choose(self, crew: Crew) -> tuple[Request, Worker] | None:
+        """The least effective time over pairs of a client and a worker, ties to the oldest request."""
+        if crew.serves.kind is WorkerKind.ETASK:
+            return super().choose(crew)
+        if self._fleet.best(crew) is None:
+            return None
+        chosen: tuple[Request, Worker | None] | None = None
+        least: tuple[float, float, int] | None = None
+        for queue in crew.queues.values():
+            account = queue.account
+            if account.limited and self._accounts.held(account, self._now_s):
+                continue
+            head = queue.head
+            time_s = account.charged_s / account.weight
+            devices = self._affine(head)
+            worker = min(crew.free_on(devices), key=self.rank, default=None) if devices else None
+            if devices and worker is None:
+                time_s += self._penalty * (account.latency_s if self._queueing else account.mean_s)
+            key = (-account.priority, time_s, head.id)
+            if least is None or key < least:
+                least, chosen = key, (head, worker)
+        if chosen is None:
+            return None
+        head, worker = chosen
+        if worker is None or (self._bytes and self._locality.reads(head)):
+            worker = self.suited(crew, head)
+        return None if worker is None else (head, worker)
+
+    def urgency(self, crew: Crew, provided: int = 0) -> tuple[float, ...]:
+        return min((-request.account.priority, request.account.time_s, request.id) for request in crew.next(provided))
+
+    def _affine(self, head: Request) -> Collection[int]:
+        """The devices that a request's client has an affinity to; none where all are equal for it."""
+        if self._bytes and self._locality.reads(head):
+            return self._locality.near(head)
+        account = head.account
+        return (account.last_device,) if account.last_device >= 0 else account.devices

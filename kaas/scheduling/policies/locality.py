@@ -1,0 +1,232 @@
+"""What a request would move on each device: bytes that it lacks there, and bytes that would leave for them.
+
+The only place where policies look it up. It learns from the requests' inputs, from dispatches and from `Residency`:
+what a dispatched request reads counts as there, since it is on its way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from kaas.scheduling.events import PhysicalDevice, Residency
+from kaas.scheduling.policies.state import Crew, Rank, Request, Worker
+
+COMPARED = 64
+"""Free workers that are compared for a request, beside as many of those whose devices have what it reads."""
+RELOADS = 10.0
+"""How often an object that was used just now comes back if it is driven out; the older, the less often."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """A device's memory. used: the objects that it holds or gets, with the number of the dispatch that used each last.
+    coming: those that are still to come, with how many requests bring them. capacity_bytes: None if it is not known."""
+
+    capacity_bytes: int | None
+    used_bytes: int = 0
+    used: dict[bytes, int] = field(default_factory=dict)
+    coming: dict[bytes, int] = field(default_factory=dict)
+
+
+class Locality:
+    """The objects on each device, by key. Arenas are not known: two functions may fit here that do not fit there."""
+
+    def __init__(self, devices: Sequence[PhysicalDevice]) -> None:
+        self._memories = {device.index: _Memory(device.memory_bytes) for device in devices}
+        self._sizes: dict[bytes, int] = {}  # of what some device holds; 0 until a request says how large it is
+        self._holders: dict[bytes, set[int]] = {}
+        self._dispatches = 0
+        self._version = 1
+
+    # --- what happens
+
+    def ready(self, device: int, memory_bytes: int) -> None:
+        """A worker with an empty cache of this size is up."""
+        self._memories[device].capacity_bytes = memory_bytes
+
+    def dispatched(self, request: Request, device: int) -> None:
+        """What the request reads is on the device now, or on its way."""
+        sizes = self._read_by(request)
+        if not sizes:
+            return
+        memory = self._memories[device]
+        if memory.coming or not sizes.keys() <= memory.used.keys():
+            brings = [key for key in sizes if key in memory.coming or key not in memory.used]
+            for key in brings:
+                memory.coming[key] = memory.coming.get(key, 0) + 1
+                self._add(key, device, sizes[key])
+            request.brings = tuple(brings)
+        self._dispatches += 1
+        memory.used.update(dict.fromkeys(sizes, self._dispatches))
+
+    def ended(self, request: Request, device: int) -> None:
+        """What the request was to bring, and of which no worker said that it came, is not there."""
+        memory = self._memories[device]
+        for key in request.brings:
+            if key in memory.coming:
+                memory.coming[key] -= 1
+                if not memory.coming[key]:
+                    del memory.coming[key]
+                    self._remove(key, device)
+
+    def moved(self, event: Residency, device: int) -> None:
+        memory = self._memories[device]
+        for key in event.loaded:
+            memory.coming.pop(key, None)
+            self._add(key, device, self._sizes.get(key, 0))
+        for key in event.evicted:
+            if key not in memory.coming:
+                self._remove(key, device)
+
+    def emptied(self, device: int) -> None:
+        """The worker of a device ended, and its cache with it."""
+        memory = self._memories[device]
+        memory.coming.clear()
+        for key in list(memory.used):
+            self._remove(key, device)
+
+    # --- what policies ask
+
+    def reads(self, request: Request) -> bool:
+        """Whether the request reads objects that caches can hold."""
+        return bool(self._read_by(request))
+
+    def near(self, request: Request) -> frozenset[int]:
+        """The devices that hold at least half of what the request reads; none if it lies nowhere."""
+        if request.near_version != self._version:
+            sizes = self._read_by(request)
+            some = {device for key in sizes for device in self._holders.get(key, ())}
+            request.near = frozenset(
+                each for each in some if 2 * self._missing_bytes(request, each) <= sum(sizes.values())
+            )
+            request.near_version = self._version
+        return request.near
+
+    def choose(self, request: Request, crew: Crew, best: Worker, rank: Rank) -> Worker:
+        """Return the free worker of a crew for a request: the least busy one, on the device that suits it. Among equal
+        devices it is the fastest, then the one with most room, then the first by rank.
+
+        Where something would be driven out, a busier worker on a device that has what the request reads does better.
+
+        Args:
+            best: the first by rank.
+        """
+        if len(crew.open) == 1 or not self.reads(request) or self._holds(request, best.device.index):
+            return best
+        least, near = len(best.running), self.near(request)
+        idle = (worker for worker in crew.open.values() if len(worker.running) == least and not worker.gated)
+        compared = list(islice(idle, COMPARED))  # those that are free for the longest time come first
+        if len(compared) == COMPARED:
+            compared += islice((worker for worker in crew.free_on(near) if len(worker.running) == least), COMPARED)
+
+        def order(worker: Worker) -> tuple[float, ...]:
+            device = worker.device.index
+            _, slowness, last = rank(worker)
+            return *self._order(request, device), slowness, -self.free_bytes(device), last
+
+        found = min(compared, key=order)
+        if near and found.device.index not in near and self._drives_out(request, found.device.index):
+            return min(crew.free_on(near), key=rank, default=found)
+        return found
+
+    def free_bytes(self, device: int) -> float:
+        """What no object takes; 0 if nothing is known of its size."""
+        memory = self._memories[device]
+        return 0 if memory.capacity_bytes is None else memory.capacity_bytes - memory.used_bytes
+
+    # --- how well a device suits
+
+    def _holds(self, request: Request, device: int) -> bool:
+        """Whether a device has all that the request reads."""
+        return self._read_by(request).keys() <= self._memories[device].used.keys()
+
+    def _drives_out(self, request: Request, device: int) -> bool:
+        """Whether something leaves a device if a request runs there."""
+        return self._loss(self._read_by(request), self._memories[device], self._missing_bytes(request, device))[1] >= 0
+
+    def _order(self, request: Request, device: int) -> tuple[float, ...]:
+        """How well a device suits a request, compared with others: the least does best.
+
+        First come devices that hold at least half of what the request reads, if what moves there is less than all of
+        that: by the bytes that move. Then all others, by what they lose: nothing; or else, where the newest of the
+        objects that leave was used longest ago. So no request drives out what another one has just brought, as long as
+        there is a device with older things. Among equals the one that lacks least comes first.
+        """
+        sizes, memory = self._read_by(request), self._memories[device]
+        all_bytes, missing_bytes = sum(sizes.values()), self._missing_bytes(request, device)
+        reloaded_bytes, newest = self._loss(sizes, memory, missing_bytes)
+        moved_bytes = missing_bytes + reloaded_bytes
+        if 2 * missing_bytes <= all_bytes and moved_bytes < all_bytes:
+            return 0.0, moved_bytes, 0.0
+        return 1.0, newest, missing_bytes
+
+    def _loss(self, sizes: Mapping[bytes, int], memory: _Memory, needed_bytes: int) -> tuple[float, float]:
+        """Bytes that will be loaded anew since they leave for a request, and the dispatch that used the newest of them
+        last: -1 if nothing leaves, infinite if the request does not fit there at all.
+
+        Those used longest ago leave first, and are the least likely to come back.
+        """
+        if (
+            memory.capacity_bytes is None
+            or (excess_bytes := memory.used_bytes + needed_bytes - memory.capacity_bytes) <= 0
+        ):
+            return 0.0, -1.0
+        used, now = memory.used, self._dispatches + 1
+        reloaded_bytes = 0.0
+        for key in sorted(used.keys() - sizes.keys(), key=lambda key: (used[key], key)):
+            reloaded_bytes += RELOADS * self._sizes[key] / (now - used[key])
+            excess_bytes -= self._sizes[key]
+            if excess_bytes <= 0:
+                return reloaded_bytes, used[key]
+        return math.inf, math.inf
+
+    # --- books
+
+    def _missing_bytes(self, request: Request, device: int) -> int:
+        sizes, used = self._read_by(request), self._memories[device].used
+        if sizes.keys() <= used.keys():
+            return 0
+        return sum(nbytes for key, nbytes in sizes.items() if key not in used)
+
+    def _read_by(self, request: Request) -> dict[bytes, int]:
+        """The objects that a request reads, with their bytes; empty ones hold nothing anywhere."""
+        sizes = request.reads
+        if sizes is None:
+            uses = request.inputs
+            sizes = request.reads = {use.key: use.nbytes for use in uses if use.key is not None and use.nbytes}
+            for key in sizes.keys() & self._sizes.keys():
+                self._size(key, sizes[key])
+        return sizes
+
+    def _size(self, key: bytes, nbytes: int) -> None:
+        """A view of an object may be smaller than the object."""
+        more_bytes = nbytes - self._sizes[key]
+        if more_bytes > 0:
+            self._sizes[key] = nbytes
+            for device in self._holders[key]:
+                self._memories[device].used_bytes += more_bytes
+
+    def _add(self, key: bytes, device: int, nbytes: int) -> None:
+        memory = self._memories[device]
+        if key in memory.used:
+            return
+        nbytes = self._sizes.setdefault(key, nbytes)
+        memory.used[key] = self._dispatches
+        memory.used_bytes += nbytes
+        self._holders.setdefault(key, set()).add(device)
+        self._version += 1
+
+    def _remove(self, key: bytes, device: int) -> None:
+        memory = self._memories[device]
+        if key not in memory.used:
+            return
+        del memory.used[key]
+        memory.used_bytes -= self._sizes[key]
+        holders = self._holders[key]
+        holders.discard(device)
+        if not holders:
+            del self._holders[key], self._sizes[key]
+        self._version += 1

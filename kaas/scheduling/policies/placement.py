@@ -1,0 +1,430 @@
+"""Devices and the workers on them: who starts where, who gives a device up to whom, and when a device is given up.
+
+A crew whose requests wait takes a device without a worker, else one of the largest crew if that stays no smaller than
+itself (the paper's Exclusive policy, §4.1.4). The device is then promised to it: nobody takes it before the crew's
+worker has run there once, or two crews could take it from each other for ever.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Container, Iterable, Sequence
+
+from kaas.errors import PolicyError
+from kaas.scheduling.events import (
+    Decision,
+    StartWorker,
+    StopWorker,
+    WorkerAdopted,
+    WorkerGone,
+    WorkerKind,
+    WorkerReady,
+)
+from kaas.scheduling.policies.fair_share import NOBODY, Accounts
+from kaas.scheduling.policies.state import Crew, Device, Rank, Request, Serves, Territory, Worker
+
+FAILED_STARTS = 3
+"""Workers in a row that may fail to start: of a device before it is given up, of a crew before its requests are."""
+
+
+class Fleet:
+    """The books of devices, workers and crews. What it decides is appended to `decisions`.
+
+    Args:
+        territories: the devices by who competes for them. rank: the order in which free workers are used; a dispatch
+            to a worker never brings it forward.
+        conserving: a crew without requests gives its idle workers to whoever waits, whatever the sizes.
+    """
+
+    def __init__(self, territories: Iterable[Territory], accounts: Accounts, rank: Rank, *, conserving: bool) -> None:
+        self.territories = list(territories)
+        self.devices = {device.index: device for territory in self.territories for device in territory.devices}
+        self.workers: dict[int, Worker] = {}
+        self.crews: dict[Serves, Crew] = {}
+        self.decisions: list[Decision] = []
+        self._accounts = accounts
+        self._rank = rank
+        self._conserving = conserving
+        self._changes = 0
+        self._next_worker = 0
+        self._last_failure = ""
+        self._stuck = False
+        """No crew has a device to give just now: all are promised."""
+        self.promised: dict[int, Worker] = {}
+        """Workers whose devices go to others."""
+        for territory in self.territories:
+            territory.free = {device.index for device in territory.devices}
+            territory.shared_places = any(device.spec.etask_workers > 1 for device in territory.devices)
+
+    def crew(self, serves: Serves, territory: Territory, *, born: int | None = None) -> Crew:
+        """born: the device of a worker that tells of the crew before any request does."""
+        crew = self.crews.get(serves)
+        if crew is None:
+            since = (1, self._change()) if born is None else (0, born)
+            crew = self.crews[serves] = Crew(serves, territory, since)
+        return crew
+
+    def forget(self, waiting: Container[Crew]) -> None:
+        """Crews without workers, for which nothing waits; with them goes when they last gave up a device."""
+        for serves, crew in list(self.crews.items()):
+            if crew not in waiting and not crew.workers and not crew.promised:
+                del self.crews[serves]
+
+    def _change(self) -> int:
+        self._changes += 1
+        return self._changes
+
+    # --- workers come and go
+
+    def adopt(self, event: WorkerAdopted, crew: Crew) -> Worker:
+        device = self.devices[event.device]
+        self._next_worker = max(self._next_worker, event.worker + 1)
+        worker = self._add(event.worker, device, crew)
+        worker.starting = False
+        worker.served = bool(event.running)
+        taken = {running.slot for running in event.running}
+        self._open(worker, [slot for slot in range(event.slots) if slot not in taken], event.slots)
+        for other in list(device.workers.values()):
+            if other.starting and not other.stopping and WorkerKind.EXECUTOR in (event.kind, other.crew.serves.kind):
+                self.stop(other)
+        return worker
+
+    def ready(self, event: WorkerReady) -> Worker:
+        worker = self.workers.get(event.worker)
+        if worker is None or not worker.starting:
+            raise PolicyError(f"worker {event.worker} was not starting")
+        worker.starting = False
+        worker.crew.coming -= not worker.stopping
+        worker.crew.failures = 0
+        worker.device.failures = 0
+        worker.device.failed.clear()
+        self._open(worker, range(event.slots), event.slots)
+        return worker
+
+    def _open(self, worker: Worker, slots: Sequence[int], of: int) -> None:
+        worker.crew.slots = of
+        worker.free = [(self._change(), slot) for slot in reversed(slots)]
+        self.offer(worker)
+
+    def gone(self, event: WorkerGone) -> Worker:
+        worker = self.workers.pop(event.worker, None)
+        if worker is None:
+            raise PolicyError(f"no such worker: {event.worker}")
+        device, crew = worker.device, worker.crew
+        del device.workers[worker.id], crew.workers[worker.id]
+        crew.open.pop(worker.id, None)
+        worker.version += 1
+        device.territory.alive -= 1
+        crew.leaving -= worker.stopping or worker.last
+        self.promised.pop(worker.id, None)
+        if worker.starting and not worker.stopping:
+            crew.coming -= 1
+            self._failed(device, crew, event.reason)
+        self._held_by(crew)
+        if not device.workers and device.heir is None:
+            device.territory.free.add(device.index)
+        return worker
+
+    def _failed(self, device: Device, crew: Crew, reason: str) -> None:
+        self._last_failure = crew.last_failure = reason
+        crew.failures += 1
+        device.failures += 1
+        device.failed.add(crew.serves)
+
+    def usable(self, device: Device, crew: Crew) -> bool:
+        """It has not been given up, unless for a single function alone, whose own fault that may be."""
+        if device.failures < FAILED_STARTS:
+            return True
+        return device.failed != {crew.serves} and all(s.kind is WorkerKind.ETASK for s in device.failed)
+
+    def why_dead(self, crew: Crew) -> str | None:
+        """Why no worker of a crew can ever start, if so."""
+        if crew.workers or crew.promised:
+            return None
+        devices = crew.territory.devices
+        if not devices:
+            return crew.territory.nobodys
+        if crew.serves.kind is WorkerKind.ETASK and crew.failures >= FAILED_STARTS:
+            crew.failures = FAILED_STARTS - 1  # whoever comes later may try once more
+            return f"its worker does not start: {crew.last_failure}"
+        if not any(self.usable(device, crew) for device in devices):
+            return f"no device of the pool starts: {crew.last_failure or self._last_failure}"
+        return None
+
+    # --- slots
+
+    def offer(self, worker: Worker) -> None:
+        """Put a worker to its place among those of its crew, after anything about its slots changed that may make it a
+        better one. What makes it worse is seen to when somebody asks for the best."""
+        worker.version += 1
+        worker.busier = False
+        if not worker.usable:
+            worker.crew.open.pop(worker.id, None)
+            return
+        worker.crew.open[worker.id] = worker
+        offers = worker.crew.offers
+        if len(offers) > 64 + 4 * len(worker.crew.workers):
+            offers[:] = [offer for offer in offers if offer[3].version == offer[2]]
+            heapq.heapify(offers)
+        heapq.heappush(offers, (self._rank(worker), worker.id, worker.version, worker))
+
+    def best(self, crew: Crew) -> Worker | None:
+        """The worker that a request of a crew should take, if one is free."""
+        offers, gated = crew.offers, []
+        while offers:
+            _, _, version, worker = offers[0]
+            if worker.version != version:
+                heapq.heappop(offers)
+            elif worker.busier:
+                heapq.heappop(offers)
+                self.offer(worker)
+            elif worker.gated:
+                gated.append(heapq.heappop(offers))
+            else:
+                break
+        found = offers[0][-1] if offers else None
+        for offer in gated:
+            heapq.heappush(offers, offer)
+        return found
+
+    def take_slot(self, worker: Worker, request: Request) -> int:
+        _, slot = worker.free.pop()
+        worker.busier = True
+        worker.running[request.id] = request
+        worker.served = True
+        self._changes += 1
+        worker.used = self._changes
+        worker.crew.running += 1
+        if request.alone:
+            worker.alone = request
+        if not worker.usable:
+            worker.crew.open.pop(worker.id, None)
+        return slot
+
+    def free_slot(self, worker: Worker, slot: int, request: Request) -> None:
+        del worker.running[request.id]
+        self._changes += 1
+        worker.free.append((self._changes, slot))
+        worker.used = self._changes
+        worker.crew.running -= 1
+        if worker.alone is request:
+            worker.alone = None
+        self.offer(worker)
+
+    # --- starting and stopping
+
+    def _add(self, number: int, device: Device, crew: Crew) -> Worker:
+        worker = Worker(number, device, crew)
+        self.workers[number] = device.workers[number] = crew.workers[number] = worker
+        device.territory.free.discard(device.index)
+        device.territory.alive += 1
+        self._held_by(crew)
+        return worker
+
+    def _held_by(self, crew: Crew) -> None:
+        if crew.size:
+            crew.territory.holding[crew.serves] = crew
+        else:
+            crew.territory.holding.pop(crew.serves, None)
+
+    def start(self, crew: Crew, device: Device) -> None:
+        worker = self._add(self._next_worker, device, crew)
+        worker.expected_s = self.now_s + self._accounts.mean_s(crew.serves.client)
+        crew.coming += 1
+        self.decisions.append(StartWorker(self._next_worker, crew.serves.kind, device.index, *crew.serves[1:]))
+        self._next_worker += 1
+
+    def promise(self, worker: Worker) -> None:
+        """Its device goes to others, once it has run what it was started for: who took it just now may not lose it to
+        the next before."""
+        worker.last = True
+        self.promised[worker.id] = worker
+        worker.crew.leaving += 1
+        self._held_by(worker.crew)
+
+    def keep_promises(self) -> None:
+        """Stop the workers that have run what they were started for, or for which nothing waits any more."""
+        for worker in [worker for worker in self.promised.values() if worker.served or not worker.crew.ready]:
+            self.stop(worker)
+
+    def stop(self, worker: Worker) -> None:
+        worker.stopping = True
+        crew = worker.crew
+        crew.leaving += not worker.last
+        self.promised.pop(worker.id, None)
+        crew.coming -= worker.starting
+        if worker.alone is not None and worker.alone.worker is None:
+            worker.alone = None
+        worker.version += 1
+        crew.open.pop(worker.id, None)
+        self._held_by(crew)
+        self.decisions.append(StopWorker(worker.id))
+
+    # --- who gets a device
+
+    def wants(self, crew: Crew) -> int:
+        """Workers that a crew lacks for its requests, those left out that limits hold back."""
+        waiting = len(crew.alone)
+        for queue in crew.queues.values():
+            room = self._accounts.room(queue.account)
+            if not queue.account.limited or not self._accounts.held(queue.account, self.now_s):
+                waiting += len(queue.requests) if room is None else min(room, len(queue.requests))
+        return -(-waiting // crew.slots) - crew.coming - crew.promised
+
+    now_s = 0.0
+    """Set by whoever owns this."""
+
+    def serve(self, territory: Territory, urgency: Callable[[Crew, int], tuple[float, ...]]) -> None:
+        """Give free devices, and those that may be taken from others, to crews that wait; always next to the one whose
+        first request that no worker is on the way for is the most urgent."""
+        waiting = [crew for crew in territory.hungry.values() if self._contested(crew)]
+        if not waiting and not territory.free:
+            return
+        if not territory.free and not self._conserving and not territory.shared_places:
+            largest = max((self._relative(crew) for crew in territory.holding.values()), default=0.0)
+            waiting = [crew for crew in waiting if self._smaller(crew, largest)]
+        order = [(urgency(crew, crew.provided), crew.born, crew) for crew in waiting if self.wants(crew) > 0]
+        heapq.heapify(order)
+        self._stuck = False
+        while order and not (self._stuck and not territory.free):
+            crew = heapq.heappop(order)[-1]
+            if self._find(crew) and self.wants(crew) > 0:
+                heapq.heappush(order, (urgency(crew, crew.provided), crew.born, crew))
+        if territory.home is not None and territory.free:
+            home = self.crew(territory.home, territory)
+            for index in sorted(territory.free):
+                if self.usable(self.devices[index], home):
+                    self.start(home, self.devices[index])
+
+    def inherit(self, device: Device) -> None:
+        """A worker of the device ended: start the one of its heir, if that still has a use for it."""
+        heir = device.heir
+        if heir is None or not self._has_room(device, heir):
+            return
+        device.heir = None
+        heir.promised -= 1
+        if self.usable(device, heir) and self.wants(heir) > 0:
+            self.start(heir, device)
+        else:
+            self._held_by(heir)
+            if not device.workers:
+                device.territory.free.add(device.index)
+
+    def _contested(self, crew: Crew) -> bool:
+        """There is a device that it could get: a free one, or one that others hold."""
+        return bool(crew.territory.free) or crew.territory.alive > len(crew.workers)
+
+    def _find(self, crew: Crew) -> bool:
+        """Get a crew one more device."""
+        device = self._free_device(crew)
+        if device is not None:
+            self.start(crew, device)
+            return True
+        worker = self._victim(crew)
+        if worker is None:
+            return False
+        worker.device.heir = crew
+        crew.promised += 1
+        for leaving in _leaving(worker, crew):
+            leaving.crew.evicted = self._change()
+            if leaving.awaited:
+                self.promise(leaving)
+            else:
+                self.stop(leaving)
+        self._held_by(crew)
+        return True
+
+    def _free_device(self, crew: Crew) -> Device | None:
+        territory = crew.territory
+        free = [self.devices[index] for index in territory.free]
+        if territory.shared_places and crew.serves.kind is WorkerKind.ETASK:
+            free += [d for d in territory.devices if d.workers and d.heir is None and self._has_room(d, crew)]
+        usable = [device for device in free if self.usable(device, crew)]
+        return min(usable, default=None, key=_preference)
+
+    def _has_room(self, device: Device, crew: Crew) -> bool:
+        if crew.serves.kind is WorkerKind.EXECUTOR:
+            return not device.workers
+        others = device.workers.values()
+        return len(others) < device.spec.etask_workers and all(
+            other.crew is not crew and other.crew.serves.kind is WorkerKind.ETASK for other in others
+        )
+
+    # --- whose device is taken
+
+    def _victim(self, crew: Crew) -> Worker | None:
+        territory = crew.territory
+        others = [other for other in territory.holding.values() if other is not crew and other.workers]
+        if self._conserving:
+            spare = [worker for other in others for worker in _spare(other) if self._may_go(worker, crew)]
+            spare = [worker for worker in spare if not any(w.crew.ready or w.running for w in _leaving(worker, crew))]
+            if spare:
+                return min(spare, key=lambda worker: (worker.used, worker.device.index))
+        holding = {other.serves: self._relative(other) for other in territory.holding.values()}
+        if territory.shared_places and crew.serves.kind is WorkerKind.ETASK:
+            larger = [other for other in others if self._smaller(crew, holding[other.serves])]
+            idle = [w for other in larger for w in other.workers.values() if not w.running and self._may_go(w, crew)]
+            if idle:
+                return min(idle, key=lambda worker: (worker.used, worker.device.index))
+        if not holding or not self._smaller(crew, max(holding.values())):
+            return None
+        giving = [other for other in others if any(self._may_go(worker, crew) for worker in other.workers.values())]
+        if not giving:
+            self._stuck = not self._conserving and not territory.shared_places
+            return None
+        largest = min(giving, key=lambda other: (-holding[other.serves], other.evicted, other.born))
+        if not self._smaller(crew, holding[largest.serves]):
+            return None
+        return min((worker for worker in largest.workers.values() if self._may_go(worker, crew)), key=_soonest)
+
+    def _smaller(self, crew: Crew, size: float) -> bool:
+        """Whether a crew, by its weight, would with one more device be no larger than another with one less was before;
+        for equal weights: whether it has fewer. One without a device may always take one."""
+        return size > 0 and (crew.size == 0 or (crew.size + 1) / self._weight(crew) <= size)
+
+    def _relative(self, crew: Crew) -> float:
+        return crew.size / self._weight(crew)
+
+    def _weight(self, crew: Crew) -> float:
+        if crew.serves.client:
+            return self._accounts.weight(crew.serves.client)
+        clients = {queue.account for queue in crew.queues.values()}
+        clients.update(r.account for w in crew.workers.values() for r in w.running.values() if r.account is not NOBODY)
+        return sum(account.weight for account in clients) or 1.0
+
+    def _may_go(self, worker: Worker, heir: Crew) -> bool:
+        """Whether a device may be promised to others than the worker's: it is not yet, and if workers share it, or must
+        not idle, this one has run something or nothing waits for it."""
+        device = worker.device
+        if device.heir is not None or worker.stopping or not self.usable(device, heir):
+            return False
+        if not self._conserving and not device.territory.shared_places:
+            return True
+        leaving = _leaving(worker, heir)
+        if any(other.crew is heir and other not in leaving for other in device.workers.values()):
+            return False
+        return not any(other.starting or (other.crew.ready and not other.served) for other in leaving)
+
+
+def _leaving(worker: Worker, heir: Crew) -> list[Worker]:
+    """Who must go, for an heir to have the place of a worker: eTask workers share a device, executors do not."""
+    if heir.serves.kind is WorkerKind.ETASK:
+        return [worker]
+    return [other for other in worker.device.workers.values() if not other.stopping]
+
+
+def _spare(crew: Crew) -> list[Worker]:
+    """Idle workers of a crew that has no request; of executors all but one."""
+    keep = 0 if crew.serves.kind is WorkerKind.ETASK else 1
+    return list(crew.workers.values()) if crew.size > keep and not (crew.ready or crew.running) else []
+
+
+def _preference(device: Device) -> tuple[float, ...]:
+    """A device where workers start before one where some did not, without before with others, the faster first."""
+    busy = sum(bool(worker.running) for worker in device.workers.values())
+    return device.failures, len(device.workers) > 0, busy, len(device.workers), -device.spec.speed, device.index
+
+
+def _soonest(worker: Worker) -> tuple[float, ...]:
+    """Idle ones first, then those that are free soonest."""
+    return bool(worker.running) or worker.awaited, worker.ends_s, worker.device.index

@@ -1,0 +1,214 @@
+"""What policies remember: requests in queues, workers on devices, and crews, which are the workers for one queue."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from kaas.scheduling.events import ObjectUse, PhysicalDevice, WorkerKind
+from kaas.scheduling.policies.fair_share import Account
+
+
+class Serves(NamedTuple):
+    """Whom a worker serves: an empty client is everybody, an empty function each one."""
+
+    kind: WorkerKind
+    client: str = ""
+    function: str = ""
+
+
+class Request(msgspec.Struct, eq=False):
+    """A request from its arrival to its end. Fields: ready: it stands in a queue. worker: where it runs. estimate_s:
+    what its client was charged at the dispatch; None if an earlier life of the pool dispatched it.
+
+    Of `Locality` alone: reads: bytes by key of what it reads; None: nobody asked. brings: keys of objects that it
+    brings to its device. near: devices that hold most of that, as of near_version."""
+
+    id: int
+    account: Account
+    crew: Crew
+    inputs: tuple[ObjectUse, ...] = ()
+    deadline_s: float | None = None
+    alone: bool = False
+    ready: bool = False
+    worker: Worker | None = None
+    estimate_s: float | None = None
+    ends_s: float = 0.0
+    """When it will have ended, as far as one can tell."""
+    arrived_s: float | None = None
+    reads: dict[bytes, int] | None = None
+    brings: tuple[bytes, ...] = ()
+    near: frozenset[int] = frozenset()
+    near_version: int = 0
+
+    def late(self, now_s: float) -> bool:
+        return self.deadline_s is not None and self.deadline_s <= now_s
+
+
+class Queue(msgspec.Struct, eq=False):
+    """The ready requests of one client at one crew, the oldest first. It is there while there are any."""
+
+    account: Account
+    requests: dict[int, Request] = {}
+    order: list[int] = []
+    """Heap of ids; those that left `requests` are skipped."""
+
+    def push(self, request: Request) -> None:
+        self.requests[request.id] = request
+        heapq.heappush(self.order, request.id)
+
+    @property
+    def head(self) -> Request:
+        """The oldest; there must be one."""
+        order, requests = self.order, self.requests
+        while order[0] not in requests:
+            heapq.heappop(order)
+        return requests[order[0]]
+
+
+@dataclass(slots=True, eq=False)
+class Device:
+    """A device and the workers that are alive on it. heir: the crew that it is promised to. failures: workers in a row
+    that did not start on it, failed: whom they were to serve."""
+
+    spec: PhysicalDevice
+    territory: Territory
+    workers: dict[int, Worker] = field(default_factory=dict)
+    heir: Crew | None = None
+    failures: int = 0
+    failed: set[Serves] = field(default_factory=set)
+
+    @property
+    def index(self) -> int:
+        return self.spec.index
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker from StartWorker to WorkerGone. Fields: free: its slots that are free, with the number of the change
+    that freed them, the last one at the end. alone: the request that it is kept for, or runs, with nothing beside.
+    served: a request was dispatched to it. last: its device is promised to others, once it has run what it was started
+    for. expected_s: when that will have ended, as far as one can tell. used: number of the change when it last got or
+    ended a request."""
+
+    id: int
+    device: Device
+    crew: Crew
+    starting: bool = True
+    stopping: bool = False
+    free: list[tuple[int, int]] = field(default_factory=list)
+    running: dict[int, Request] = field(default_factory=dict)
+    alone: Request | None = None
+    served: bool = False
+    last: bool = False
+    expected_s: float = 0.0
+    used: int = 0
+    version: int = 0
+    """Of its place among the offers of its crew, each of which has another one."""
+    busier: bool = False
+    """A slot of it was taken since it got that place, which is a worse one now."""
+
+    @property
+    def usable(self) -> bool:
+        """A request may be dispatched to it, unless another worker of its device runs one."""
+        return bool(self.free) and not self.stopping and self.alone is None
+
+    @property
+    def gated(self) -> bool:
+        """Another worker of its device runs something, and workers that share a device take turns."""
+        workers = self.device.workers
+        return len(workers) > 1 and any(other.running for other in workers.values() if other is not self)
+
+    @property
+    def ends_s(self) -> float:
+        return max((request.ends_s for request in self.running.values()), default=self.expected_s)
+
+    @property
+    def awaited(self) -> bool:
+        """A request waits for it, the first that it will run."""
+        return self.starting or (not self.served and self.crew.ready > 0)
+
+
+@dataclass(slots=True, eq=False)
+class Crew:
+    """The workers that serve the same requests, with those that wait for them: the paper's pool.
+
+    Fields:
+        born: when it was first seen. evicted: number of the change that last took a device from it; -1: none did.
+        promised: devices that will be its own once their workers have ended. alone: ready requests that must run
+        alone. ready: how many requests wait here. running: how many run. failures: workers in a row that did not start.
+        open: workers that have a free slot for any request.
+    """
+
+    serves: Serves
+    territory: Territory
+    born: tuple[int, int]
+    evicted: int = -1
+    workers: dict[int, Worker] = field(default_factory=dict)
+    open: dict[int, Worker] = field(default_factory=dict)
+    leaving: int = 0
+    promised: int = 0
+    coming: int = 0
+    queues: dict[str, Queue] = field(default_factory=dict)
+    alone: dict[int, Request] = field(default_factory=dict)
+    ready: int = 0
+    running: int = 0
+    failures: int = 0
+    last_failure: str = ""
+    slots: int = 1
+    """Of a worker, as last seen."""
+    offers: list[tuple[tuple[float, ...], int, int, Worker]] = field(default_factory=list)
+    """Heap of workers with a free slot, all of them, the best first; entries whose version has passed are skipped, and
+    a worker that is busier gets a new place when it comes to the top."""
+
+    @property
+    def provided(self) -> int:
+        """Requests for which workers are on their way."""
+        return (self.coming + self.promised) * self.slots
+
+    def next(self, provided: int = 0) -> list[Request]:
+        """The oldest ready request of each client, and those that run alone; where only one client waits, of whom some
+        are provided for, the one after these."""
+        if len(self.queues) == 1 and not self.alone and 0 < provided < self.ready:
+            (queue,) = self.queues.values()
+            return [next(islice(queue.requests.values(), provided, None))]
+        return [queue.head for queue in self.queues.values()] + list(self.alone.values())
+
+    def free_on(self, devices: Container[int]) -> Iterator[Worker]:
+        """Its workers with a free slot on some devices, but for those that wait for their turn on a shared device."""
+        return (worker for worker in self.open.values() if worker.device.index in devices and not worker.gated)
+
+    @property
+    def size(self) -> int:
+        """Devices that it holds, or will once they are free."""
+        return len(self.workers) - self.leaving + self.promised
+
+
+@dataclass(slots=True, eq=False)
+class Territory:
+    """Devices that some crews compete for, and nobody else: all of them, or the share of a client.
+
+    Fields:
+        free: those without a worker or an heir. hungry: crews with ready requests. holding: crews with workers or
+        promises. alive: how many workers there are.
+    """
+
+    devices: list[Device] = field(default_factory=list)
+    home: Serves | None = None
+    """Whom a device is started for that nobody asked for; None: it stays free."""
+    free: set[int] = field(default_factory=set)
+    hungry: dict[Serves, Crew] = field(default_factory=dict)
+    holding: dict[Serves, Crew] = field(default_factory=dict)
+    alive: int = 0
+    shared_places: bool = False
+    nobodys: str = ""
+    """Why nothing can run here, if it has no devices."""
+
+
+Rank = Callable[[Worker], tuple[float, float, float]]
+"""The order in which free workers are used: by how much they run, how slow they are, and the policy's own rule."""

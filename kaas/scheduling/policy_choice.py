@@ -1,0 +1,43 @@
+"""Finds the policy that a configuration file or a command line says: a name, or module:Class of one's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from kaas.errors import InvalidConfig
+from kaas.import_target import check_target, find_target
+from kaas.scheduling.events import PolicyFactory
+from kaas.scheduling.policies import POLICIES, factory
+
+
+def choose_policy(field: str, said: str | Mapping[str, Any]) -> str | PolicyFactory:
+    """Return the policy as `kaas.Config` takes it.
+
+    Args:
+        field: of the configuration, for errors.
+        said: a name of `POLICIES`, "module:Class", or an object with one of both as `name` and the policy's options.
+
+    Raises:
+        InvalidConfig: there is no such policy, or it has no such option. What importing its module raises.
+    """
+    options = {} if isinstance(said, str) else {key: value for key, value in said.items() if key != "name"}
+    name = said if isinstance(said, str) else said.get("name")
+    if not isinstance(name, str):
+        raise InvalidConfig(f"{field} is a policy's name, or an object with its name and options", field=field)
+    found: str | PolicyFactory = name
+    if ":" in name:
+        check_target(field, name)
+        found = find_target(field, name)
+    elif name not in POLICIES:
+        message = f"{field}: no policy {name!r}; there are {', '.join(POLICIES)}, and module:Class of one's own"
+        raise InvalidConfig(message, field=field)
+    made = factory(found)
+    known = [key for key in inspect.signature(made).parameters if key != "devices"]
+    for option in options:
+        if option not in known:
+            message = f"{field}: {name} has no option {option!r}; it has {', '.join(known) or 'none'}"
+            raise InvalidConfig(message, field=f"{field}.{option}")
+    return partial(made, **options) if options else found

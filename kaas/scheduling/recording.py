@@ -1,0 +1,258 @@
+"""A pool's events and its policy's decisions as lines of JSON, and their replay through a fresh policy.
+
+A record has one line for each life of the pool, which says what the policy is made of, and one for each event, with
+the decisions about it. Each line is written before the decisions are carried out, so the record of a pool that was
+killed is whole up to its last line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, get_args
+
+import msgspec
+
+from kaas.errors import InvalidConfig, InvalidRecord, KaasError, PolicyError
+from kaas.scheduling.checks import Checked
+from kaas.scheduling.events import Decision, Event, PhysicalDevice, PolicyFactory
+from kaas.scheduling.policies import POLICIES, factory
+from kaas.scheduling.simulation.recorded import Recorded
+
+VERSION = 1
+TYPES: dict[str, type] = {each.__name__: each for each in (*get_args(Event), *get_args(Decision))}
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How a life of a pool begins. policy: its name, None for one of the user's own, with its options."""
+
+    version: int
+    policy: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    devices: tuple[PhysicalDevice, ...] = ()
+
+
+class Typed(NamedTuple):
+    """An event or decision, with the name of its type."""
+
+    type: str
+    value: Any
+
+
+class _TypedJson(NamedTuple):
+    type: str
+    value: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    event: _TypedJson
+    decisions: tuple[_TypedJson, ...]
+    raised: bool = False
+
+
+class Recorder:
+    """Writes a record to a file, after what is there."""
+
+    def __init__(self, path: str, file: BinaryIO) -> None:
+        self._path = path
+        self._file = file
+        self._encode = msgspec.json.Encoder().encode
+
+    @classmethod
+    def open(cls, path: str, policy: str | PolicyFactory, devices: Sequence[PhysicalDevice]) -> Recorder:
+        """Begin a life.
+
+        Raises:
+            InvalidConfig: no such file can be written.
+        """
+        try:
+            file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - until close()
+        except OSError as error:
+            raise InvalidConfig(f"record: {path} cannot be written: {error}", field="record") from error
+        recorder = cls(path, file)
+        if file.tell():
+            recorder._write(b"")  # the last line of an earlier life may have no end
+        name, options = _name(policy)
+        try:
+            life = recorder._encode(Life(VERSION, name, options, tuple(devices)))
+        except TypeError as error:
+            raise InvalidConfig(f"record: it cannot hold the policy's options: {error}", field="record") from error
+        recorder._write(life)
+        return recorder
+
+    def write(self, event: Event, decisions: Sequence[Decision], *, raised: bool = False) -> None:
+        """An event and what the policy did about it.
+
+        Raises:
+            InvalidConfig: the file cannot be written any more.
+        """
+        line = {"event": _typed(event), "decisions": [_typed(decision) for decision in decisions]}
+        self._write(self._encode(line | {"raised": True} if raised else line))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: bytes) -> None:
+        whole = line + b"\n"
+        try:
+            written = self._file.write(whole)
+        except OSError as error:
+            raise InvalidConfig(f"record: {self._path} cannot be written: {error}", field="record") from error
+        if written != len(whole):
+            raise InvalidConfig(f"record: {self._path} takes no more than a part of a line", field="record")
+
+
+def _typed(value: Event | Decision) -> Typed:
+    return Typed(type(value).__name__, value)
+
+
+def _name(policy: str | PolicyFactory) -> tuple[str | None, Mapping[str, Any]]:
+    """A policy's name and options, as a record can say them."""
+    if isinstance(policy, str):
+        return policy, {}
+    options: dict[str, Any] = {}
+    while isinstance(policy, partial) and not policy.args:
+        options = policy.keywords | options
+        policy = policy.func
+    names = [name for name, made in POLICIES.items() if made is policy]
+    return (names[0], options) if names else (None, {})
+
+
+# --- replay
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a replay went another way. line: of the record, from 1. None: the policy raised."""
+
+    line: int
+    event: Event
+    expected: tuple[Decision, ...] | None
+    got: tuple[Decision, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay has seen, up to its first difference."""
+
+    lives: int
+    events: int
+    decisions: int
+    difference: Difference | None = None
+
+
+def replay(path: str | Path, policy: str | PolicyFactory | None = None) -> Replayed:
+    """Tell a fresh policy what a record holds, and compare what it decides.
+
+    Args:
+        path: of the record.
+        policy: instead of the recorded one; needed where that has no name.
+
+    Raises:
+        InvalidRecord: the file is no record, or its policy has no name.
+    """
+    lives = events = decisions = 0
+    tell: Callable[[Event], list[Decision]] | None = None
+    for number, entry in read(Path(path)):
+        if isinstance(entry, Life):
+            lives += 1
+            tell = _fresh(path, number, entry, policy)
+            continue
+        if tell is None:
+            raise InvalidRecord(f"{path}: an event before the first life", path=str(path), line=number)
+        event, expected = entry
+        got = _ask(tell, event)
+        if got != expected:
+            return Replayed(lives, events, decisions, Difference(number, event, expected, got))
+        events += 1
+        decisions += len(expected or ())
+    if not lives:
+        raise InvalidRecord(f"{path}: no life of a pool in it", path=str(path), line=0)
+    return Replayed(lives, events, decisions)
+
+
+def recorded(path: str | Path) -> Recorded:
+    """What a record says of its requests, to be run on other devices or by another policy.
+
+    Raises:
+        InvalidRecord: the file is no record.
+    """
+    told = Recorded()
+    for number, entry in read(Path(path)):
+        if isinstance(entry, Life):
+            told.begin(entry.policy, entry.options, entry.devices)
+        elif not told.devices:
+            raise InvalidRecord(f"{path}: an event before the first life", path=str(path), line=number)
+        else:
+            told.hear(entry[0])
+    if not told.devices:
+        raise InvalidRecord(f"{path}: no life of a pool in it", path=str(path), line=0)
+    return told
+
+
+def _ask(tell: Callable[[Event], list[Decision]], event: Event) -> tuple[Decision, ...] | None:
+    try:
+        return tuple(tell(event))
+    except PolicyError:
+        return None
+
+
+def _fresh(
+    path: str | Path, line: int, life: Life, policy: str | PolicyFactory | None
+) -> Callable[[Event], list[Decision]]:
+    if policy is not None:
+        return Checked(factory(policy)(life.devices), life.devices).handle
+    if life.policy is None:
+        raise InvalidRecord(f"{path}: it was a policy without a name: say which", path=str(path), line=line)
+    try:
+        return Checked(factory(life.policy)(life.devices, **life.options), life.devices).handle
+    except (KaasError, TypeError, ValueError, LookupError) as error:
+        message = f"{path}, line {line}: policy {life.policy!r} with {life.options} cannot be made: {error}"
+        raise InvalidRecord(message, path=str(path), line=line) from error
+
+
+def read(path: Path) -> Iterator[tuple[int, Life | tuple[Event, tuple[Decision, ...] | None]]]:
+    """What each line of a record says, with its number; decisions are None where the policy raised. A line that has no
+    end, the last of a life, says nothing.
+
+    Raises:
+        InvalidRecord
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InvalidRecord(f"{path} cannot be read: {error}", path=str(path), line=0) from error
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            yield number, _decode(line)
+        except (msgspec.DecodeError, KeyError) as error:
+            if _cut_off(lines[number:]):
+                continue
+            raise InvalidRecord(f"{path}, line {number}: {error}", path=str(path), line=number) from error
+
+
+def _cut_off(rest: Sequence[bytes]) -> bool:
+    """Whether a line before these can be the end of a life: nothing follows, or another life."""
+    following = next((line for line in rest if line), None)
+    return following is None or following.startswith(b'{"version"')
+
+
+def _decode(line: bytes) -> Life | tuple[Event, tuple[Decision, ...] | None]:
+    if line.startswith(b'{"version"'):
+        life = msgspec.json.decode(line, type=Life)
+        if life.version != VERSION:
+            raise msgspec.ValidationError(f"version {life.version}, not {VERSION}")
+        return life
+    entry = msgspec.json.decode(line, type=_Line)
+    decisions = None if entry.raised else tuple(_value(decision) for decision in entry.decisions)
+    return _value(entry.event), decisions
+
+
+def _value(typed: _TypedJson) -> Any:
+    return msgspec.json.decode(typed.value, type=TYPES[typed.type])

@@ -1,0 +1,86 @@
+"""The memory of a device in virtual time: which functions have theirs there. Times are whole picoseconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from kaas.executor.cache.eviction import TwoSets
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A function has its memory on a device. ready_ps: when it is loaded; loaded: whether that began just now."""
+
+    ready_ps: int
+    loaded: bool
+    evicted: tuple[bytes, ...]
+
+
+class Memory:
+    """Functions used once leave first, then the others, in each set the one used longest ago; running ones stay."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._sizes: dict[bytes, int] = {}
+        self._ready_ps: dict[bytes, int] = {}
+        self._used_bytes = 0
+        self._eviction = TwoSets()
+        self._running: Counter[bytes] = Counter()
+
+    @property
+    def held(self) -> tuple[bytes, ...]:
+        return tuple(self._sizes)
+
+    def holds_from_start(self, key: bytes, size: int) -> None:
+        """It was there before time began, used twice."""
+        self._add(key, size, 0)
+        self._eviction.used((key,))
+        self._eviction.used((key,))
+
+    def place(self, key: bytes, size: int, now_ps: int, load_ps: int) -> Place | None:
+        """Make sure that a function's memory is there, in the order of last use the newest; None: what runs leaves no
+        room now."""
+        evicted: tuple[bytes, ...] = ()
+        loaded = key not in self._sizes
+        if loaded:
+            victims = self._eviction.victims(self._used_bytes + size - self.size_bytes, self._sizes, +self._running)
+            if victims is None:
+                return None
+            evicted = victims
+            self.drop(victims)
+            self._add(key, size, now_ps + load_ps)
+        self._eviction.used((key,))
+        return Place(max(now_ps, self._ready_ps[key]), loaded, evicted)
+
+    def make_room(self, sizes: Mapping[bytes, int]) -> tuple[bytes, ...] | None:
+        """Drop what must leave for all of these, some of which may be there; None, and nothing leaves: what runs leaves
+        no room for them."""
+        needed_bytes = sum(size for key, size in sizes.items() if key not in self._sizes)
+        kept = {*sizes, *+self._running}
+        victims = self._eviction.victims(self._used_bytes + needed_bytes - self.size_bytes, self._sizes, kept)
+        if victims is not None:
+            self.drop(victims)
+        return victims
+
+    def begin(self, key: bytes) -> None:
+        self._running[key] += 1
+
+    def end(self, key: bytes) -> None:
+        self._running[key] -= 1
+
+    def idle(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Those that are there and do not run."""
+        return tuple(key for key in dict.fromkeys(keys) if key in self._sizes and not self._running[key])
+
+    def drop(self, keys: Collection[bytes]) -> None:
+        for key in keys:
+            self._used_bytes -= self._sizes.pop(key)
+            del self._ready_ps[key]
+            self._eviction.removed(key)
+
+    def _add(self, key: bytes, size: int, ready_ps: int) -> None:
+        self._sizes[key] = size
+        self._ready_ps[key] = ready_ps
+        self._used_bytes += size

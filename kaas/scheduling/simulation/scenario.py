@@ -1,0 +1,143 @@
+"""What the simulator is asked: devices, functions, clients, requests and a policy, as values.
+
+Seconds and megabytes (2**20 bytes). `reading.py` reads them; `docs/simulator.md` says what each means.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from kaas.errors import InvalidScenario, KaasError
+from kaas.scheduling.events import PhysicalDevice, Policy, WorkerKind
+from kaas.scheduling.policies import POLICIES
+
+ETASK_POLICY = "exclusive"
+"""Under this policy every function is an eTask, whatever its kind."""
+NO_SHARED_EXECUTORS = frozenset({ETASK_POLICY, "static"})
+"""Policies that start executors for one client each, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose eTask worker holds a device; function None: the only one that the client has."""
+
+    client: str
+    function: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    memory_mb: float = 16384.0
+    cached: tuple[str, ...] = ()
+    busy_until_s: float = 0.0
+    owner: Owner | None = None
+    kind: str = "gpu"
+    slots: int = 1
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    memory_mb: float = 0.0
+    load_s: float = 0.0
+    run_s: float = 0.0
+    cold_s: float = 0.0
+    kind: str = "ktask"
+    client: str = "default"
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    weight: float = 1.0
+    runtime_s: float = 0.0
+    affinity: tuple[int, ...] = ()
+    mean_run_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    function: str
+    at_s: float = 0.0
+    client: str | None = None
+    run_s: float | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy's name, and its options as keyword arguments."""
+
+    name: str = "fcfs"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Devices, functions, clients and requests, and the policy that brings them together."""
+
+    policy: PolicyChoice = PolicyChoice()
+    seed: int = 0
+    devices: tuple[Device, ...] = (Device(),)
+    functions: Mapping[str, Function] = field(default_factory=dict)
+    clients: Mapping[str, Client] = field(default_factory=dict)
+    requests: tuple[Request, ...] = ()
+
+    def make_policy(self, devices: Sequence[PhysicalDevice]) -> Policy:
+        """A new policy as the scenario wishes it. The seed goes to one that takes it.
+
+        Raises:
+            InvalidScenario: the policy refuses its options.
+        """
+        options = dict(self.policy.options)
+        made = POLICIES[self.policy.name]
+        if "seed" in inspect.signature(made).parameters:
+            options.setdefault("seed", self.seed)
+        try:
+            return partial(made, **options)(devices)
+        except (KaasError, TypeError, ValueError, LookupError) as error:
+            raise InvalidScenario(f"policy: {error}", path="policy") from error
+
+    def as_json(self) -> bytes:
+        """Return its text, as `reading.parse` takes it."""
+        told = msgspec.to_builtins(self)
+        told["policy"] = {"name": self.policy.name, **told["policy"]["options"]}
+        return msgspec.json.format(msgspec.json.encode(told))
+
+    def client_of(self, request: Request) -> str:
+        return request.client if request.client is not None else self.functions[request.function].client
+
+    def kind_of(self, function: str) -> WorkerKind:
+        """What a request of the function needs under the scenario's policy."""
+        etask = self.policy.name == ETASK_POLICY or self.functions[function].kind == "etask"
+        return WorkerKind.ETASK if etask else WorkerKind.EXECUTOR
+
+    def owner_of(self, device: int) -> tuple[str, str] | None:
+        """The client and function whose eTask worker holds a device; None also when that function, under the scenario's
+        policy, is none that such a worker runs."""
+        owner = self.devices[device].owner
+        if owner is None:
+            return None
+        function = owner.function or self.functions_of(owner.client)[0]
+        return (owner.client, function) if self.kind_of(function) is WorkerKind.ETASK else None
+
+    def functions_of(self, client: str) -> tuple[str, ...]:
+        """Those that say so, or else those that it calls."""
+        own = [name for name, function in self.functions.items() if function.client == client]
+        called = (request.function for request in self.requests if request.client == client)
+        return tuple(own or dict.fromkeys(called))
+
+    def weights(self) -> dict[str, float]:
+        """Of every client that is listed or named; one that is not listed has the weight of its functions."""
+        weights = {name: client.weight for name, client in self.clients.items()}
+        for function in self.functions.values():
+            weights.setdefault(function.client, function.weight)
+        for request in self.requests:
+            weights.setdefault(self.client_of(request), 1.0)
+        return weights

@@ -1,0 +1,228 @@
+"""Reads a scenario for the simulator from JSON; every mistake is named by its path."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from kaas.config import DEVICE_KINDS
+from kaas.errors import InvalidScenario
+from kaas.scheduling.policies import POLICIES
+from kaas.scheduling.simulation.scenario import Client, Device, Function, Owner, PolicyChoice, Request, Scenario
+
+LARGEST = 1e12
+"""Seconds, megabytes and whatever else a scenario counts."""
+SMALLEST = 1e-12
+"""Of what must not be 0: what is divided by it stays a number."""
+MOST_SLOTS = 1 << 16
+
+
+def parse(text: bytes | str) -> Scenario:
+    """A scenario from its JSON text.
+
+    Raises:
+        InvalidScenario: no JSON, an unknown key or a value that cannot be, with its path.
+    """
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidScenario(f"a scenario is JSON: {error}", path="") from error
+    return read(value)
+
+
+def read(value: Any) -> Scenario:
+    """A scenario from what its JSON holds; raises as `parse` does."""
+    scenario = Scenario(**_object("", value, _SCENARIO))
+    _check_names(scenario)
+    return scenario
+
+
+Reader = Callable[[str, Any], Any]
+"""A path and what stands there -> its value."""
+
+
+def _wrong(path: str, message: str) -> InvalidScenario:
+    return InvalidScenario(f"{path or 'the scenario'}: {message}", path=path)
+
+
+def _object(path: str, value: Any, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(path, f"an object with {', '.join(readers)}, not {value!r}")
+    prefix = f"{path}." if path else ""
+    for key in value:
+        if key not in readers:
+            raise _wrong(prefix + key, f"no such key; there are {', '.join(readers)}")
+    return {key: readers[key](prefix + key, given) for key, given in value.items()}
+
+
+def _number(path: str, value: Any, *, least: float = 0.0) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= LARGEST:
+        raise _wrong(path, f"a number from {least:g} to {LARGEST:g}, not {value!r}")
+    return float(value)
+
+
+_positive = partial(_number, least=SMALLEST)
+
+
+def _whole(path: str, value: Any, *, least: int = 0, most: int | None = None) -> int:
+    if type(value) is not int or value < least or (most is not None and value > most):
+        high = "on" if most is None else f"to {most}"
+        raise _wrong(path, f"a whole number from {least} {high}, not {value!r}")
+    return value
+
+
+def _name(path: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _wrong(path, f"a name, not {value!r}")
+    return value
+
+
+def _one_of(*words: str) -> Reader:
+    def read(path: str, value: Any) -> str:
+        if value not in words:
+            raise _wrong(path, f"one of {', '.join(words)}, not {value!r}")
+        return str(value)
+
+    return read
+
+
+def _or_null(reader: Reader) -> Reader:
+    return lambda path, value: None if value is None else reader(path, value)
+
+
+def _list(reader: Reader) -> Reader:
+    def read(path: str, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise _wrong(path, f"a list, not {value!r}")
+        return tuple(reader(f"{path}[{index}]", each) for index, each in enumerate(value))
+
+    return read
+
+
+def _named(reader: Reader) -> Reader:
+    def read(path: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _wrong(path, f"an object with names as keys, not {value!r}")
+        return {_name(path, name): reader(f"{path}.{name}", each) for name, each in value.items()}
+
+    return read
+
+
+def _record(kind: Callable[..., Any], readers: Mapping[str, Reader], required: str = "") -> Reader:
+    def read(path: str, value: Any) -> Any:
+        fields = _object(path, value, readers)
+        if required and required not in fields:
+            raise _wrong(f"{path}.{required}", "is missing")
+        return kind(**fields)
+
+    return read
+
+
+def _owner(path: str, value: Any) -> Owner:
+    if isinstance(value, str):
+        return Owner(_name(path, value))
+    readers: dict[str, Reader] = {"client": _name, "function": _name}
+    fields = _object(path, value, readers)
+    for key in readers:
+        if key not in fields:
+            raise _wrong(f"{path}.{key}", "is missing")
+    return Owner(**fields)
+
+
+def _policy(path: str, value: Any) -> PolicyChoice:
+    if not isinstance(value, dict):
+        raise _wrong(path, f"an object with the policy's name and options, not {value!r}")
+    name = _one_of(*POLICIES)(f"{path}.name", value.get("name", PolicyChoice().name))
+    known = [key for key in inspect.signature(POLICIES[name]).parameters if key != "devices"]
+    options = {key: option for key, option in value.items() if key != "name"}
+    for key in options:
+        if key not in known:
+            raise _wrong(f"{path}.{key}", f"no such option of {name}; there are {', '.join(['name', *known])}")
+    return PolicyChoice(name, options)
+
+
+_DEVICE: dict[str, Reader] = {
+    "memory_mb": _positive,
+    "cached": _list(_name),
+    "busy_until_s": _number,
+    "owner": _or_null(_owner),
+    "kind": _one_of(*DEVICE_KINDS),
+    "slots": partial(_whole, least=1, most=MOST_SLOTS),
+    "speed": _positive,
+}
+_FUNCTION: dict[str, Reader] = {
+    "memory_mb": _number,
+    "load_s": _number,
+    "run_s": _number,
+    "cold_s": _number,
+    "kind": _one_of("ktask", "etask"),
+    "client": _name,
+    "weight": _positive,
+}
+_CLIENT: dict[str, Reader] = {
+    "weight": _positive,
+    "runtime_s": _number,
+    "affinity": _list(_whole),
+    "mean_run_s": _or_null(_number),
+}
+_REQUEST: dict[str, Reader] = {
+    "at_s": _number,
+    "function": _name,
+    "client": _or_null(_name),
+    "run_s": _or_null(_number),
+    "deadline_s": _or_null(_number),
+}
+_SCENARIO: dict[str, Reader] = {
+    "policy": _policy,
+    "seed": _whole,
+    "devices": _list(_record(Device, _DEVICE)),
+    "functions": _named(_record(Function, _FUNCTION)),
+    "clients": _named(_record(Client, _CLIENT)),
+    "requests": _list(_record(Request, _REQUEST, required="function")),
+}
+
+
+# --- what one part says of another
+
+
+def _check_names(scenario: Scenario) -> None:
+    if not scenario.devices:
+        raise _wrong("devices", "at least one")
+    for index, device in enumerate(scenario.devices):
+        _check_device(scenario, f"devices[{index}]", device)
+    for name, client in scenario.clients.items():
+        for place, index in enumerate(client.affinity):
+            if index >= len(scenario.devices):
+                raise _wrong(f"clients.{name}.affinity[{place}]", f"no device {index}")
+    for index, request in enumerate(scenario.requests):
+        if request.function not in scenario.functions:
+            raise _wrong(f"requests[{index}].function", f"no function {request.function!r}")
+    weights = scenario.weights()
+    for name, function in scenario.functions.items():
+        if function.client not in scenario.clients and function.weight != weights[function.client]:
+            raise _wrong(f"functions.{name}.weight", f"another function of client {function.client!r} has another")
+
+
+def _check_device(scenario: Scenario, path: str, device: Device) -> None:
+    for place, name in enumerate(device.cached):
+        if name not in scenario.functions:
+            raise _wrong(f"{path}.cached[{place}]", f"no function {name!r}")
+        if name in device.cached[:place]:
+            raise _wrong(f"{path}.cached[{place}]", f"{name!r} a second time")
+    if sum(scenario.functions[name].memory_mb for name in device.cached) > device.memory_mb:
+        raise _wrong(f"{path}.cached", f"more than the device's {device.memory_mb:g} MB")
+    owner = device.owner
+    if owner is None:
+        return
+    if owner.function is not None and owner.function not in scenario.functions:
+        raise _wrong(f"{path}.owner.function", f"no function {owner.function!r}")
+    if owner.function is None:
+        own = scenario.functions_of(owner.client)
+        if len(own) != 1:
+            found = ", ".join(own) or "none"
+            raise _wrong(f"{path}.owner", f"client {owner.client!r} has not one function but {found}: name it")

@@ -1,0 +1,313 @@
+"""Drives a policy in virtual time: the scenario's events go in, what the policy decides takes the time that it says.
+
+Of what happens at one time, completions come first (by device and slot), then workers, arrivals in the order of the
+scenario, deadlines and wake-ups; the policy decides after each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from functools import partial
+
+from kaas.errors import PolicyError
+from kaas.scheduling.checks import Checked
+from kaas.scheduling.events import (
+    Decision,
+    Dispatch,
+    Event,
+    Evict,
+    Outcome,
+    PolicyFactory,
+    Prefetch,
+    Reject,
+    RequestCancelled,
+    RequestDone,
+    Residency,
+    Running,
+    StartWorker,
+    StopWorker,
+    Tick,
+    WakeAt,
+    WorkerAdopted,
+    WorkerGone,
+    WorkerReady,
+)
+from kaas.scheduling.simulation import start
+from kaas.scheduling.simulation.clock import Clock, Turn, no_earlier_ps, picoseconds, seconds
+from kaas.scheduling.simulation.memory import Place
+from kaas.scheduling.simulation.results import Completed, Dispatched, Rejected, Simulated, Start, summarise
+from kaas.scheduling.simulation.scenario import Scenario
+from kaas.scheduling.simulation.start import Device, Request, Worker
+
+WAKES_IN_A_ROW = 10_000
+"""Times that a policy may ask to be woken while nothing else happens and requests wait."""
+
+
+def simulate(scenario: Scenario, policy: PolicyFactory | None = None) -> Simulated:
+    """Run a scenario to its end, under its own policy or another, which starts its workers by itself, as in a new pool.
+
+    Raises:
+        InvalidScenario: the policy refuses its options.
+        PolicyError: the policy raised, broke an invariant, or left requests waiting for ever.
+    """
+    return _Simulation(scenario, policy).run()
+
+
+class _Simulation:
+    def __init__(self, scenario: Scenario, policy: PolicyFactory | None) -> None:
+        self._scenario = scenario
+        self._adopts = policy is None
+        self._clock = Clock()
+        self._devices = start.devices(scenario)
+        physical = start.physical(scenario)
+        name = scenario.policy.name if policy is None else ""
+        self._policy = Checked((policy or scenario.make_policy)(physical), physical, name=name)
+        self._workers: dict[int, Worker] = {}
+        self._requests = start.requests(scenario)  # a request's id is its place here
+        self._open = len(self._requests)
+        self._wakes = 0
+        self._dispatches: list[Dispatched] = []
+        self._rejected: list[Rejected] = []
+        self._completed: list[Completed] = []
+        self._charged_ps: Counter[str] = Counter()
+
+    def run(self) -> Simulated:
+        for client in start.clients(self._scenario):
+            self._tell(client)
+        for worker in start.adopted(self._scenario) if self._adopts else ():
+            self._adopt(worker)
+        self._tell(Tick(0.0))
+        for request in self._requests:
+            self._clock.at(request.arrived_ps, Turn.ARRIVAL, (request.index, 0), partial(self._arrive, request))
+        while (turn := self._clock.step()) is not None:
+            self._wakes = self._wakes + 1 if turn is Turn.WAKE else 0
+        if self._open:
+            waiting = sorted(request.index for request in self._requests if not request.answered)
+            raise self._error(f"left requests {waiting[:10]} waiting with nothing more to come")
+        return self._result()
+
+    # --- what happens
+
+    def _tell(self, event: Event) -> None:
+        """Tell the policy, and then at once whatever follows from what it decides."""
+        told = deque([event])
+        while told:
+            for decision in self._policy.handle(told.popleft()):
+                told.extend(self._follow(decision))
+
+    def _arrive(self, request: Request) -> None:
+        if request.nbytes > max(device.memory.size_bytes for device in self._devices):
+            self._reject(request, "memory")
+            self._open -= 1
+            return
+        if request.deadline_ps is not None:
+            self._clock.at(request.deadline_ps, Turn.DEADLINE, (request.index, 0), partial(self._expire, request))
+        self._tell(request.arrival)
+
+    def _expire(self, request: Request) -> None:
+        """Queued, or still waiting for room on its device, it goes; running, it goes on, and its slot is taken."""
+        if request.answered:
+            return
+        self._reject(request, "deadline")
+        self._tell(RequestCancelled(self._clock.now_s, request.arrival.request))
+        if request.place is None:
+            self._open -= 1
+        elif not request.began:
+            self._devices[self._workers[request.worker].device].entering.remove(request)
+            self._leave(request, Outcome.ABANDONED, 0)
+
+    def _wake(self) -> None:
+        if not self._open:
+            return
+        if self._wakes > WAKES_IN_A_ROW:
+            raise self._error("does nothing but ask to be woken")
+        self._tell(Tick(self._clock.now_s))
+
+    def _complete(self, request: Request, charged_ps: int) -> None:
+        if not request.answered:
+            latency_s = seconds(self._clock.now_ps - request.arrived_ps)
+            self._completed.append(Completed(request.arrival.client, latency_s))
+        outcome = Outcome.ABANDONED if request.answered else Outcome.SUCCEEDED
+        request.answered = True
+        self._devices[self._workers[request.worker].device].memory.end(request.key)
+        self._leave(request, outcome, charged_ps)
+
+    def _leave(self, request: Request, outcome: Outcome, charged_ps: int) -> None:
+        """It is on its device no longer: others may enter."""
+        device = self._devices[self._workers[request.worker].device]
+        self._tell(self._left(request, outcome, charged_ps))
+        for event in self._enter(device):
+            self._tell(event)
+
+    def _left(self, request: Request, outcome: Outcome, charged_ps: int) -> RequestDone:
+        """Its slot is free; a worker that was only waiting for this ends."""
+        assert request.place is not None, "only what was dispatched leaves a slot"
+        worker_id, slot = request.place
+        self._open -= 1
+        self._charged_ps[request.arrival.client] += charged_ps
+        worker = self._workers[worker_id]
+        worker.running -= 1
+        self._end_if_stopping(worker)
+        id_ = request.arrival.request
+        return RequestDone(self._clock.now_s, id_, worker_id, slot, outcome, seconds(charged_ps))
+
+    def _reject(self, request: Request, reason: str) -> None:
+        request.answered = True
+        self._rejected.append(Rejected(request.index, self._clock.now_s, reason))
+
+    # --- what the policy decides
+
+    def _follow(self, decision: Decision) -> list[Event]:
+        """Do what the policy decided; what it must be told of at once."""
+        match decision:
+            case Dispatch():
+                return self._dispatch(decision)
+            case Reject(request=id_):
+                self._reject(self._requests[id_], decision.reason)
+                self._open -= 1
+            case StartWorker():
+                self._start(decision)
+            case StopWorker(worker=id_):
+                self._workers[id_].stopping = True
+                self._end_if_stopping(self._workers[id_])
+            case Prefetch():
+                return self._prefetch(decision)
+            case Evict(worker=id_):
+                memory = self._devices[self._workers[id_].device].memory
+                evicted = memory.idle(decision.keys)
+                memory.drop(evicted)
+                return [Residency(self._clock.now_s, id_, (), evicted)] if evicted else []
+            case WakeAt():
+                self._clock.at(no_earlier_ps(decision.time_s), Turn.WAKE, (0, 0), self._wake)
+        return []
+
+    def _dispatch(self, decision: Dispatch) -> list[Event]:
+        request, worker = self._requests[decision.request], self._workers[decision.worker]
+        request.place = (worker.id, decision.slot)
+        worker.running += 1
+        device = self._devices[worker.device]
+        if request.nbytes > device.memory.size_bytes:
+            self._reject(request, "memory")
+            return [self._left(request, Outcome.FAILED, 0)]
+        device.entering.append(request)
+        return self._enter(device)
+
+    def _enter(self, device: Device) -> list[Event]:
+        """Begin what was dispatched to a device, in that order, as far as there is room beside what runs."""
+        told: list[Event] = []
+        while device.entering:
+            request = device.entering[0]
+            place = device.memory.place(request.key, request.nbytes, self._clock.now_ps, request.load_ps)
+            if place is None:
+                break
+            device.entering.popleft()
+            self._begin(request, device, place)
+            if place.loaded:
+                told.append(Residency(self._clock.now_s, request.worker, (request.key,), place.evicted))
+        return told
+
+    def _begin(self, request: Request, device: Device, place: Place) -> None:
+        assert request.place is not None, "only what was dispatched begins"
+        worker_id, slot = request.place
+        worker = self._workers[worker_id]
+        request.began = True
+        device.memory.begin(request.key)
+        used_ps = device.run_ps(request) + (request.load_ps if place.loaded else 0)
+        device.busy_ps += used_ps
+        how: Start = "load" if place.loaded else "hit"
+        if worker.cold_ps is not None:
+            how = "cold"
+            used_ps += worker.cold_ps
+            worker.cold_ps = None
+        evicted = tuple(key.decode() for key in place.evicted)
+        self._dispatches.append(Dispatched(request.index, device.index, self._clock.now_s, how, evicted))
+        ends_ps = place.ready_ps + device.run_ps(request)
+        self._clock.at(ends_ps, Turn.COMPLETION, (device.index, slot), partial(self._complete, request, used_ps))
+
+    def _prefetch(self, decision: Prefetch) -> list[Event]:
+        """Load functions' memory one after the other, while others run: of all of them, or none."""
+        device = self._devices[self._workers[decision.worker].device]
+        named = ((key, self._scenario.functions.get(key.decode(errors="replace"))) for key in decision.keys)
+        functions = {key: function for key, function in named if function is not None}
+        sizes = {key: start.to_bytes(function.memory_mb) for key, function in functions.items()}
+        evicted = device.memory.make_room(sizes)
+        if evicted is None:
+            return []
+        loaded = [key for key in functions if key not in device.memory.held]
+        took_ps = 0
+        for key in loaded:
+            took_ps += picoseconds(functions[key].load_s)
+            device.memory.place(key, sizes[key], self._clock.now_ps, took_ps)
+        device.busy_ps += took_ps
+        return [Residency(self._clock.now_s, decision.worker, tuple(loaded), evicted)] if loaded else []
+
+    # --- workers
+
+    def _adopt(self, event: WorkerAdopted) -> None:
+        device = self._devices[event.device]
+        worker = self._workers[event.worker] = device.worker(event.worker, event.kind)
+        worker.running = len(event.running)
+        for running in event.running:
+            order = (event.device, running.slot)
+            self._clock.at(device.free_ps, Turn.COMPLETION, order, partial(self._release, worker, running))
+        self._tell(event)
+        self._tell_held(worker)
+
+    def _release(self, worker: Worker, earlier: Running) -> None:
+        """The end of what kept a device busy when time began."""
+        worker.running -= 1
+        self._end_if_stopping(worker)
+        self._tell(RequestDone(self._clock.now_s, earlier.request, worker.id, earlier.slot, Outcome.SUCCEEDED, 0.0))
+
+    def _start(self, decision: StartWorker) -> None:
+        device = self._devices[decision.device]
+        worker = self._workers[decision.worker] = device.worker(decision.worker, decision.kind)
+        if (function := self._scenario.functions.get(decision.function)) is not None:
+            worker.cold_ps = picoseconds(function.cold_s)
+        ready_ps = max(self._clock.now_ps, device.free_ps) + (worker.cold_ps or 0)
+        self._clock.at(ready_ps, Turn.WORKER, (device.index, 0), partial(self._ready, worker))
+
+    def _ready(self, worker: Worker) -> None:
+        if worker.stopping:
+            return
+        device = self._devices[worker.device]
+        device.busy_ps += worker.cold_ps or 0
+        memory_bytes = device.memory.size_bytes
+        self._tell(WorkerReady(self._clock.now_s, worker.id, worker.kind, worker.device, worker.slots, memory_bytes))
+        self._tell_held(worker)
+
+    def _tell_held(self, worker: Worker) -> None:
+        if worker.id in self._workers and (held := self._devices[worker.device].memory.held):
+            self._tell(Residency(self._clock.now_s, worker.id, held, ()))
+
+    def _end_if_stopping(self, worker: Worker) -> None:
+        if worker.stopping and not worker.running:
+            self._clock.at(self._clock.now_ps, Turn.WORKER, (worker.device, 0), partial(self._gone, worker))
+
+    def _gone(self, worker: Worker) -> None:
+        device = self._devices[worker.device]
+        del self._workers[worker.id]
+        device.workers.remove(worker.id)
+        if not device.workers:
+            device.memory.drop(device.memory.held)
+        self._tell(WorkerGone(self._clock.now_s, worker.id, "stopped"))
+
+    # --- the end
+
+    def _error(self, how: str) -> PolicyError:
+        return PolicyError(f"policy {self._policy.name!r} {how}", policy=self._policy.name)
+
+    def _result(self) -> Simulated:
+        clients = dict.fromkeys(self._scenario.clients, 0)
+        for request in self._scenario.requests:
+            client = self._scenario.client_of(request)
+            clients[client] = clients.get(client, 0) + 1
+        summary = summarise(
+            self._dispatches,
+            self._completed,
+            device_busy_s=[seconds(device.busy_ps) for device in self._devices],
+            requests=clients,
+            charged_s={client: seconds(self._charged_ps[client]) for client in clients},
+            weights=self._scenario.weights(),
+        )
+        return Simulated(tuple(self._dispatches), tuple(self._rejected), summary)

@@ -1,0 +1,1 @@
+"""`kaas serve`: sessions, invocations and stores of clients from outside. Runs in the server's process."""

@@ -1,0 +1,268 @@
+"""Uploads of remote clients, in chunks: each goes on where it was, after a lost connection and after a restart too."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from kaas.errors import InvalidRequest, KaasError, MissingContent, QueueFull, WrongContent
+from kaas.ktask.library import Library
+from kaas.server.peers.allow import SIGNATURE_BYTES, Allowed
+from kaas.server.state.blob_store import KINDS, LIBRARY, Changed, Content, Contents, LimitsOf, no_paths
+from kaas.server.state.reserve import is_full
+from kaas.server.state.state import State
+from kaas.wire import protocol
+from kaas.wire.sent_ktasks import decode_images
+
+AT_ONCE_BYTES = 64 << 10
+"""Up to this much is written by the event loop itself."""
+MOST_WAITING = 32
+"""Chunks of one client that wait to be written."""
+MOST_BYTES = 1 << 40
+"""Of one upload, whatever the quota."""
+_READ_BYTES = 1 << 20
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Uploads:
+    """Belongs to one event loop. A client is the name of a key.
+
+    Fields:
+        contents: what is there. limits: of a client.
+    """
+
+    def __init__(self, state: State, limits: LimitsOf, allowed: Allowed, changed: Changed) -> None:
+        """changed: see `Contents`."""
+        self.contents = Contents(state, limits, changed)
+        self.allowed = allowed
+        self.limits = limits
+        self._waiting: Counter[str] = Counter()
+        self._writing: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> None:
+        """Find what an earlier life of the server has left."""
+        self.contents.open()
+
+    # --- in chunks
+
+    async def offer(self, client: str, message: protocol.Upload) -> protocol.Uploaded:
+        """
+        Raises:
+            InvalidRequest, QuotaExceeded, NotAllowed
+        """
+        if not _HASH.fullmatch(message.hash):
+            raise InvalidRequest(f"a hash is 64 hex digits in lower case, not {message.hash!r}")
+        if message.kind not in KINDS or not 0 < message.bytes <= MOST_BYTES:
+            raise InvalidRequest(
+                f"an upload is one of {', '.join(KINDS)} and has 1 to {MOST_BYTES} bytes, "
+                f"not {message.kind!r} of {message.bytes}"
+            )
+        if len(message.signature) > SIGNATURE_BYTES:  # it is kept, and counts for nothing
+            raise InvalidRequest(f"a signature has {SIGNATURE_BYTES} bytes, not {len(message.signature)}")
+        content = self.contents.find(client, message.hash)
+        if content is not None and not content.complete and content.idle and content.nbytes != message.bytes:
+            self.contents.remove(content)  # what was announced before was a mistake, as will be seen of this too
+            content = None
+        if content is None:
+            content = self.contents.begin(client, message.hash, message.bytes, message.kind, message.signature)
+        elif (content.kind, content.nbytes) != (message.kind, message.bytes):
+            raise InvalidRequest(
+                f"upload {message.hash} has begun as {content.kind!r} of {content.nbytes} bytes, "
+                f"not as {message.kind!r} of {message.bytes}"
+            )
+        self.contents.touch(content)
+        if message.signature not in (b"", content.signature):
+            content.signature = message.signature
+            self.contents.keep(content)
+        return protocol.Uploaded(message.number, content.have)
+
+    async def chunk(self, client: str, message: protocol.Chunk, frame: bytes | memoryview) -> protocol.Uploaded:
+        """In the order in which they come. One that does not begin where the upload stands changes nothing.
+
+        Raises:
+            MissingContent: such an upload has not begun, or it had to give way.
+            InvalidRequest: it would be longer than announced.
+            WrongContent, CorruptImage, NotAllowed: it is complete, and not what it should be; it is forgotten.
+            QueueFull
+        """
+        content = self.contents.find(client, message.hash)
+        if content is None:
+            raise missing(message.hash)
+        if self._waiting[client] >= MOST_WAITING:
+            raise QueueFull(
+                f"{MOST_WAITING} chunks of {client!r} wait already",
+                client=client,
+                limit=MOST_WAITING,
+                queued=MOST_WAITING,
+            )
+        self._waiting[client] += 1
+        try:
+            # who does not wait any more has not undone it
+            return await self.unbroken(self._take(content, message, memoryview(frame)))
+        finally:
+            self._waiting[client] -= 1
+
+    async def unbroken(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it to its end, whatever becomes of who waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        return await asyncio.shield(task)
+
+    async def _take(self, content: Content, message: protocol.Chunk, data: memoryview) -> protocol.Uploaded:
+        async with content.turn:
+            if content.gone:
+                raise missing(content.hash)
+            if data and message.offset == content.have:
+                if content.have + len(data) > content.nbytes:
+                    raise InvalidRequest(
+                        f"upload {content.hash} has {content.nbytes} bytes: {len(data)} at {message.offset} go beyond"
+                    )
+                await self._append(content, data)
+                self.contents.touch(content)
+            return protocol.Uploaded(message.number, content.have)
+
+    async def _append(self, content: Content, data: memoryview) -> None:
+        at_once = len(data) <= AT_ONCE_BYTES and content.nbytes <= AT_ONCE_BYTES
+        if self.contents.full():
+            self.contents.remove(content)
+            raise KaasError("the server's disk is full")
+        try:
+            if at_once:
+                _write(content, data)
+            else:
+                await asyncio.to_thread(_write, content, data)
+        except OSError as error:
+            if is_full(error):  # what has come keeps others from writing, and this one too when it comes again
+                _log.error("the disk is full: an upload is given up", extra={"client": content.client})
+                self.contents.remove(content)
+            with no_paths():
+                raise
+        content.have += len(data)
+        if content.have < content.nbytes:
+            return
+        try:
+            if at_once:
+                self._finish(content)
+            else:
+                await asyncio.to_thread(self._finish, content)
+        except BaseException:
+            self.contents.remove(content)
+            raise
+        content.complete, content.digest = True, None
+
+    def _finish(self, content: Content) -> None:
+        """
+        Raises:
+            WrongContent, CorruptImage, NotAllowed, KaasError
+        """
+        found = content.digest.hexdigest()
+        if found != content.hash:
+            raise WrongContent(
+                f"upload {content.hash} turned out to be {found}: send it again", hash=content.hash, found=found
+            )
+        with no_paths():
+            if content.kind == LIBRARY:
+                self._library(content, content.part.read_bytes())
+            os.replace(content.part, content.path)
+
+    # --- whole
+
+    async def put(self, client: str, sha256: str, kind: str, data: memoryview) -> Content:
+        """What has come in one piece, or was there already; sha256: its hash.
+
+        Raises:
+            InvalidRequest, QuotaExceeded, KaasError
+        """
+        content = self.contents.find(client, sha256) or self.contents.begin(client, sha256, len(data), kind)
+        if (content.kind, content.nbytes) != (kind, len(data)):
+            raise InvalidRequest(f"upload {sha256} has begun as {content.kind!r} of {content.nbytes} bytes")
+        async with content.turn:
+            if content.gone:
+                raise missing(sha256)
+            if not content.complete:
+                await self._append(content, data[content.have :])
+            return content
+
+    async def library(self, client: str, sha256: str) -> Library:
+        """One that a client has uploaded, if it is allowed now.
+
+        Raises:
+            MissingContent, NotAllowed, CorruptImage, KaasError
+        """
+        content = self.contents.complete(client, sha256, LIBRARY)
+        if content is None:
+            raise missing(sha256)
+        async with content.turn:  # it does not give way meanwhile
+            if not content.complete:
+                raise missing(sha256)
+            try:
+                return await asyncio.to_thread(self._intact_library, content)
+            except WrongContent as error:
+                with no_paths():
+                    self.contents.damaged(content, error.message)
+                raise
+
+    def _intact_library(self, content: Content) -> Library:
+        with no_paths():
+            data = content.path.read_bytes()
+        found = hashlib.sha256(data).hexdigest()
+        if found != content.hash:
+            raise WrongContent(
+                f"library {content.hash} was damaged on the server's disk: send it again",
+                hash=content.hash,
+                found=found,
+            )
+        return self._library(content, data)
+
+    def _library(self, content: Content, data: bytes) -> Library:
+        """data: what the hash is of.
+
+        Raises:
+            NotAllowed, CorruptImage
+        """
+        images = decode_images(data)
+        self.allowed.check_library(content.hash, images)  # before anything else looks into it
+        return Library(images)
+
+
+def missing(*hashes: str) -> MissingContent:
+    return MissingContent(f"this client has not uploaded {', '.join(hashes)}, or not all of it", hashes=hashes)
+
+
+def _write(content: Content, data: memoryview) -> None:
+    if content.digest is None:
+        content.digest = _digest(content)
+    file = os.open(content.part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        written = 0
+        while written < len(data):
+            written += os.pwrite(file, data[written:], content.have + written)
+    except OSError:
+        os.ftruncate(file, content.have)
+        raise
+    finally:
+        os.close(file)
+    content.digest.update(data)
+
+
+def _digest(content: Content) -> Any:
+    """Of what an earlier life has left."""
+    digest = hashlib.sha256()
+    left = content.have
+    if left:
+        with content.part.open("rb") as file:
+            while left and (data := file.read(min(_READ_BYTES, left))):
+                digest.update(data)
+                left -= len(data)
+    return digest

@@ -1,0 +1,108 @@
+"""What a server's configuration says against what is there: sizes that no machine has, clients that nobody is, steps
+that do not load. `kaas serve` looks at it before it starts, `kaas serve --check` instead of starting."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from kaas.errors import InvalidConfig
+from kaas.scheduling.policies import factory
+from kaas.server.config.serve_config import Settings
+from kaas.server.peers.keys import Keys
+from kaas.server.steps.steps import Steps
+
+GIB, DAY_S = 1 << 30, 86400.0
+MOST = {
+    "limits.requests": 1 << 20,
+    "limits.credit_bytes": 1 << 40,
+    "limits.frame_bytes": GIB,
+    "limits.sessions": 1 << 16,
+    "limits.answers_bytes": 1 << 40,
+    "limits.answers_s": 30 * DAY_S,
+    "limits.lost_s": DAY_S,
+    "drain_s": DAY_S,
+    "step_processes": 1024,
+    "pool.slots": 1024,
+    "pool.etask_workers": 1024,
+    "pool.queue_limit": 1 << 24,
+    "pool.run_limit_s": 30 * DAY_S,
+    "pool.start_limit_s": DAY_S,
+    "pool.cache_bytes": 1 << 44,
+    "pool.host_cache_bytes": 1 << 44,
+    "pool.whole_object_bytes": 1 << 44,
+}
+"""What no server has more of; a larger value is a slip of a unit or of a digit."""
+
+
+def check_sizes(settings: Settings) -> None:
+    """
+    Raises:
+        InvalidConfig
+    """
+    for field, most in MOST.items():
+        value: object = settings
+        for name in field.split("."):
+            value = getattr(value, name)
+        if isinstance(value, int | float) and not value <= most:
+            raise InvalidConfig(f"{field} is at most {most:,g}, not {value:,g}", field=field)
+    for index, device in enumerate(settings.pool.devices or ()):
+        if device.memory_bytes is not None and device.memory_bytes > 1 << 44:
+            field = f"pool.devices[{index}].memory_bytes"
+            raise InvalidConfig(f"{field} is at most {1 << 44:,}, not {device.memory_bytes:,}", field=field)
+
+
+def check_names(settings: Settings) -> None:
+    """Each client that the configuration names has a key. On Ray, names are also those of Ray's programs.
+
+    Raises:
+        InvalidConfig
+    """
+    if settings.keys is None:
+        return
+    folder = Path(settings.keys)
+    if not folder.exists():
+        message = f"keys: there is no folder {folder}; `kaas keys new NAME --folder {folder}` makes it"
+        raise InvalidConfig(message, field="keys")
+    known = Keys(folder).names()
+    named = {"administrators": settings.administrators}
+    named |= {f"etasks.{name}.clients": each.clients or () for name, each in settings.etasks.items()}
+    if not settings.ray:
+        named["pool.clients"] = tuple(settings.pool.clients)
+    for field, names in named.items():
+        for name in names:
+            if name not in known:
+                there = f"{folder} has keys of {', '.join(sorted(known)) or 'nobody'}"
+                message = f"{field} names {name!r}, who has no key: {there} (`kaas keys new {name}` makes one)"
+                raise InvalidConfig(message, field=field)
+
+
+def check_host(host: str) -> None:
+    """Whether a server could listen at an address of this machine. Its port may be a running server's.
+
+    Raises:
+        InvalidConfig
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind((host, 0))
+    except OSError as error:
+        message = f"listen.host is an address of this machine, and no server can be at {host}: {error.strerror}"
+        raise InvalidConfig(message, field="listen.host") from error
+
+
+async def check_all(settings: Settings) -> None:
+    """All that can be known without a device or the state, and whatever the port.
+
+    Raises:
+        KaasError
+    """
+    check_names(settings)
+    check_host(settings.listen.host)
+    factory(settings.pool.config(None).policy)
+    steps = Steps(settings.steps, settings.step_processes, settings.pool.run_limit_s)
+    try:
+        await steps.open()
+    finally:
+        steps.close()

@@ -1,0 +1,381 @@
+"""What `kaas serve` reads: a YAML file, as settings that are checked; whatever is wrong is an error that names it."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kaas.code.providers import folders
+from kaas.config import QUEUE_LIMIT, ClientSettings, Config, Device
+from kaas.errors import InvalidConfig, KaasError
+from kaas.import_target import check_target
+from kaas.ktask.arguments import Buffer
+from kaas.scheduling.policy_choice import choose_policy
+from kaas.server.config import yaml_text
+from kaas.server.config.near_fields import near_field
+from kaas.server.peers.allow import Allowed
+from kaas.server.server_log import LogSettings
+from kaas.server.usage.quotas import Quotas
+from kaas.wire import protocol
+from kaas.worker.sandbox import Sandbox, available
+
+PORT = 7600
+CLIENT_FAULTS = 8
+"""Devices that requests of one client may end within an hour, unless told otherwise."""
+TOLD = (
+    "requests_per_s",
+    "stored_bytes",
+    "library_bytes",
+    "device_s_per_minute",
+    "kernels",
+    "task_kernels",
+    "build_s_per_minute",
+)
+DEFAULT_QUOTAS = Quotas(
+    stored_bytes=1 << 30, library_bytes=256 << 20, kernels=1 << 16, task_kernels=1 << 13, build_s_per_minute=30.0
+)
+PLACE = re.compile(r" - at `\$\.?(.*)`$")
+HINTS = {
+    re.compile(r"`object`, got `(bool|str)` - at `\$\.code`"): "`code: {any: true}` takes all code of all clients",
+    re.compile(r"`str`, got `int` - at `\$\.code\.\w+\["): "a hash or key that has digits only stands in quotes",
+}
+"""Advice for common slips, by the words in which msgspec refuses them."""
+UNKNOWN = re.compile(r"unknown field `(.*?)`")
+
+
+class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class DeviceSettings(_Settings, frozen=True):
+    """As `kaas.Device`."""
+
+    kind: str = "software"
+    memory_bytes: int | None = None
+    memcheck: bool | None = None
+    speed: float = 1.0
+
+
+class ShareSettings(_Settings, frozen=True):
+    """As `kaas.ClientSettings`."""
+
+    weight: float = 1.0
+    priority: int = 0
+    max_running: int | None = None
+    max_share: float | None = None
+    max_queued: int | None = None
+
+
+class PoolSettings(_Settings, frozen=True):
+    """As `kaas.Config`. policy: a name, "module:Class" of the operator's own, or an object with that as `name` and the
+    policy's options; unless told otherwise one that is fair, since clients of a server do not know each other."""
+
+    devices: tuple[DeviceSettings, ...] | None = None
+    policy: str | dict[str, Any] = "cfs_affinity"
+    run_limit_s: float = 60.0
+    start_limit_s: float = 120.0
+    slots: int = 1
+    cache_bytes: int | None = None
+    host_cache_bytes: int | None = None
+    whole_object_bytes: int = 64 << 20
+    clients: dict[str, ShareSettings] = {}
+    queue_limit: int = QUEUE_LIMIT
+    etask_workers: int = 1
+    faults_allowed: int = 1
+    client_faults_allowed: int | None = CLIENT_FAULTS
+    record: str | None = None
+
+    def config(self, store: str | None) -> Config:
+        """
+        Raises:
+            InvalidConfig
+        """
+        options = msgspec.structs.asdict(self)
+        options["policy"] = choose_policy("pool.policy", self.policy)
+        if self.devices is not None:
+            options["devices"] = tuple(Device(**msgspec.structs.asdict(device)) for device in self.devices)
+        options["clients"] = self.granted()
+        return Config(store=store, **options)
+
+    def granted(self) -> dict[str, ClientSettings]:
+        """What each client is granted.
+
+        Raises:
+            InvalidConfig
+        """
+        return {name: ClientSettings(**msgspec.structs.asdict(share)) for name, share in self.clients.items()}
+
+
+class ETaskSettings(_Settings, frozen=True):
+    """A Python function or class of the operator's that has a device to itself (`kaas.server.building.served`).
+
+    Fields:
+        function: "module:name". inputs, outputs: dtype and shape by name. before, after: steps around it. retries: how
+            often a call may run again when its worker dies. clients: who may use it; None for all.
+    """
+
+    function: str
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
+    outputs: dict[str, tuple[str, tuple[int, ...]]]
+    before: str = ""
+    after: str = ""
+    retries: int = 0
+    clients: tuple[str, ...] | None = None
+
+
+class Listen(_Settings, frozen=True):
+    """host: an IP address of this machine; others than loopback need keys. port: 0 for any that is free."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+
+
+class Limits(_Settings, frozen=True):
+    """Of each client.
+
+    Fields:
+        requests: that it may have open: not answered, or not received. credit_bytes: of their inputs and outputs.
+        frame_bytes: of one frame of a message. sessions: programs that it may have, and connections. lost_s: seconds
+            for which what a program waits for stays when its connection is broken. answers_bytes, answers_s: of answers
+            that are kept for requests that come again by their key, and seconds for which they are.
+        quotas: those that its key does not say. What neither says has the default that stands here.
+    """
+
+    requests: int = 256
+    credit_bytes: int = 256 << 20
+    frame_bytes: int = 16 << 20
+    sessions: int = 1024
+    answers_bytes: int = 16 << 20
+    answers_s: float = 600.0
+    lost_s: float = 60.0
+    quotas: Quotas = DEFAULT_QUOTAS
+
+    def granted(self, own: Quotas) -> Quotas:
+        """own: of a client's key."""
+        given = _said(own)
+        if "requests_per_s" in given:
+            given.setdefault("burst", None)
+        return msgspec.structs.replace(DEFAULT_QUOTAS, **(_said(self.quotas) | given))
+
+    def told(self, quotas: Quotas) -> protocol.Limits:
+        """What a client hears of what it may."""
+        requests = min(self.requests, quotas.concurrent_requests or self.requests)
+        limits = {name: getattr(quotas, name) for name in TOLD}
+        return protocol.Limits(requests, self.credit_bytes, self.frame_bytes, **limits)
+
+
+def _said(quotas: Quotas) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(quotas).items() if value is not None}
+
+
+class Code(_Settings, frozen=True):
+    """Which code clients may bring, as `kaas.server.peers.allow.Allowed`.
+
+    Fields:
+        any: all of all clients. hashes: keys of kTasks, SHA-256 in hex. signers: Ed25519 keys in hex, whose signatures
+            let a kTask in. libraries: SHA-256 of libraries or of image files, whose kernels clients launch as they
+            like. providers: packages whose libraries they may name, likewise. build: whether a provider may build what
+            a client names and is not there: that starts a compiler, for minutes.
+    """
+
+    any: bool = False
+    hashes: tuple[str, ...] = ()
+    signers: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    build: bool = False
+
+    def allowed(self) -> Allowed:
+        """
+        Raises:
+            InvalidConfig
+        """
+        try:
+            signers = tuple(map(bytes.fromhex, self.signers))
+        except ValueError as error:
+            raise InvalidConfig(f"code.signers are Ed25519 keys in hex: {error}", field="code.signers") from error
+        return Allowed(self.any, frozenset(self.hashes), signers, frozenset(self.providers), frozenset(self.libraries))
+
+
+class Settings(_Settings, frozen=True):
+    """Of one server.
+
+    Fields:
+        name: of its pool, under which programs on this machine find it. state: folder of what outlives the server,
+            only its user's; None: nothing does. keys: folder with its own keys and its clients' (`kaas keys`).
+        administrators: names of keys that may ask for everything, and have it drain; keys can say so themselves.
+        ray: whether its pool is on Ray: the address of a cluster, "auto" for one that runs here, true for one that
+            the server starts. ray_without_token: whether that one's ports, which are open on all addresses, may ask for
+            no token.
+        steps: cTasks around kTasks, "module:function" by name (`kaas.server.steps`). step_processes: that run them.
+        etasks: by the names that clients use; only of a pool on Ray.
+        sandbox: executors run in one (`kaas.worker.sandbox`), unless the pool is on Ray or the server insecure.
+        drain_s: how long a server that ends waits for what is open.
+        metrics_port: of the Prometheus endpoint, on loopback; None for none.
+        log: what is said on standard error, and how (`kaas.server.server_log`).
+    """
+
+    name: str = "kaas"
+    ray: bool | str = False
+    ray_without_token: bool = False
+    listen: Listen = Listen()
+    state: str | None = None
+    keys: str | None = None
+    pool: PoolSettings = PoolSettings()
+    limits: Limits = Limits()
+    code: Code = Code()
+    administrators: tuple[str, ...] = ()
+    steps: dict[str, str] = {}
+    step_processes: int = 2
+    etasks: dict[str, ETaskSettings] = {}
+    sandbox: bool = True
+    drain_s: float = 30.0
+    metrics_port: int | None = None
+    log: LogSettings = LogSettings()
+
+    def reloaded(self, now: Settings) -> Settings:
+        """With what a server can take of another configuration while it runs."""
+        limits, pool = now.limits, msgspec.structs.replace(self.pool, clients=now.pool.clients)
+        own = msgspec.structs.replace(
+            self.limits, quotas=limits.quotas, requests=limits.requests, credit_bytes=limits.credit_bytes
+        )
+        return msgspec.structs.replace(self, limits=own, pool=pool, administrators=now.administrators)
+
+    def differences(self, other: Settings) -> list[str]:
+        """Fields that differ."""
+        return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
+
+    def executors_sandbox(self, state: Path) -> Sandbox | None:
+        """What executors of a pool without Ray run in. state: the folder.
+
+        Raises:
+            InvalidConfig: this Linux has none.
+        """
+        if self.keys is None or not self.sandbox:
+            return None
+        if not available():
+            message = "this Linux has no Landlock to keep kernels from the keys; `sandbox: false` serves without"
+            raise InvalidConfig(message, field="sandbox")
+        packages = folders(None if self.code.any else self.code.providers)
+        return Sandbox((self.keys, str(state)), packages, programs=self.code.build)
+
+
+def read(path: Path | None, *, insecure: bool = False) -> Settings:
+    """The settings of a file, or the defaults; insecure: anybody on this machine may come, with any code.
+
+    Raises:
+        InvalidConfig
+    """
+    settings = Settings() if path is None else read_file(path)
+    if insecure:
+        if settings.keys is not None:
+            raise InvalidConfig("a server with keys is not insecure: leave out one of both", field="keys")
+        code = msgspec.structs.replace(settings.code, any=True)
+        settings = msgspec.structs.replace(settings, code=code)
+    elif settings.keys is None:
+        raise InvalidConfig(
+            "a server has keys (`kaas keys new`), or is told --insecure: then anybody on this machine may use it",
+            field="keys",
+        )
+    _check(settings, insecure)
+    return settings
+
+
+def read_file(path: Path) -> Settings:
+    """The settings of a file; paths in it are relative to its folder.
+
+    Raises:
+        InvalidConfig
+    """
+    settings, folder = parse(_text(path)), path.parent
+
+    def there(name: str | None) -> str | None:
+        return None if name is None else str(folder / name)
+
+    pool = msgspec.structs.replace(settings.pool, record=there(settings.pool.record))
+    return msgspec.structs.replace(settings, state=there(settings.state), keys=there(settings.keys), pool=pool)
+
+
+def parse(text: bytes) -> Settings:
+    """
+    Raises:
+        InvalidConfig
+    """
+    try:
+        return msgspec.convert(yaml_text.load(text or b"{}"), Settings, dec_hook=lambda kind, value: kind(value))
+    except msgspec.ValidationError as error:
+        place, unknown = PLACE.search(str(error)), UNKNOWN.search(str(error))
+        names = [found.group(1) for found in (place, unknown) if found is not None and found.group(1)]
+        near = unknown and near_field(Settings, place.group(1) if place is not None else "", unknown.group(1))
+        meant = (
+            [f"did you mean {near!r}?"] if near else [hint for slip, hint in HINTS.items() if slip.search(str(error))]
+        )
+        hint = "".join(f"; {each}" for each in meant)
+        raise InvalidConfig(f"configuration of the server: {error}{hint}", field=".".join(names)) from error
+    except InvalidConfig as error:
+        raise InvalidConfig(f"configuration of the server: {error.message}", field=error.field) from error
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be read: {error.strerror}", field="config") from error
+
+
+def _check(settings: Settings, insecure: bool) -> None:
+    listen, limits = settings.listen, settings.limits
+    if not 0 <= listen.port < 1 << 16:
+        raise InvalidConfig(f"listen.port is a port's number, not {listen.port}", field="listen.port")
+    try:
+        loopback = ip_address(listen.host).is_loopback
+    except ValueError as error:
+        message = f"listen.host is an IP address of this machine, not {listen.host!r}"
+        raise InvalidConfig(message, field="listen.host") from error
+    if insecure and not loopback:
+        message = f"without keys a server listens on loopback only, not on {listen.host}"
+        raise InvalidConfig(message, field="listen.host")
+    for name in limits.__struct_fields__:
+        value = getattr(limits, name)
+        if name != "quotas" and not value > 0:
+            raise InvalidConfig(f"limits.{name} is a positive number, not {value!r}", field=f"limits.{name}")
+    metrics_port = settings.metrics_port
+    if metrics_port is not None and not 0 <= metrics_port < 1 << 16:
+        raise InvalidConfig(f"metrics_port is a port's number, not {metrics_port}", field="metrics_port")
+    if not settings.name:
+        raise InvalidConfig("name is that of the pool, and not empty", field="name")
+    if not settings.step_processes > 0:
+        message = f"step_processes is a positive number, not {settings.step_processes!r}"
+        raise InvalidConfig(message, field="step_processes")
+    slow_s = settings.log.slow_request_s
+    if slow_s is not None and not slow_s > 0:
+        message = f"log.slow_request_s is a positive number of seconds or nothing, not {slow_s!r}"
+        raise InvalidConfig(message, field="log.slow_request_s")
+    if not settings.drain_s >= 0:
+        raise InvalidConfig(f"drain_s is a number of seconds, not {settings.drain_s!r}", field="drain_s")
+    settings.pool.config(None)
+    settings.code.allowed()
+    _check_etasks(settings)
+
+
+def _check_etasks(settings: Settings) -> None:
+    if settings.etasks and not settings.ray:
+        message = "eTasks need a pool on Ray: ray: true, or the address of a cluster"
+        raise InvalidConfig(message, field="etasks")
+    for name, each in settings.etasks.items():
+        field = f"etasks.{name}"
+        check_target(f"{field}.function", each.function)
+        for step in filter(None, (each.before, each.after)):
+            if step not in settings.steps:
+                raise InvalidConfig(f"{field}: there is no step {step!r}", field=field)
+        if not each.outputs or each.retries < 0:
+            raise InvalidConfig(f"{field} has outputs, and retries from 0 on", field=field)
+        for buffer, (dtype, shape) in (*each.inputs.items(), *each.outputs.items()):
+            try:
+                Buffer(buffer, shape, dtype)
+            except KaasError as error:
+                raise InvalidConfig(f"{field}: {error.message}", field=field) from error

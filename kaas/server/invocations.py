@@ -1,0 +1,412 @@
+"""Invocations of remote clients, from what was asked to an answer: credit, keys of idempotency, steps, charges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from kaas.errors import DeadlineExceeded, InvalidRequest, KaasError, KeyReused, PoolStopped, UsageUnavailable
+from kaas.pool.core.records import Request
+from kaas.pool.executors.transport import Call
+from kaas.pool.immediate_future import Answer
+from kaas.pool.observing.tracing import Step
+from kaas.pool.service import Service
+from kaas.server.binding import Bound, bound, request_digest
+from kaas.server.building.function_builder import RemoteFunction
+from kaas.server.building.uploads import AT_ONCE_BYTES
+from kaas.server.invocation_request import check_deadline, check_made, given_values, invocation_of
+from kaas.server.replies import failure_of
+from kaas.server.reply_tracker import ENDED, Delivery, kept_bytes
+from kaas.server.sessions import LONGEST_NAME, Client, Run, Session
+from kaas.server.state import durable_replies
+from kaas.server.state.client_store import Holdings
+from kaas.server.state.object_store import Given
+from kaas.server.steps.steps import Made, Steps
+from kaas.server.usage.metering import Meter, unanswered
+from kaas.wire import protocol
+from kaas.wire.trace_context import continued
+
+SUCCEEDED = "succeeded"
+BEFORE, AFTER = "before", "after"
+"""The stages that steps are."""
+
+T = TypeVar("T")
+
+
+class Runs:
+    """Belongs to the pool's event loop.
+
+    Fields:
+        draining: why nothing is taken in any more, "" while it is.
+        closed: the usage is, so that nothing is charged any more, nor answered with a result.
+    """
+
+    def __init__(self, service: Service, holdings: Holdings, meter: Meter, steps: Steps, delivery: Delivery) -> None:
+        self.draining = ""
+        self.closed = False
+        self._service, self._pool, self._holdings = service, service.pool, holdings
+        self._meter, self._steps, self._delivery = meter, steps, delivery
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def ask(self, session: Session, message: protocol.Invoke, frames: Sequence[Any]) -> None:
+        """frames: with the header. What was asked before, by this number or by its key, is the same request.
+
+        Raises:
+            KaasError, or whatever else a senseless message leads to.
+        """
+        known = session.waits.get(message.number)
+        if known is not None:
+            if known.run.done:
+                self._delivery.send(known)
+            return
+        if message.number in session.tasks:
+            raise InvalidRequest(f"question {message.number} is not answered yet")
+        client, key = session.client, message.key
+        if len(key.encode()) > LONGEST_NAME:
+            raise InvalidRequest(f"a key has at most {LONGEST_NAME} bytes of UTF-8, not {len(key.encode())}")
+        run = client.runs.get(key) or client.finished.get(key) if key else None
+        if run is None:
+            self._begin(session, message, frames)
+        else:
+            self._ask_again(session, message, frames, run)
+
+    def _ask_again(self, session: Session, message: protocol.Invoke, frames: Sequence[Any], run: Run) -> None:
+        """A request that is known by its key is waited for once more. Its inputs take credit while they are hashed.
+
+        Raises:
+            KeyReused, QueueFull
+        """
+        if run.asked != message.function:
+            raise _reused(run, f"to function {run.asked!r}")
+        if run.binding is None and _at_once(frames):
+            self._join(session, message, run, request_digest(message, frames))
+        else:
+            nbytes = sum(map(len, frames))
+            session.client.questions.check(session.client, nbytes)
+            session.client.questions.take(nbytes)
+            joining = self._task(self._join_later(session, message, frames, run))
+            joining.add_done_callback(lambda _: session.client.questions.give_back(nbytes))
+
+    async def _join_later(self, session: Session, message: protocol.Invoke, frames: Sequence[Any], run: Run) -> None:
+        """Large inputs are hashed by another thread."""
+        try:
+            if run.binding is not None:
+                await asyncio.wait([run.binding])
+            digest = await asyncio.to_thread(request_digest, message, frames)
+            if message.number not in session.waits:  # else it was sent once more
+                self._join(session, message, run, digest)
+        except KaasError as error:
+            session.channel.send(failure_of(message.number, error))
+
+    def _join(self, session: Session, message: protocol.Invoke, run: Run, digest: str) -> None:
+        """
+        Raises:
+            KeyReused, QueueFull
+        """
+        if run.bound is not None and run.bound.request != digest:
+            raise _reused(run, "with other inputs, scalars or stored outputs")
+        client = session.client
+        client.requests.check(client, run.nbytes)
+        self._delivery.wait(session, message.number, run, run.nbytes)
+
+    def _begin(self, session: Session, message: protocol.Invoke, frames: Sequence[Any]) -> None:
+        if self.draining:
+            raise PoolStopped(f"the server takes nothing more: {self.draining}")
+        client = session.client
+        remote = self._holdings.functions.named(client.name, message.function)
+        function = remote.function
+        input_bytes = sum(map(len, frames)) - len(frames[0])
+        nbytes = sum(function.output_bytes)
+        outputs, stored_bytes = remote.outputs, 0
+        if message.store:
+            outputs, stored_bytes = self._outputs(client, remote, message.store)
+            client.storing.check(client, stored_bytes)
+            nbytes -= stored_bytes
+        client.requests.check(client, input_bytes + nbytes)
+        request = None
+        self._meter.admit(client.name)
+        try:
+            if not remote.before and remote.etask is None:  # first: the device has something to do by then
+                request = self._request(client.name, message, frames, remote)
+            run = Run(client, message.key, message.function, remote.label, outputs, input_bytes, nbytes)
+            run.begun_s = self._loop.time()
+            if message.store or remote.after or remote.etask is not None:
+                run.store, run.remote, run.stored_bytes = message.store, remote, stored_bytes
+            if remote.before or remote.after or remote.etask is not None:
+                run.ends_s = self._ends_s(message)
+            if request is None:
+                self._prepare(run, message, frames, remote)
+        except BaseException as error:
+            self._meter.refused(client.name, remote.label, type(error).__name__, admitted=True)
+            raise
+        self._delivery.wait(session, message.number, run, input_bytes + nbytes)
+        if stored_bytes:
+            client.storing.take(stored_bytes)
+        if message.key:
+            client.runs[message.key] = run
+            self._bind(run, message, frames, remote.key)
+        if request is not None:
+            run.moved_bytes = input_bytes
+            self._begun(run, request)
+
+    def _bind(self, run: Run, message: protocol.Invoke, frames: Sequence[Any], function: str) -> None:
+        """Find out what the key of a request stands for, while the device is busy with it."""
+        contents = [(item.object, self._content(run.client.name, item.object)) for item in message.inputs.values()]
+        find = partial(bound, message, frames, function, dict(contents).__getitem__)
+        if _at_once(frames):
+            run.bound = find()
+        else:
+            run.binding = self._task(self._bind_later(run, find))
+
+    async def _bind_later(self, run: Run, find: Callable[[], Bound]) -> None:
+        run.bound = await asyncio.to_thread(find)
+        run.binding = None
+
+    def _content(self, client: str, name: str) -> str:
+        return self._holdings.values.named(client, name).content.hash if name else ""
+
+    def _request(self, client: str, message: protocol.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> Request:
+        """What the pool is asked for, of one that was admitted.
+
+        Raises:
+            KaasError
+        """
+        invocation, payload = invocation_of(client, message, frames, remote, self._holdings.values)
+        return self._asked(self._service.call(remote.function, invocation, payload, "", remote.label), message.trace)
+
+    def _asked(self, call: Call, trace: str) -> Request:
+        request = self._pool.begin(call)
+        if trace:
+            request.trace = continued(trace)
+        return request
+
+    def _begun(self, run: Run, request: Request) -> None:
+        """The pool has it."""
+        run.request = request
+        if request.trace is not None:
+            run.trace = request.trace.traceparent
+        request.answer.add_done_callback(partial(self._answered, run, request))
+
+    # --- steps
+
+    def _ends_s(self, message: protocol.Invoke) -> float | None:
+        """When its deadline is over.
+
+        Raises:
+            InvalidRequest
+        """
+        if message.deadline_s is None:
+            return None
+        check_deadline(message.deadline_s)
+        return self._loop.time() + message.deadline_s
+
+    def _prepare(self, run: Run, message: protocol.Invoke, frames: Sequence[Any], remote: RemoteFunction) -> None:
+        """Have a step make the inputs out of what came, and of an eTask have them where it finds them.
+
+        Raises:
+            InvalidRequest
+        """
+        given = given_values(message, frames) if remote.before else None
+        run.task = self._task(self._call(run, message, frames, remote, given))
+        run.task.add_done_callback(partial(self._prepared, run, message.trace))
+
+    async def _call(
+        self,
+        run: Run,
+        message: protocol.Invoke,
+        frames: Sequence[Any],
+        remote: RemoteFunction,
+        given: Mapping[str, Any] | None,
+    ) -> Call:
+        """
+        Raises:
+            KaasError
+        """
+        if given is not None:
+            made = await self._step(run, BEFORE, remote.before, given)
+            check_made(remote, made)
+            inputs = {name: protocol.Input(frame=frame) for frame, name in enumerate(made, 1)}
+            frames = [b"", *(each.data for each in made.values())]
+            message = msgspec.structs.replace(message, inputs=inputs, deadline_s=self._left_s(run))
+        client, values = run.client.name, self._holdings.values
+        run.moved_bytes = sum(map(len, frames)) - len(frames[0])
+        if remote.etask is not None:
+            return await remote.etask.call(client, message, frames, remote, values)
+        asked = invocation_of(client, message, frames, remote, values)
+        return self._service.call(remote.function, *asked, "", remote.label)
+
+    def _left_s(self, run: Run) -> float | None:
+        return None if run.ends_s is None else max(1e-3, run.ends_s - self._loop.time())
+
+    def _prepared(self, run: Run, trace: str, task: asyncio.Future[Call]) -> None:
+        run.task = None
+        try:
+            call = task.result()
+            if not run.waits:
+                raise asyncio.CancelledError  # too late for the step
+            request = self._asked(call, trace)
+        except asyncio.CancelledError:  # and all who waited know
+            self._meter.refused(run.client.name, run.label, "cancelled", admitted=True)
+            self._delivery.end(run)
+        except Exception as error:  # noqa: BLE001 - who waits is told
+            self._meter.refused(run.client.name, run.label, type(error).__name__, admitted=True)
+            _fail(run, error)
+            self._delivery.end(run)
+        else:
+            self._begun(run, request)
+
+    async def _step(self, run: Run, stage: str, name: str, values: Mapping[str, Any]) -> dict[str, Made]:
+        """
+        Raises:
+            StepFailed, DeadlineExceeded
+        """
+        begun_s = self._loop.time()
+        try:
+            return await self._run_step(run, name, values, begun_s)
+        finally:
+            ended_s = self._loop.time()
+            run.steps_s[stage] = ended_s - begun_s
+            self._pool.reports.note_step(Step(run.client.name, run.label, stage, name, begun_s, ended_s))
+
+    async def _run_step(self, run: Run, name: str, values: Mapping[str, Any], begun_s: float) -> dict[str, Made]:
+        """
+        Raises:
+            StepFailed, DeadlineExceeded
+        """
+        try:
+            async with asyncio.timeout_at(run.ends_s):
+                whose = {"client": run.client.name, "function": run.asked}
+                return await self._steps.run(name, values, whose)
+        except TimeoutError as error:
+            left_s = (run.ends_s or begun_s) - begun_s
+            message = f"step {name!r} did not end within the {left_s:.3f} s that were left of the request's deadline"
+            raise DeadlineExceeded(message, task=run.label, deadline_s=left_s) from error
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _outputs(self, client: Client, remote: RemoteFunction, store: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
+        """Names of the outputs that come when others are stored, and the bytes of these.
+
+        Raises:
+            InvalidRequest, QuotaExceeded
+        """
+        if len({*store.values()}) != len(store):
+            raise InvalidRequest("two outputs cannot be stored under one name")
+        if remote.after:  # what that makes is known once it is made
+            return remote.outputs, 0
+        sizes = dict(zip(remote.outputs, remote.function.output_bytes, strict=True))
+        for name in store.keys() - sizes.keys():
+            raise InvalidRequest(f"function {remote.function.label!r} has no output {name!r} to store", buffer=name)
+        self._holdings.values.check_room(client.name, {store[name]: sizes[name] for name in store})
+        return tuple(name for name in remote.outputs if name not in store), sum(sizes[name] for name in store)
+
+    # --- answers
+
+    def _answered(self, run: Run, request: Request, answer: Answer[Sequence[Any]]) -> None:
+        if run.binding is not None:  # by which its charge is known
+            run.binding.add_done_callback(lambda _: self._answered(run, request, answer))
+            return
+        if answer.cancelled():  # and all who waited know
+            self._pool.cancelled(request)
+            outcome = "cancelled"
+        elif (error := answer.exception()) is not None:
+            run.failure = failure_of(0, error)
+            outcome = run.failure.error
+        else:
+            run.frames = answer.result()
+            outcome = SUCCEEDED
+        run.nbytes = sum(map(len, run.frames))
+        run.moved_bytes += run.nbytes
+        if outcome != SUCCEEDED and self._pool.holds(request):  # with a deadline, say: it runs on, and takes the device
+            request.left = partial(self._left, run, request, outcome)
+            self._delivery.end(run)
+        elif run.remote is not None and outcome == SUCCEEDED:
+            self._task(self._after(run, request, run.remote))
+        else:
+            self._settle(run, request, outcome, partial(self._delivery.end, run))
+
+    async def _after(self, run: Run, request: Request, remote: RemoteFunction) -> None:
+        """Have a step make other outputs out of them, and store those that stay; and what is not to be run again."""
+        outcome = SUCCEEDED
+        found = {
+            name: Made(dtype, shape, frame)
+            for name, (dtype, shape), frame in zip(remote.outputs, remote.function.outputs, run.frames, strict=True)
+        }
+        try:
+            if remote.after:
+                found = await self._step(run, AFTER, remote.after, {name: each.data for name, each in found.items()})
+            for name in run.store.keys() - found.keys():
+                raise InvalidRequest(f"step {remote.after!r} has made no output {name!r} to store", buffer=name)
+            come = {name: each.data for name, each in found.items() if name not in run.store}
+            run.outputs, run.frames, run.nbytes = tuple(come), list(come.values()), sum(map(len, come.values()))
+        except Exception as error:  # noqa: BLE001 - who waits is told
+            outcome = type(error).__name__
+            _fail(run, error)
+        self._settle(run, request, outcome)
+        if run.failure is None and (run.store or remote.etask is not None):
+            named = [Given(stored, *found[name].kept()) for name, stored in run.store.items()]
+            try:
+                await self._holdings.values.store(run.client.name, named, self._lasting(run))
+            except Exception as error:  # noqa: BLE001 - who waits is told
+                run.lasting = False
+                _fail(run, error)
+        self._delivery.end(run)
+
+    def _lasting(self, run: Run) -> dict[str, dict[str, bytes]]:
+        """What is to be written down of its answer, for it is not to be run again."""
+        run.lasting = bool(run.key) and run.client.finished.takes(kept_bytes(run))
+        if not run.lasting:
+            return {}
+        assert run.bound is not None, "it has a key and was answered"
+        asked, answer = (run.asked, run.label), (run.outputs, run.frames)
+        said = durable_replies.entry(run.client.name, run.key, *asked, *answer, run.bound)
+        return {durable_replies.ANSWERS: {run.key: said}}
+
+    def _settle(self, run: Run, request: Request, outcome: str, answer: Callable[[], object] = unanswered) -> None:
+        """Charge for it, then answer."""
+        try:
+            if self.closed and outcome != "cancelled":  # so is the usage: it is run again in the next life
+                raise PoolStopped(ENDED)
+            self._charge(run, request, outcome, answer)
+        except (PoolStopped, UsageUnavailable) as error:  # nothing is given that is not charged
+            _fail(run, error)
+            answer()
+
+    def _left(self, run: Run, request: Request, outcome: str) -> None:
+        if self.closed:  # so is the usage
+            return
+        with suppress(UsageUnavailable):  # it was answered, and the meter says what is wrong to who asks next
+            self._charge(run, request, outcome, unanswered)
+
+    def _charge(self, run: Run, request: Request, outcome: str, answer: Callable[[], object]) -> None:
+        """
+        Raises:
+            UsageUnavailable
+        """
+        client, moved_bytes, record = run.client.name, run.moved_bytes, request.record
+        nbytes = (run.input_bytes, run.nbytes, moved_bytes)
+        self._meter.ended(client, run.label, run.charge_key, outcome, *nbytes, record, answer)
+
+
+def _at_once(frames: Sequence[Any]) -> bool:
+    """Whether a message is hashed here: another thread takes longer to wake up than that takes."""
+    return sum(map(len, frames)) <= AT_ONCE_BYTES
+
+
+def _reused(run: Run, what: str) -> KeyReused:
+    message = f"key {run.key!r} is of another request, {what}: a new request wants a new key"
+    return KeyReused(message, key=run.key, function=run.asked)
+
+
+def _fail(run: Run, error: Exception) -> None:
+    run.frames, run.nbytes, run.failure = (), 0, failure_of(0, error)

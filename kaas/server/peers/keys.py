@@ -1,0 +1,375 @@
+"""Who may speak to a server from afar: CURVE keys in files that nobody else may read.
+
+A server's folder has `server.toml`, its own pair, and in `clients` a file for each client: its name, its public key and
+what it may use. The client's secret is with the client, in a file of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import TypeVar
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from kaas.errors import InvalidConfig
+from kaas.server.usage.quotas import Quotas
+
+SERVER_FILE, CLIENTS_FOLDER, REVOKED_FOLDER = "server.toml", "clients", "revoked"
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+"""Of a client."""
+LARGEST_FILE_BYTES = 64 << 10
+OWNER = "keys.owner"
+"""The field of errors that say that others may read or write a file of keys."""
+
+SECRET_THERE = "--to names another file, or remove this one if nobody needs its key"
+"""The advice where a client's own file is there already."""
+
+_OTHERS = 0o077
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class ServerKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Both as Z85 text. public_key is for clients, secret_key for nobody."""
+
+    public_key: str
+    secret_key: str
+
+
+class OwnKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client has: its pair, and the public key of its server."""
+
+    name: str
+    public_key: str
+    secret_key: str
+    server_key: str
+
+
+class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a server knows of a client. administrator: may see all clients' usage, and drain the server. tenant: who has
+    the name; a client that gets the name of a revoked one is another tenant, and has nothing of what that one had."""
+
+    name: str
+    public_key: str
+    administrator: bool = False
+    quotas: Quotas = Quotas()
+    tenant: str = ""
+
+
+class RevokedKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is left of a client that was revoked. purge: what it has at the server goes."""
+
+    name: str
+    public_key: str
+    tenant: str = ""
+    revoked: str = ""
+    purge: bool = False
+
+
+class Keys:
+    """The clients' keys of a server's folder, as they are now.
+
+    Fields:
+        server: the server's own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """A client's file that makes no sense lets nobody in, and is logged.
+
+        Raises:
+            InvalidConfig: the server's file, or a folder, is not there or makes no sense; or others may read some file.
+        """
+        self._folder = folder / CLIENTS_FOLDER
+        _check_folder(folder)
+        _check_folder(self._folder)
+        self.server = server_keys(folder)
+        self._written_then, self._seen = self._written(), self._state()
+        self._clients, wrong = self._read()
+        for error in wrong:
+            if error.fields.get("field") == OWNER:
+                raise error
+        _tell(wrong)
+
+    def who(self, public_key: str) -> ClientKey | None:
+        """The client that has this key."""
+        return self._clients.get(public_key)
+
+    def named(self, name: str) -> ClientKey | None:
+        return next((client for client in self._clients.values() if client.name == name), None)
+
+    def names(self) -> frozenset[str]:
+        """Of all clients."""
+        return frozenset(client.name for client in self._clients.values())
+
+    def tenants(self) -> dict[str, str]:
+        """Who has which name."""
+        return {client.name: client.tenant for client in self._clients.values()}
+
+    def purged(self) -> set[tuple[str, str]]:
+        """Names and tenants whose things the server is to forget."""
+        wrong: list[InvalidConfig] = []
+        found = revoked_keys(self._folder.parent, wrong)
+        _tell(wrong)
+        return {(revoked.name, revoked.tenant) for revoked in found if revoked.purge}
+
+    def refresh(self) -> bool:
+        """See what has changed in the folder; whether anything has. A file that others may read, or without sense,
+        lets nobody in, and is logged."""
+        self._written_then, seen = self._written(), self._state()
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        self._clients, wrong = self._read()
+        _tell(wrong)
+        return True
+
+    def added(self) -> bool:
+        """Whether a file may have come since the last `refresh`: that takes a few us only."""
+        return self._written() != self._written_then
+
+    def _written(self) -> int:
+        with suppress(OSError):
+            return self._folder.stat().st_mtime_ns
+        return 0
+
+    def _state(self) -> object:
+        """What differs when a file was added, removed, written or given another mode."""
+        with suppress(OSError), os.scandir(self._folder) as entries:
+            files = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+            folder = os.lstat(self._folder)
+            return folder.st_mode, sorted((name, found.st_ctime_ns, found.st_ino) for name, found in files)
+        return None
+
+    def _read(self) -> tuple[dict[str, ClientKey], list[InvalidConfig]]:
+        """Clients by key, and what was wrong with others."""
+        clients: dict[str, ClientKey] = {}
+        wrong: list[InvalidConfig] = []
+        names: set[str] = set()
+        try:
+            _check_folder(self._folder)
+            paths = sorted(self._folder.glob("[!.]*.toml"))
+        except InvalidConfig as error:
+            return {}, [error]
+        for path in paths:
+            try:
+                client = client_key(path)
+                if client.name in names or client.public_key in clients:
+                    raise InvalidConfig(f"{path}: another file has the same name or the same key")
+            except InvalidConfig as error:
+                wrong.append(error)
+            else:
+                names.add(client.name)
+                clients[client.public_key] = client
+        return clients, wrong
+
+
+def new_client(folder: Path, name: str, secret_file: Path) -> OwnKeys:
+    """Make a pair of keys for a new client: the public one goes into a server's folder, which is made if it is not
+    there, the secret one into a file for the client.
+
+    Raises:
+        InvalidConfig: there is a client of this name, or such a file; or others may read the folder.
+    """
+    if not NAME.fullmatch(name):
+        raise InvalidConfig(f"a client's name is 1 to 64 letters, digits, '_', '-' and '.', not {name!r}", field="name")
+    server = prepare(folder)
+    public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
+    known = folder / CLIENTS_FOLDER / f"{name}.toml"
+    there = (
+        f"`kaas keys rotate {name}` gives the client of this name another pair, `kaas keys revoke {name}` removes it"
+    )
+    write_new(known, {"name": name, "public_key": public_key, "tenant": token_hex(8)}, there)
+    own = OwnKeys(name, public_key, secret_key, server.public_key)
+    try:
+        write_new(secret_file, msgspec.structs.asdict(own), SECRET_THERE)
+    except InvalidConfig:
+        known.unlink()
+        raise
+    return own
+
+
+def prepare(folder: Path) -> ServerKeys:
+    """A server's folder with a pair of keys, which are made if they are not there.
+
+    Raises:
+        InvalidConfig: others may read it.
+    """
+    for made in (folder, folder / CLIENTS_FOLDER):
+        make_folder(made)
+    if not (folder / SERVER_FILE).exists():
+        public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
+        write_new(folder / SERVER_FILE, {"public_key": public_key, "secret_key": secret_key})
+    return server_keys(folder)
+
+
+def make_folder(folder: Path) -> Path:
+    """One that nobody else may use.
+
+    Raises:
+        InvalidConfig
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_folder(folder)
+    return folder
+
+
+def revoked_keys(folder: Path, wrong: list[InvalidConfig]) -> list[RevokedKey]:
+    """Of a server's folder. wrong: what is wrong with some of their files is added to it."""
+    found = []
+    for path in sorted((folder / REVOKED_FOLDER).glob("[!.]*.toml")):
+        try:
+            found.append(_load(path, RevokedKey))
+        except InvalidConfig as error:
+            wrong.append(error)
+    return found
+
+
+def server_keys(folder: Path) -> ServerKeys:
+    """
+    Raises:
+        InvalidConfig: the file is not there, may be read by others, or makes no sense.
+    """
+    return _pair(folder / SERVER_FILE, ServerKeys)
+
+
+def own_keys(path: Path) -> OwnKeys:
+    """A client's.
+
+    Raises:
+        InvalidConfig: the file is not there, may be read by others, or makes no sense.
+    """
+    try:
+        return _pair(path, OwnKeys)
+    except InvalidConfig as error:
+        if not _is_servers(path):
+            raise
+        own = "its own file is the one that `kaas keys new` or `kaas keys rotate` wrote for it"
+        raise InvalidConfig(f"{path} is what the server knows of a client: {own}", field="keys") from error
+
+
+def _is_servers(path: Path) -> bool:
+    try:
+        client_key(path)
+    except InvalidConfig:
+        return False
+    return True
+
+
+def client_key(path: Path) -> ClientKey:
+    """A client's file of a server's folder.
+
+    Raises:
+        InvalidConfig: it may be read by others, or makes no sense.
+    """
+    client = _load(path, ClientKey)
+    if not NAME.fullmatch(client.name):
+        raise InvalidConfig(f"{path}: a client's name is 1 to 64 letters, digits, '_', '-' and '.'", field="name")
+    _check_key(path, "public_key", client.public_key)
+    return client
+
+
+def _pair(path: Path, kind: type[T]) -> T:
+    pair = _load(path, kind)
+    public_key, secret_key = pair.public_key, pair.secret_key  # type: ignore[attr-defined]
+    for field, key in (("public_key", public_key), ("secret_key", secret_key)):
+        _check_key(path, field, key)
+    if zmq.curve_public(secret_key.encode()).decode() != public_key:
+        raise InvalidConfig(f"{path}: its two keys are not of one pair", field="public_key")
+    if isinstance(pair, OwnKeys):
+        _check_key(path, "server_key", pair.server_key)
+    return pair
+
+
+def _check_key(path: Path, field: str, key: str) -> None:
+    if not is_key(key):
+        raise InvalidConfig(f"{path}: {field} is no CURVE key: 40 letters of Z85", field=field)
+
+
+def is_key(key: object) -> bool:
+    """Whether it is one half of a pair, as text."""
+    alphabet = z85.Z85CHARS.decode()
+    return isinstance(key, str) and len(key) == 40 and all(letter in alphabet for letter in key)
+
+
+def _load(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.toml.decode(_read_private(path), type=kind)
+    except msgspec.DecodeError as error:
+        raise InvalidConfig(f"{path}: {error}") from error
+
+
+def _read_private(path: Path) -> bytes:
+    """
+    Raises:
+        InvalidConfig: it is not there, no file, somebody else's, or others may read or write it.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise InvalidConfig(f"{path}: {error.strerror}") from error
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_FILE_BYTES:
+            raise InvalidConfig(f"{path} is no file of keys")
+        _check_owner(path, found, "600")
+        with os.fdopen(file, "rb", closefd=False) as opened:
+            return opened.read(LARGEST_FILE_BYTES)
+    finally:
+        os.close(file)
+
+
+def _tell(wrong: Sequence[InvalidConfig]) -> None:
+    for error in wrong:
+        _log.error("a client's key is not taken: %s", error.message)
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        found = os.lstat(folder)
+    except OSError as error:
+        raise InvalidConfig(f"{folder}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise InvalidConfig(f"{folder} is no folder of keys")
+    _check_owner(folder, found, "700")
+
+
+def _check_owner(path: Path, found: os.stat_result, mode: str) -> None:
+    if found.st_uid != os.geteuid():
+        raise InvalidConfig(f"{path} belongs to another user", field=OWNER)
+    if found.st_mode & _OTHERS:
+        raise InvalidConfig(f"others may use {path}, which holds keys: chmod {mode} it", field=OWNER)
+
+
+def write_new(path: Path, fields: dict[str, str | bool], there: str = "") -> None:
+    """A new file, which is there with all it says or not at all.
+
+    Args:
+        there: what to do if there is one.
+
+    Raises:
+        InvalidConfig: there is one, or there can be none.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    said = {name: str(value).lower() if isinstance(value, bool) else f"'{value}'" for name, value in fields.items()}
+    lines = "".join(f"{name} = {value}\n" for name, value in said.items())  # no such value has a quote
+    try:
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(file, "w") as opened:
+                opened.write(lines)
+            os.link(draft, path)
+        finally:
+            draft.unlink()
+    except OSError as error:
+        hint = f"; {there}" if there and path.exists() else ""
+        raise InvalidConfig(f"{path}: {error.strerror}{hint}") from error

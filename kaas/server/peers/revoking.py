@@ -1,0 +1,104 @@
+"""Keys of clients that are revoked, or get another pair; a server that runs sees it within a second."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from kaas.errors import InvalidConfig, InvalidRequest
+from kaas.server.peers.keys import (
+    CLIENTS_FOLDER,
+    REVOKED_FOLDER,
+    SECRET_THERE,
+    ClientKey,
+    OwnKeys,
+    RevokedKey,
+    client_key,
+    make_folder,
+    revoked_keys,
+    server_keys,
+    write_new,
+)
+
+_PUBLIC_KEY = re.compile(r"^\s*public_key\s*=.*$", re.MULTILINE)
+
+
+def listed(folder: Path) -> tuple[list[ClientKey], list[InvalidConfig], list[RevokedKey]]:
+    """The clients of a server's folder, what is wrong with other files there, and who was revoked.
+
+    Raises:
+        InvalidConfig
+    """
+    clients, wrong = [], []
+    for path in _files(folder / CLIENTS_FOLDER):
+        try:
+            clients.append(client_key(path))
+        except InvalidConfig as error:
+            wrong.append(error)
+    return clients, wrong, revoked_keys(folder, wrong)
+
+
+def revoke(folder: Path, name: str, *, purge: bool) -> RevokedKey:
+    """Let a client in no more. purge: what it has at the server goes too, at once or when the server starts; else it
+    stays until the name is given to another client.
+
+    Raises:
+        InvalidRequest: there is no such client.
+        InvalidConfig: its file cannot be read or moved.
+    """
+    path = _find(folder, name)
+    client = client_key(path)
+    revoked = RevokedKey(name, client.public_key, client.tenant, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", purge)
+    made = make_folder(folder / REVOKED_FOLDER)
+    # first: a server that sees the key gone sees then what is to become of the rest
+    write_new(made / f"{name}-{client.public_key.encode().hex()[:16]}.toml", msgspec.structs.asdict(revoked))
+    path.unlink()
+    return revoked
+
+
+def rotate(folder: Path, name: str, secret_file: Path) -> OwnKeys:
+    """Give a client another pair of keys: it keeps all that it has at the server, and its old key lets nobody in.
+
+    Raises:
+        InvalidRequest: there is no such client.
+        InvalidConfig: its file cannot be read or replaced, or there is a secret_file already.
+    """
+    path = _find(folder, name)
+    client = client_key(path)
+    public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
+    text, found = _PUBLIC_KEY.subn(f"public_key = '{public_key}'", path.read_text(), count=1)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    own = OwnKeys(name, public_key, secret_key, server_keys(folder).public_key)
+    with open(draft, "x", opener=lambda file, flags: os.open(file, flags, 0o600)) as file:
+        file.write(text)
+    try:
+        if not found or client_key(draft) != msgspec.structs.replace(client, public_key=public_key):
+            raise InvalidConfig(f"{path}: its public_key does not stand in a line of its own", field="public_key")
+        write_new(secret_file, msgspec.structs.asdict(own), SECRET_THERE)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return own
+
+
+def _find(folder: Path, name: str) -> Path:
+    """
+    Raises:
+        InvalidRequest
+    """
+    for path in _files(folder / CLIENTS_FOLDER):
+        try:
+            if client_key(path).name == name:
+                return path
+        except InvalidConfig:
+            continue  # it lets nobody in
+    raise InvalidRequest(f"no client {name!r} has a key in {folder / CLIENTS_FOLDER}")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[!.]*.toml"))

@@ -1,0 +1,100 @@
+"""Signatures of kTasks, for servers that take those of signers that they trust (`kaas.server.peers.allow`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kaas.errors import InvalidConfig
+from kaas.server.peers.allow import ed25519, signed
+
+_OTHERS = 0o077
+
+
+def new_signer(path: Path) -> bytes:
+    """Make an Ed25519 key in a PEM file that is only its user's. Gives the public key.
+
+    Raises:
+        InvalidConfig: there is such a file, or there can be none. MissingPackage
+    """
+    key = ed25519().Ed25519PrivateKey.generate()
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    data = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(file, "wb") as opened:
+            opened.write(data)
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be made: {error.strerror}", field="signer") from error
+    return public_key(key)
+
+
+def public_key(key: Any) -> bytes:
+    """What a server has to trust, 32 bytes: in its configuration `code.signers`, in hex."""
+    public: bytes = key.public_key().public_bytes_raw()
+    return public
+
+
+def signer(path: Path) -> Any:
+    """The key of a file that `new_signer` has made.
+
+    Raises:
+        InvalidConfig: it is not there, others may read it, or it is none. MissingPackage
+    """
+    kind = ed25519().Ed25519PrivateKey
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        if path.stat().st_mode & _OTHERS:
+            raise InvalidConfig(f"{path} is open to other users", field="signer")
+        key = load_pem_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be read: {error.strerror}", field="signer") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InvalidConfig(f"{path} holds no key: {error}", field="signer") from error
+    if not isinstance(key, kind):
+        raise InvalidConfig(f"{path} holds no Ed25519 key", field="signer")
+    return key
+
+
+def sign(key: Any, task_key: str) -> bytes:
+    """The signature of a kTask, by its key."""
+    signature: bytes = key.sign(signed(task_key))
+    return signature
+
+
+def read_signatures(path: str | os.PathLike[str]) -> dict[str, bytes]:
+    """Of a file that `write_signatures` has made: signatures by the keys of kTasks.
+
+    Raises:
+        InvalidConfig
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidConfig(f"signatures stand in a file, of which this is no name: {path!r}", field="signatures")
+    try:
+        known = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, str])
+        return {library: bytes.fromhex(signature) for library, signature in known.items()}
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be read: {error.strerror}", field="signatures") from error
+    except (ValueError, msgspec.DecodeError) as error:
+        raise InvalidConfig(f"{path} holds no signatures: {error}", field="signatures") from error
+
+
+def write_signatures(path: Path, signatures: Mapping[str, bytes]) -> None:
+    """Beside those that are there.
+
+    Raises:
+        InvalidConfig
+    """
+    known = {**(read_signatures(path) if path.exists() else {}), **signatures}
+    data = msgspec.json.encode({library: signature.hex() for library, signature in known.items()})
+    try:
+        path.write_bytes(msgspec.json.format(data, indent=1) + b"\n")
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be written: {error.strerror}", field="signatures") from error

@@ -1,0 +1,99 @@
+"""A pool without Ray in the foreground, for remote clients: `kaas serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kaas.errors import InvalidConfig, KaasError
+from kaas.pool.on_processes.names import Notice, Place
+from kaas.pool.on_processes.process_pool import NODE, Machine, count_gpus, opened_store
+from kaas.pool.service import Service
+from kaas.server.config.serve_config import Settings
+from kaas.server.server import Front
+from kaas.worker.processes import open_all_files
+from kaas.worker.sandbox import unreadable
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(
+    settings: Settings, ready: Callable[[str], object], reread: Callable[[], Settings] | None = None
+) -> None:
+    """From the server's start to its end, by SIGTERM or SIGINT, or when it is told to drain. ready: is told the
+    endpoint where it listens; devices may still be starting. reread: what the configuration says by now, for SIGHUP.
+
+    Raises:
+        KaasError: it cannot be.
+    """
+    open_all_files()
+    if settings.keys is not None:
+        unreadable()  # it holds the keys
+    config = settings.pool.config(None)
+    config = config.resolved(0 if config.devices else count_gpus())
+    place = Place(settings.name)
+    with state_folder(settings) as folder:
+        with place.locked():
+            if place.running() is not None:
+                raise InvalidConfig(f"a pool {settings.name!r} runs on this machine already", field="name")
+            machine = Machine(config, settings.executors_sandbox(folder))
+            service = machine.service = await Service.open(settings.name, config, machine, opened_store(config.store))
+            service.served = True
+            notice = place.announce(Notice(service.address, NODE, config.described()))
+        try:
+            await _serve(settings, service, machine, folder, ready, reread or (lambda: settings))
+        finally:
+            await service.stop()
+            place.withdraw(notice)
+            machine.hosts.kill_all()
+            await service.clients.answered()
+            service.close()
+            machine.objects.close()
+
+
+async def _serve(
+    settings: Settings,
+    service: Service,
+    machine: Machine,
+    folder: Path,
+    ready: Callable[[str], object],
+    reread: Callable[[], Settings],
+) -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # there is nothing to read again yet
+    front = Front(settings, service, machine.objects, folder)
+    try:
+        await front.open()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, front.drain, f"it got {name.name}")
+        loop.add_signal_handler(signal.SIGHUP, reload, front.reload, reread)
+        ready(front.endpoint)
+        await front.left()
+    finally:
+        await service.stop()  # whoever still waits has an answer now
+        await front.close()
+
+
+def reload(give: Callable[[Settings], object], reread: Callable[[], Settings]) -> None:
+    """Read a server's configuration again. One that is wrong changes nothing, and is logged."""
+    try:
+        settings = reread()
+    except KaasError as error:
+        _log.error("the configuration is not read again: %s", error.message)
+    else:
+        give(settings)
+
+
+@contextmanager
+def state_folder(settings: Settings) -> Iterator[Path]:
+    """Of what outlives the server, or else one that goes with it."""
+    if settings.state is not None:
+        yield Path(settings.state)
+    else:
+        with tempfile.TemporaryDirectory(prefix="kaas-") as folder:
+            yield Path(folder)

@@ -1,0 +1,230 @@
+"""A pool on Ray for remote clients, beside Ray's own: `kaas serve`. The server lives in the pool's process, and comes
+back with it; this one asks for it, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_fixed
+
+from kaas.api.ray_session import RaySession, open_session, plain
+from kaas.api.session import HERE
+from kaas.errors import ExecutorDied, InvalidConfig, KaasError, UsageUnavailable
+from kaas.pool.executors.transport import Call
+from kaas.pool.local_etasks import OwnETasks
+from kaas.pool.on_processes.objects import HeldObjects
+from kaas.pool.on_ray.backend import RayGround
+from kaas.pool.service import Service
+from kaas.server.config.serve_config import Settings
+from kaas.server.running.named_etask import NamedETask, find_all
+from kaas.server.running.process_server import reload, state_folder
+from kaas.server.server import Front
+from kaas.server.server_log import configure
+from kaas.server.usage.usage_file import TAKEN
+
+AUTH_MODE, TOKEN = "RAY_AUTH_MODE", "token"
+"""Ray's variable, which is set by itself where Ray asks for a token by default, and what it is then."""
+FREED_S = 30.0
+"""So long a server waits for its folder: one that was killed has it until the pool hears of that."""
+
+
+async def serve(
+    settings: Settings, ready: Callable[[str], object], reread: Callable[[], Settings] | None = None
+) -> None:
+    """As `kaas.server.running.process_server.serve`. A pool, or a Ray, that runs already goes on afterwards.
+
+    Raises:
+        KaasError
+    """
+    session, first = _opened(settings)
+    with state_folder(settings) as folder:
+        path = tuple(map(os.path.abspath, sys.path))
+        leave = _leave()
+        try:
+            if not await _unless(leave, _find_etasks(settings, session, path)):
+                return
+            leave.add_done_callback(lambda told: _drain(session, told.result()))
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, reload, partial(_reload, session), reread or (lambda: settings))
+            opener = partial(open_front, _settled(settings), folder.absolute(), path)
+            served = asyncio.wrap_future(session.pool.serve.remote(session.id, opener).future())
+            opened = asyncio.wrap_future(session.pool.endpoint.remote(session.id).future())
+            await asyncio.wait((served, opened), return_when=asyncio.FIRST_COMPLETED)
+            if not served.done():
+                ready(await opened)
+            await served
+        except KaasError as error:
+            raise plain(error) from None
+        finally:
+            if first:
+                session.shut_down()
+
+
+def _leave() -> asyncio.Future[str]:
+    """Why to leave, once a signal says so."""
+    loop = asyncio.get_running_loop()
+    leave: asyncio.Future[str] = loop.create_future()
+
+    def tell(name: str) -> None:
+        if not leave.done():
+            leave.set_result(f"it got {name}")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, tell, number.name)
+    return leave
+
+
+async def _unless(leave: asyncio.Future[str], work: Coroutine[Any, Any, None]) -> bool:
+    """Do work, unless somebody says to leave before it is done: then it is cancelled."""
+    doing = asyncio.ensure_future(work)
+    await asyncio.wait((doing, leave), return_when=asyncio.FIRST_COMPLETED)
+    if doing.done():
+        await doing
+    else:
+        doing.cancel()
+        with suppress(asyncio.CancelledError):
+            await doing
+    return not leave.done()
+
+
+def _opened(settings: Settings) -> tuple[RaySession, bool]:
+    """The pool, and whether it was started for this.
+
+    Raises:
+        KaasError
+    """
+    address = "local" if settings.ray is True else str(settings.ray)
+    if settings.ray is True and not settings.ray_without_token:
+        _refuse_open_ports(os.environ.get(AUTH_MODE, TOKEN))  # before there are any
+    with HERE.lock:
+        try:
+            HERE.session, first = session, _ = open_session(
+                settings.name, settings.pool.config(None), address, here=True
+            )
+        except ConnectionError as error:
+            raise InvalidConfig(f"no Ray is to be found at {address!r}: {error}", field="ray") from error
+    if settings.ray is True and not settings.ray_without_token and first:
+        try:
+            _refuse_open_ports(os.environ.get(AUTH_MODE, ""))
+        except InvalidConfig:
+            session.shut_down()
+            raise
+    there, here = session.address()
+    if there.node != here:
+        message = f"pool {settings.name!r} runs on another machine: it can be served there, where its process is"
+        raise InvalidConfig(message, field="name")
+    return session, first
+
+
+def _refuse_open_ports(mode: str) -> None:
+    """Ray's own ports are open to whoever reaches this machine, whatever the server listens on.
+
+    Raises:
+        InvalidConfig: they ask for no token.
+    """
+    if mode != TOKEN:
+        message = (
+            f"a Ray that this server starts has open ports on all of this machine's addresses, and they ask for no "
+            f"token, since {AUTH_MODE} is {mode or 'not set'!r}: set it to {TOKEN!r}, or say ray_without_token: true "
+            f"where nobody else reaches them"
+        )
+        raise InvalidConfig(message, field="ray")
+
+
+async def _find_etasks(settings: Settings, session: RaySession, path: Sequence[str]) -> None:
+    """Look for them once, before anybody is let in.
+
+    Raises:
+        InvalidConfig
+    """
+    targets = {f"etasks.{name}.function": each.function for name, each in settings.etasks.items()}
+    limit_s = settings.pool.start_limit_s
+    if not targets:
+        return
+    try:
+        async with asyncio.timeout(limit_s):
+            await session.aside(find_all, targets, path)
+    except TimeoutError as error:
+        message = f"the modules of eTasks take longer than the {limit_s:g} s that a worker may take to start"
+        raise InvalidConfig(message, field="etasks") from error
+    except ExecutorDied as error:
+        raise InvalidConfig(f"the modules of eTasks cannot be imported: {error.message}", field="etasks") from error
+
+
+def _drain(session: RaySession, reason: str) -> None:
+    """Now, and if the pool starts again meanwhile."""
+    session.register("drain", lambda: session.pool.drain.remote(session.id, reason))
+
+
+def _reload(session: RaySession, settings: Settings) -> None:
+    session.pool.reload.remote(session.id, _settled(settings))
+
+
+def _settled(settings: Settings) -> Settings:
+    """With what stays as it is when the server comes back: its port, and places that do not depend on a process's
+    folder."""
+    listen, keys = settings.listen, settings.keys
+    if not listen.port:
+        listen = msgspec.structs.replace(listen, port=_free_port(listen.host))
+    return msgspec.structs.replace(settings, listen=listen, keys=None if keys is None else os.path.abspath(keys))
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# --- in the pool's process
+
+
+async def open_front(
+    settings: Settings, folder: Path, path: Sequence[str], service: Service, ground: RayGround
+) -> Front:
+    """path: where the server's process looks for modules.
+
+    Raises:
+        KaasError
+    """
+    configure(settings.log)
+    sys.path += [entry for entry in path if entry not in sys.path]  # steps are looked for there
+
+    async def attempt() -> Front:
+        front = Front(settings, service, HeldObjects(), folder, _ETaskPool(ground, path))
+        await front.open()
+        return front
+
+    patient = AsyncRetrying(
+        retry=retry_if_exception(_taken), stop=stop_after_delay(FREED_S), wait=wait_fixed(0.2), reraise=True
+    )
+    return await patient(attempt)
+
+
+def _taken(error: BaseException) -> bool:
+    return isinstance(error, UsageUnavailable) and error.fields["reason"] == TAKEN
+
+
+class _ETaskPool:
+    """`kaas.server.building.served.ETaskPool`."""
+
+    def __init__(self, ground: RayGround, path: Sequence[str]) -> None:
+        self._etasks, self._path = OwnETasks(ground.etasks), path
+
+    def define(self, label: str, target: str, outputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> str:
+        return self._etasks.define(label, NamedETask, (target, tuple(outputs)), self._path)
+
+    async def call(
+        self, etask: str, client: str, inputs: Mapping[str, Any], deadline_s: float | None, retries: int
+    ) -> Call:
+        return await self._etasks.call(etask, client, (inputs,), deadline_s, retries)

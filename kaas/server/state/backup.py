@@ -1,0 +1,107 @@
+"""A copy of a server's state folder, of one moment, while the server runs or not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from kaas.errors import InvalidConfig, KaasError
+from kaas.server.state import blob_store
+from kaas.server.state.state import CLIENTS, CONTENTS, digest_of, unsealed
+from kaas.server.usage.usage_file import NAME, SEGMENT
+
+ATTEMPTS = 10
+"""How often what clients have changed meanwhile is copied again."""
+
+
+def back_up(folder: Path, to: Path) -> int:
+    """Copy the state; a server that is given the copy as its state goes on from that moment. How many uploads it has.
+
+    Args:
+        to: a folder that is made.
+
+    Raises:
+        InvalidConfig: there is no state, or to exists.
+        KaasError: it cannot be copied; what was copied stays there.
+    """
+    if not (folder / CLIENTS).exists():
+        raise InvalidConfig(f"{folder} is no state folder of a server: it has no {CLIENTS}", field="state")
+    try:
+        to.mkdir(mode=0o700)
+    except OSError as error:
+        raise InvalidConfig(f"{to} cannot be made: {error.strerror}", field="to") from error
+    try:
+        _back_up_usage(folder, to)
+        for _ in range(ATTEMPTS):
+            _copy_database(folder / CLIENTS, to / CLIENTS)
+            wanted = _wanted(to / CLIENTS)
+            if all(_copied(folder, to, place) for place in wanted):
+                _remove_others(to, wanted)
+                return len(wanted)
+    except (OSError, sqlite3.Error) as error:
+        raise KaasError(f"{folder} cannot be copied to {to}: {error}") from error
+    raise KaasError(f"{folder} changed each of {ATTEMPTS} times while it was copied: ask again when clients do less")
+
+
+def _back_up_usage(folder: Path, to: Path) -> None:
+    """The journal first: what the file has meanwhile taken from it does not count twice."""
+    for path in folder.glob(SEGMENT + "*"):
+        try:
+            _copy(path, to / path.name)
+        except FileNotFoundError:
+            continue  # the file has it now
+    if (folder / NAME).exists():
+        _copy_database(folder / NAME, to / NAME)
+
+
+def _copy_database(path: Path, to: Path) -> None:
+    os.close(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+    with (
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
+        closing(sqlite3.connect(to)) as target,
+    ):
+        source.backup(target)
+
+
+def _wanted(path: Path) -> dict[str, int]:
+    """The files of a copy's uploads, by their place, and how many bytes each has if it is complete."""
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT kind, key, value FROM entries WHERE kind = ?", (blob_store.KIND,)).fetchall()
+    wanted = {}
+    for kind, key, value in rows:
+        try:
+            kept = msgspec.msgpack.decode(unsealed(kind, key, value), type=blob_store.Kept)
+        except (msgspec.MsgspecError, ValueError):
+            continue  # the server sets it aside when it starts
+        wanted[f"{CONTENTS}/{digest_of(kept.client)}/{kept.hash}"] = kept.nbytes
+    return wanted
+
+
+def _copied(folder: Path, to: Path, place: str) -> bool:
+    """Whether an upload is in the copy, complete or in part."""
+    for name in (place, place + blob_store.PART):
+        try:
+            (to / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if name.endswith(blob_store.PART) or not (to / name).exists():
+                _copy(folder / name, to / name)
+            return True
+        except FileNotFoundError:
+            continue
+    return False
+
+
+def _copy(path: Path, to: Path) -> None:
+    with path.open("rb") as source, open(to, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as target:
+        shutil.copyfileobj(source, target)
+
+
+def _remove_others(to: Path, wanted: dict[str, int]) -> None:
+    """What an attempt has copied that did not count."""
+    for path in (to / CONTENTS).glob("*/*"):
+        if str(path.relative_to(to)).removesuffix(blob_store.PART) not in wanted:
+            path.unlink()

@@ -1,0 +1,207 @@
+"""Functions that remote clients have registered: of each client its own, and registered again when a server starts.
+
+A function counts as many bytes as its kTask with all its code has, which the pool keeps for its executors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from kaas.errors import InvalidRequest, KaasError, UnknownFunction
+from kaas.ktask.library import Library
+from kaas.pool.on_processes.objects import HeldObjects
+from kaas.pool.registry import Registry
+from kaas.server.building.function_builder import Entry, Kept, Maker, RemoteFunction
+from kaas.server.building.served import NONE_SERVED, Served, described
+from kaas.server.building.uploads import Uploads
+from kaas.server.peers.allow import SIGNATURE_BYTES
+from kaas.server.state.blob_store import too_many
+from kaas.server.state.object_store import NAME_BYTES, Values, shown
+from kaas.server.state.state import State
+from kaas.wire import protocol
+
+MOST_FUNCTIONS = 1024
+"""Of one client."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_KEY = re.compile(r"[0-9a-f]{64}")
+KIND = "remote functions"
+
+
+class Functions:
+    """Belongs to one event loop. A client is the name of a key."""
+
+    def __init__(
+        self,
+        state: State,
+        uploads: Uploads,
+        values: Values,
+        objects: HeldObjects,
+        registry: Registry,
+        steps: Collection[str] = (),
+        served: Served = NONE_SERVED,
+    ) -> None:
+        """steps: names of cTasks that functions may have around them. served: the server's own functions; those of a
+        client come first where both have a name."""
+        self._state = state
+        self._uploads = uploads
+        self._values = values
+        self._maker = Maker(uploads, values, objects, registry)
+        self._steps = steps
+        self._served = served
+        self._clients: dict[str, dict[str, Entry]] = {}
+        self._named: dict[str, dict[str, RemoteFunction | KaasError]] = {}
+
+    async def open(self) -> None:
+        """Register again what was registered in an earlier life. What cannot be now, since its code is no longer
+        allowed say, is kept and says so."""
+        libraries: dict[tuple[str, str], Library] = {}  # many functions of one model have the same
+        for kept in self._state.read(KIND, _decode):
+            try:
+                entry = await self._maker.restored(kept, libraries)
+            except KaasError as error:
+                entry = Entry(kept, error, [], 0)
+            else:
+                if kept.facts is None:
+                    with suppress(KaasError):  # on a full disk, say: then it is built at the next start too
+                        self._state.put(KIND, kept.client, entry.handle, msgspec.msgpack.encode(entry.kept))
+            self._add(entry)
+
+    def close(self) -> None:
+        self._maker.close()
+
+    # --- looking up
+
+    def named(self, client: str, function: str) -> RemoteFunction:
+        """By name or key.
+
+        Raises:
+            UnknownFunction; KaasError: it was registered before the server started again, and could not be since.
+        """
+        try:
+            found = self._named[client][function]
+        except KeyError:
+            served = self._served.named(client, function)
+            if served is not None:
+                return served
+            raise UnknownFunction(
+                f"this client has registered no function {shown(function)}", function=function[:NAME_BYTES]
+            ) from None
+        if isinstance(found, KaasError):
+            raise found
+        return found
+
+    def list(self, client: str, message: protocol.Functions) -> protocol.Listed:
+        own = self._clients.get(client, {})
+        entries: list[Any] = [entry.listed for entry in own.values()]
+        entries += [described(each) for each in self._served.all(client) if each.name not in own]
+        return protocol.Listed(message.number, entries)
+
+    # --- registering
+
+    async def register(self, client: str, message: protocol.Register, frame: bytes | memoryview) -> protocol.Registered:
+        """
+        Raises:
+            InvalidRequest, InvalidGraph, InvalidCode, MissingContent, UnknownObject, NotAllowed, QuotaExceeded
+        """
+        self._check(message)
+        made = await self._uploads.unbroken(self._register(client, message, bytes(frame)))
+        return protocol.Registered(message.number, made.key, *made.described)
+
+    def _check(self, message: protocol.Register) -> None:
+        name = message.name
+        if name and (not _NAME.fullmatch(name) or _KEY.fullmatch(name)):
+            raise InvalidRequest(
+                f"a function's name is 1 to 100 letters, digits, '_', '.' and '-', and no key: not {shown(name)}"
+            )
+        if len(message.signature) > SIGNATURE_BYTES:  # it is kept
+            raise InvalidRequest(f"a signature has {SIGNATURE_BYTES} bytes, not {len(message.signature)}")
+        for step in filter(None, (message.before, message.after)):
+            if step not in self._steps:
+                raise InvalidRequest(f"this server has no cTask {shown(step)}")
+
+    async def _register(self, client: str, message: protocol.Register, task: bytes) -> RemoteFunction:
+        async with self._values.turn(client):
+            constants = {}
+            for buffer, name in message.constants.items():
+                stored = self._values.named(client, name)
+                constants[buffer] = stored.content.hash, stored.dtype
+            around = message.before, message.after
+            kept = Kept(client, message.name, task, constants, *around, signature=message.signature)
+            mine = self._clients.get(client, {})
+            for known in mine.values():
+                if isinstance(known.ready, RemoteFunction) and known.kept.asks_for(kept):
+                    return known.ready
+            others = sum(each.kernels for each in mine.values() if each.handle != message.name)
+            entry = await self._maker.made(kept, others)
+            before = mine.get(entry.handle)
+            try:
+                if before is None and len(mine) >= MOST_FUNCTIONS:
+                    raise too_many(client, "functions", MOST_FUNCTIONS, len(mine))
+                self._state.put(KIND, client, entry.handle, msgspec.msgpack.encode(entry.kept))
+            except KaasError:
+                self._maker.let_go(entry)
+                raise
+            self._add(entry)
+            if before is not None:
+                self._maker.let_go(before)
+            assert isinstance(entry.ready, RemoteFunction)
+            return entry.ready
+
+    # --- coming and going
+
+    def _add(self, entry: Entry) -> None:
+        client = entry.kept.client
+        self._clients.setdefault(client, {})[entry.handle] = entry
+        self._look_up(client)
+
+    def _look_up(self, client: str) -> None:
+        """Names and keys anew."""
+        found = self._named[client] = {}
+        for entry in self._clients[client].values():
+            found[entry.kept.key] = entry.ready
+        for handle, entry in self._clients[client].items():
+            found[handle] = entry.ready
+
+    async def unregister(self, client: str, message: protocol.Unregister) -> protocol.Done:
+        """By name, or all of a key.
+
+        Raises:
+            UnknownFunction
+        """
+        await self._uploads.unbroken(self._unregister(client, message.function))
+        return protocol.Done(message.number)
+
+    async def _unregister(self, client: str, function: str) -> None:
+        async with self._values.turn(client):
+            mine = self._clients.get(client, {})
+            going = [mine[function]] if function in mine else []
+            going += [entry for entry in mine.values() if entry.kept.key == function and entry not in going]
+            if not going:
+                self.named(client, function)
+            for entry in going:
+                self._state.remove(KIND, client, entry.handle)
+                del mine[entry.handle]
+                self._look_up(client)
+                self._maker.let_go(entry)
+
+    def has(self, client: str) -> bool:
+        return bool(self._clients.get(client))
+
+    def purge(self, client: str) -> None:
+        """Forget all that a client has registered. Belongs to who has its turn.
+
+        Raises:
+            KaasError
+        """
+        for handle, entry in self._clients.pop(client, {}).items():
+            self._state.remove(KIND, client, handle)
+            self._maker.let_go(entry)
+        self._named.pop(client, None)
+
+
+_decode = msgspec.msgpack.Decoder(Kept).decode

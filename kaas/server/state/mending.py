@@ -1,0 +1,191 @@
+"""A damaged SQLite file of a server's state: set aside, with every row that can still be read in a new one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+
+from kaas.server.state.set_aside import SetAside
+
+WAL, SHARED = "-wal", "-shm"
+BUILDING, MENDED = ".building", ".mended"
+"""What a new file is called until it has all its rows, and then until the damaged one has been set aside."""
+MOST_TRIED = 1 << 20
+"""Row ids between two readable parts of a table that are tried one by one."""
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
+_PRIMARY_CODE = 0xFF
+_HEADER = b"SQLite format 3\0"
+
+Row = tuple[object, ...]
+
+
+def mend(path: Path, schema: str, tables: Sequence[str], aside: SetAside) -> bool:
+    """Leave a file at path that SQLite can use, or none. True: the one that was there was damaged, and is set aside.
+
+    Args:
+        schema: the statements that make its tables, always in this order. tables: those whose rows are saved.
+
+    Raises:
+        sqlite3.Error, OSError: the file cannot be used, but not since it is damaged.
+    """
+    building, mended = (path.with_name(path.name + end) for end in (BUILDING, MENDED))
+    if mended.exists():  # an earlier life was killed after it had read what could be read
+        _set_aside(path, aside, "it was damaged; all of its rows that could be read are used")
+        os.replace(mended, path)
+        return True
+    _remove(building)
+    why = damage(path)
+    if not why:
+        return False
+    saved = _save(path, building, schema, tables)
+    os.replace(building, mended)
+    _set_aside(path, aside, f"{why}; {saved} of its rows could be read and are used")
+    os.replace(mended, path)
+    return True
+
+
+def _set_aside(path: Path, aside: SetAside, why: str) -> None:
+    """With its journal: a file that takes its place must not find that."""
+    for end in (WAL, SHARED, ""):
+        aside.file(path.with_name(path.name + end), why)
+
+
+def damage(path: Path) -> str:
+    """What is wrong with a file, in SQLite's words; "" if nothing is, or there is none.
+
+    Raises:
+        sqlite3.Error: it cannot be read, but not since it is damaged.
+    """
+    if not path.exists():
+        return ""
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise
+        return str(error)
+    return "" if found == "ok" else " ".join(str(found).split())
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE in _DAMAGED
+
+
+def _save(path: Path, building: Path, schema: str, tables: Sequence[str]) -> int:
+    """Copy what can be read into a new file. How many rows that are."""
+    saved = 0
+    os.close(os.open(building, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with closing(sqlite3.connect(building, isolation_level=None)) as new:
+        new.executescript(schema)
+        with _readable(path, schema) as old:
+            new.execute("BEGIN")
+            for table in tables:
+                for row in _rows(old, table):
+                    with suppress(sqlite3.IntegrityError):  # a damaged row may have the key of another one
+                        marks = ", ".join("?" * len(row))
+                        saved += new.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", row).rowcount
+            new.execute("COMMIT")
+    _remove(_copy_of(path))
+    return saved
+
+
+def _copy_of(path: Path) -> Path:
+    return path.with_name(path.name + ".copy")
+
+
+def _readable(path: Path, schema: str) -> closing[sqlite3.Connection]:
+    """A copy of a damaged file, whose first page, the one without which nothing can be read, is a new one if it must
+    be: all pages but that hold only rows."""
+    copy = _copy_of(path)
+    _copy(path, copy)
+    connection = sqlite3.connect(copy, isolation_level=None)
+    try:
+        connection.execute("SELECT name FROM sqlite_master").fetchall()
+    except sqlite3.DatabaseError:
+        connection.close()
+        _copy(path, copy)
+        _give_first_page(copy, schema)
+        connection = sqlite3.connect(copy, isolation_level=None)
+    connection.text_factory = lambda text: text.decode(errors="replace")
+    return closing(connection)
+
+
+def _copy(path: Path, to: Path) -> None:
+    _remove(to)
+    for end in ("", WAL):
+        source = path.with_name(path.name + end)
+        if source.exists():
+            shutil.copyfile(source, to.with_name(to.name + end))
+            to.with_name(to.name + end).chmod(0o600)
+
+
+def _remove(path: Path) -> None:
+    for end in (WAL, SHARED, "-journal", ""):
+        path.with_name(path.name + end).unlink(missing_ok=True)
+
+
+def _give_first_page(path: Path, schema: str) -> None:
+    """Of an empty file of the same tables, which lie at the same pages; see "The Database Header" in SQLite's "Database
+    File Format"."""
+    fresh = path.with_name(path.name + ".fresh")
+    _remove(fresh)
+    with closing(sqlite3.connect(fresh, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.executescript(schema)
+        (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+    page = bytearray(fresh.read_bytes()[:page_bytes])
+    _remove(fresh)
+    assert page.startswith(_HEADER), "SQLite has written it"
+    pages = path.stat().st_size // page_bytes
+    page[28:32] = pages.to_bytes(4, "big")
+    page[32:40] = bytes(8)  # no page is known to be free
+    page[92:96] = page[24:28]  # so that the number of pages counts
+    with path.open("r+b") as file:
+        file.write(page)
+
+
+def _rows(connection: sqlite3.Connection, table: str) -> Iterator[Row]:
+    """All rows of a table that can be read: those before the first damaged page, those behind the last one, and
+    whatever row between them has an id that leads to it."""
+    before: dict[int, Row] = {}
+    if _scan(connection, table, "ASC", before):
+        yield from before.values()
+        return
+    behind: dict[int, Row] = {}
+    _scan(connection, table, "DESC", behind)
+    last = max(before, default=0)
+    between: dict[int, Row] = {}
+    tried = range(last + 1, min(behind)) if behind else ()
+    for rowid in tried if tried and len(tried) <= MOST_TRIED else _listed(connection, table):
+        if rowid in before or rowid in behind:
+            continue
+        with suppress(sqlite3.DatabaseError):
+            row = connection.execute(f"SELECT * FROM {table} NOT INDEXED WHERE rowid = ?", (rowid,)).fetchone()
+            if row is not None:
+                between[rowid] = row
+    found = before | between | behind
+    yield from (found[rowid] for rowid in sorted(found))
+
+
+def _scan(connection: sqlite3.Connection, table: str, order: str, found: dict[int, Row]) -> bool:
+    """Whether there was no damage."""
+    try:
+        for rowid, *row in connection.execute(f"SELECT rowid, * FROM {table} NOT INDEXED ORDER BY rowid {order}"):
+            found[rowid] = tuple(row)
+    except sqlite3.DatabaseError:
+        return False
+    return True
+
+
+def _listed(connection: sqlite3.Connection, table: str) -> list[int]:
+    """Row ids that an index of the table has, as far as that can be read."""
+    found: list[int] = []
+    with suppress(sqlite3.DatabaseError):
+        for (rowid,) in connection.execute(f"SELECT rowid FROM {table} INDEXED BY sqlite_autoindex_{table}_1"):
+            found.append(rowid)
+    return sorted(found)[:MOST_TRIED]

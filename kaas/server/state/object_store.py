@@ -1,0 +1,335 @@
+"""Objects that remote clients have put at a server, by name: in memory that executors read, and on disk for restarts.
+
+A value counts as long as a name or a function's constants refer to it, once for each client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import mmap
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kaas.errors import InvalidRequest, KaasError, UnknownObject, WrongSize
+from kaas.ktask.arguments import LIMIT, check_name
+from kaas.ktask.dtypes import DTYPE_BYTES
+from kaas.pool.on_processes.objects import Held, HeldObjects
+from kaas.server.building.uploads import AT_ONCE_BYTES, Uploads, missing
+from kaas.server.peers.tcp_connections import Leaving
+from kaas.server.state.blob_store import GRAIN_BYTES, VALUE, Content, no_paths, too_many
+from kaas.server.state.state import State, digest_of
+from kaas.wire import protocol
+from kaas.wire.sent_ktasks import MOST_DIMENSIONS
+
+NAME_BYTES = 200
+MOST_NAMES = 4096
+"""Of one client."""
+KIND = "objects"
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    client: str
+    name: str
+    hash: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value with a name. ref: the pool's object."""
+
+    ref: Held
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value that is to get a name. value: its bytes, or the hash of what was uploaded."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    value: Any
+
+    def check(self) -> None:
+        """
+        Raises:
+            InvalidRequest
+        """
+        _check_name(self.name)
+        _bytes_of(self.dtype, self.shape)
+        if self.value is None:
+            message = f"object {self.name!r} is put by its hash or has its bytes in a frame; here is neither"
+            raise InvalidRequest(message)
+
+    def check_size(self, given: int) -> None:
+        """
+        Raises:
+            WrongSize
+        """
+        nbytes = _bytes_of(self.dtype, self.shape)
+        if given != nbytes:
+            raise WrongSize(
+                f"object {self.name!r} of {self.dtype}{list(self.shape)} has {nbytes} bytes, given: {given}",
+                buffer=self.name,
+                expected_bytes=nbytes,
+                given_bytes=given,
+            )
+
+
+class Values:
+    """Belongs to one event loop. A client is the name of a key."""
+
+    def __init__(self, state: State, uploads: Uploads, objects: HeldObjects) -> None:
+        self._state = state
+        self._uploads = uploads
+        self._objects = objects
+        self._names: dict[str, dict[str, Stored]] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    async def open(self) -> None:
+        """What was put in an earlier life is there again; what its disk has lost or damaged is set aside."""
+        for kept in self._state.read(KIND, _decode):
+            content = self._uploads.contents.complete(kept.client, kept.hash, VALUE)
+            why = "its value is not there"
+            held = None
+            if content is not None:
+                try:
+                    held = await self.held(content)
+                    why = "its value is not what was put"
+                except KaasError as error:
+                    why = error.message
+            if held is None or content is None:
+                self._state.drop(KIND, kept.client, kept.name, msgspec.msgpack.encode(kept), why)
+            else:
+                self._name(kept, held, content)
+
+    async def held(self, content: Content, data: memoryview | None = None) -> Held | None:
+        """A complete value in the pool's memory; None if on disk it is not what it was when it came. data: the value,
+        if it is at hand.
+
+        Raises:
+            KaasError
+        """
+        key = _key(content)
+        with no_paths():
+            if data is None and not self._objects.holds(key):
+                data = await asyncio.to_thread(_intact, content.path, content.hash)
+                if data is None:
+                    self._uploads.contents.damaged(content, "its bytes have changed on the disk")
+                    return None
+            return await self._objects.hold(key, data or b"")
+
+    def _name(self, kept: Kept, held: Held, content: Content) -> None:
+        content.uses += 1
+        stored = Stored(held, kept.dtype, kept.shape, content.nbytes, content)
+        self._names.setdefault(kept.client, {})[kept.name] = stored
+
+    # --- reading
+
+    def named(self, client: str, name: str) -> Stored:
+        """
+        Raises:
+            UnknownObject
+        """
+        try:
+            return self._names[client][name]
+        except KeyError:
+            raise UnknownObject(f"this client has put no object {shown(name)} here", object=name[:NAME_BYTES]) from None
+
+    def get(self, client: str, message: protocol.Get) -> tuple[protocol.Value, Leaving]:
+        """At most CHUNK_BYTES of it.
+
+        Raises:
+            UnknownObject, InvalidRequest
+        """
+        stored = self.named(client, message.name)
+        if not (0 <= message.offset <= stored.nbytes and message.bytes >= 0):
+            raise InvalidRequest(f"object {message.name!r} has {stored.nbytes} bytes, and none at {message.offset}")
+        end = message.offset + min(message.bytes, protocol.CHUNK_BYTES)
+        part = Leaving(self._objects.view(stored.ref)[message.offset : end])
+        return protocol.Value(message.number, stored.dtype, stored.shape, stored.nbytes, stored.content.hash), part
+
+    def list(self, client: str, message: protocol.Objects) -> protocol.Listed:
+        entries: list[dict[str, Any]] = [
+            {"name": name, "dtype": stored.dtype, "shape": stored.shape, "bytes": stored.nbytes}
+            for name, stored in self._names.get(client, {}).items()
+        ]
+        return protocol.Listed(message.number, entries)
+
+    def view(self, ref: Held) -> memoryview:
+        """Of a value, to be read as long as somebody refers to it."""
+        return self._objects.view(ref)
+
+    def stored_bytes(self, client: str) -> int:
+        """Of values, as they count."""
+        return self._uploads.contents.used(client, VALUE)
+
+    def check_room(self, client: str, outputs: Mapping[str, int]) -> None:
+        """Whether outputs of so many bytes would fit, by the names that they are to get; what nobody needs makes room.
+
+        Raises:
+            InvalidRequest, QuotaExceeded
+        """
+        for name in outputs:
+            _check_name(name)
+        self._check_number(client, outputs)
+        counted = sum(max(nbytes, GRAIN_BYTES) for nbytes in outputs.values())
+        self._uploads.contents.make_room(client, VALUE, counted, len(outputs))
+
+    def _check_number(self, client: str, names: Mapping[str, Any]) -> None:
+        mine = self._names.get(client, {})
+        if len(mine.keys() | names.keys()) > MOST_NAMES:
+            raise too_many(client, "objects", MOST_NAMES, len(mine))
+
+    # --- changing
+
+    def turn(self, client: str) -> asyncio.Lock:
+        """Changes of one client come one after the other."""
+        return self._turns.setdefault(client, asyncio.Lock())
+
+    async def put(self, client: str, message: protocol.Put, frame: bytes | memoryview | None) -> protocol.Done:
+        """
+        Raises:
+            InvalidRequest, WrongSize, MissingContent, QuotaExceeded, KaasError
+        """
+        given = Given(message.name, message.dtype, message.shape, message.hash or frame)
+        await self._uploads.unbroken(self._put(client, [given], {}))
+        return protocol.Done(message.number)
+
+    async def store(self, client: str, outputs: Sequence[Given], lasting: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Give outputs names, instead of other objects of these. lasting: entries of the state by kind and name, which
+        are there from the same moment on.
+
+        Raises:
+            As `put`; then nothing has changed.
+        """
+        await self._uploads.unbroken(self._put(client, outputs, lasting))
+
+    async def _put(self, client: str, values: Sequence[Given], lasting: Mapping[str, Mapping[str, bytes]]) -> None:
+        for given in values:
+            given.check()
+        async with self.turn(client):
+            self._check_number(client, {given.name: given for given in values})
+            with ExitStack() as used:  # what is new does not give way meanwhile, nor what it takes the place of
+                found = []
+                for given in values:
+                    content, held = await self._found(client, given, used)
+                    found.append((Kept(client, given.name, content.hash, given.dtype, given.shape), held, content))
+                entries = {kept.name: msgspec.msgpack.encode(kept) for kept, _, _ in found}
+                self._state.put_all(client, {KIND: entries, **lasting})
+                for kept, held, content in found:
+                    before = self._names.get(client, {}).get(kept.name)
+                    if before is not None:
+                        used.callback(self._uploads.contents.release, before.content)
+                    self._name(kept, held, content)
+
+    async def _found(self, client: str, given: Given, used: ExitStack) -> tuple[Content, Held]:
+        """A value on disk and in memory, used once more until that ends."""
+        if isinstance(given.value, str):
+            content, data = self._uploaded(client, given.value), None
+            given.check_size(content.nbytes)
+        else:
+            data = memoryview(given.value).cast("B")
+            given.check_size(len(data))
+            content = await self._uploads.put(client, await _hash(data), VALUE, data)
+        content.uses += 1
+        used.callback(self._uploads.contents.release, content)
+        held = await self.held(content, data)
+        if held is None:
+            raise missing(content.hash)
+        return content, held
+
+    def _uploaded(self, client: str, sha256: str) -> Content:
+        content = self._uploads.contents.complete(client, sha256, VALUE)
+        if content is None:
+            raise missing(sha256)
+        return content
+
+    async def delete(self, client: str, message: protocol.Delete) -> protocol.Done:
+        """Functions that it is bound to keep its value.
+
+        Raises:
+            UnknownObject
+        """
+        await self._uploads.unbroken(self._delete(client, message.name))
+        return protocol.Done(message.number)
+
+    async def _delete(self, client: str, name: str) -> None:
+        async with self.turn(client):
+            stored = self.named(client, name)
+            self._state.remove(KIND, client, name)
+            del self._names[client][name]
+            self._uploads.contents.release(stored.content)
+
+    def purge(self, client: str) -> None:
+        """Forget all that a client has put. Belongs to who has its turn.
+
+        Raises:
+            KaasError
+        """
+        for name, stored in self._names.pop(client, {}).items():
+            self._state.remove(KIND, client, name)
+            self._uploads.contents.release(stored.content)
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_name("an object's name", name)
+        length = len(name.encode())
+    except (KaasError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"an object's name is text without NUL, not {shown(name)}") from error
+    if length > NAME_BYTES:
+        raise InvalidRequest(f"an object's name has at most {NAME_BYTES} bytes of UTF-8, not {length}")
+
+
+def shown(name: str) -> str:
+    return repr(name if len(name) <= NAME_BYTES else name[:NAME_BYTES] + "…")
+
+
+def _bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """
+    Raises:
+        InvalidRequest
+    """
+    if dtype not in DTYPE_BYTES:
+        raise InvalidRequest(f"no dtype {shown(dtype)}; known: {', '.join(DTYPE_BYTES)}")
+    if len(shape) > MOST_DIMENSIONS or not all(0 <= extent < LIMIT for extent in shape):
+        raise InvalidRequest(f"a shape is at most {MOST_DIMENSIONS} non-negative integers below {LIMIT}")
+    return math.prod(shape) * DTYPE_BYTES[dtype]
+
+
+def _key(content: Content) -> bytes:
+    """What caches know a value by. Nobody else has one of this key, whatever their values are: what is warm for one
+    client would tell another that somebody has the same."""
+    return hashlib.sha256(b"remote/" + digest_of(content.client).encode() + bytes.fromhex(content.hash)).digest()[:28]
+
+
+async def _hash(data: memoryview) -> str:
+    if len(data) <= AT_ONCE_BYTES:
+        return hashlib.sha256(data).hexdigest()
+    digest = await asyncio.to_thread(hashlib.sha256, data)
+    return digest.hexdigest()
+
+
+def _intact(path: Path, sha256: str) -> memoryview | None:
+    """What a file holds, if it is what it should be."""
+    with no_paths(), path.open("rb") as file:
+        data = (
+            memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if path.stat().st_size else memoryview(b"")
+        )
+    return data if hashlib.sha256(data).hexdigest() == sha256 else None
+
+
+_decode = msgspec.msgpack.Decoder(Kept).decode

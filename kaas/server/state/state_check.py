@@ -1,0 +1,211 @@
+"""A server's state folder, looked through: whether its files are whole and belong together. Nothing is changed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kaas.errors import InvalidConfig
+from kaas.server.building import function_builder
+from kaas.server.peers import tenants
+from kaas.server.state import blob_store, durable_replies, functions, object_store
+from kaas.server.state.set_aside import FOLDER, STORY
+from kaas.server.state.state import CLIENTS, CONTENTS, digest_of, unsealed
+from kaas.server.usage.usage_file import NAME, SEGMENT, Gap, charges, read_usage
+
+KINDS: dict[str, Any] = {
+    blob_store.KIND: blob_store.Kept,
+    object_store.KIND: object_store.Kept,
+    functions.KIND: function_builder.Kept,
+    durable_replies.ANSWERS: durable_replies.Lasting,
+    tenants.KIND: tenants.Kept,
+}
+"""The values of the entries of each kind."""
+_SENSELESS = (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError)
+"""Errors of reading a damaged entry: a value may be of any of SQLite's types."""
+_UPLOAD = re.compile(r"[0-9a-f]{64}")
+_PART = re.compile(r"[0-9a-f]{64}\.part")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """place: a file of the folder, or a row of one. what: is wrong."""
+
+    place: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """
+    Fields:
+        entries: readable ones. uploads: whole ones. nbytes: of these. requests: that usage has counted. aside: pieces
+            that were set aside earlier. findings: what is wrong now.
+    """
+
+    entries: int
+    uploads: int
+    nbytes: int
+    requests: int
+    aside: int
+    findings: tuple[Finding, ...]
+
+
+def check(folder: Path) -> Checked:
+    """Of a server that has ended, or that runs: then what changes meanwhile may be told as a finding.
+
+    Raises:
+        InvalidConfig: there is no state.
+    """
+    if not (folder / CLIENTS).exists() and not (folder / NAME).exists():
+        message = f"{folder} is no state folder of a server: it has neither {CLIENTS} nor {NAME}"
+        raise InvalidConfig(message, field="state")
+    findings: list[Finding] = []
+    found = list(_entries(folder / CLIENTS, findings))
+    uploads = {(each.client, each.hash): each for each in found if isinstance(each, blob_store.Kept)}
+    sizes = _uploads(folder, uploads, findings)
+    _references(found, set(uploads), findings)
+    requests = _usage(folder, findings)
+    aside = sum(not path.name.endswith(STORY) for path in (folder / FOLDER).glob("*"))
+    return Checked(len(found), len(sizes), sum(sizes), requests, aside, tuple(findings))
+
+
+def _read_only(path: Path) -> closing[sqlite3.Connection]:
+    return closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None))
+
+
+def _whole(path: Path, findings: list[Finding]) -> bool:
+    """Whether SQLite can read it."""
+    try:
+        with _read_only(path) as connection:
+            rows = [str(row) for (row,) in connection.execute("PRAGMA integrity_check(10)")]
+    except sqlite3.Error as error:
+        rows = [str(error)]
+    if rows != ["ok"]:
+        findings.extend(Finding(path.name, " ".join(row.split())) for row in rows)
+    return rows == ["ok"]
+
+
+def _entries(path: Path, findings: list[Finding]) -> Iterator[Any]:
+    if not path.exists() or not _whole(path, findings):
+        return
+    try:
+        with _read_only(path) as connection:
+            connection.text_factory = _text
+            rows = connection.execute("SELECT kind, key, value FROM entries ORDER BY id").fetchall()
+    except sqlite3.Error as error:  # it has no such table, say
+        findings.append(Finding(path.name, str(error)))
+        return
+    for kind, key, value in rows:
+        place = f"{path.name}: {kind} {key}"
+        if kind not in KINDS:
+            findings.append(Finding(place, "no server knows entries of this kind"))
+            continue
+        try:
+            yield msgspec.msgpack.decode(unsealed(kind, key, value), type=KINDS[kind])
+        except _SENSELESS as error:
+            findings.append(Finding(place, f"{type(error).__name__}: {error}"))
+
+
+def _text(data: bytes) -> str:
+    """Of a row; what is damaged is another text than the one that was written, and its checksum tells."""
+    return data.decode(errors="replace")
+
+
+def _uploads(folder: Path, known: dict[tuple[str, str], blob_store.Kept], findings: list[Finding]) -> list[int]:
+    """Sizes of those that are complete and right."""
+    expected = {(digest_of(client), sha256): kept for (client, sha256), kept in known.items()}
+    sizes = []
+    for path in sorted((folder / CONTENTS).glob("*/*")):
+        place = str(path.relative_to(folder))
+        kept = expected.get((path.parent.name, path.name.removesuffix(blob_store.PART)))
+        if not path.exists() and not path.is_symlink():
+            continue  # a server that runs has removed it meanwhile
+        if path.is_symlink() or not path.is_file() or not (_UPLOAD.fullmatch(path.name) or _PART.fullmatch(path.name)):
+            findings.append(Finding(place, "it is no client's upload"))
+        elif kept is None:
+            findings.append(Finding(place, "no entry refers to it"))
+        elif _UPLOAD.fullmatch(path.name):
+            try:
+                wrong = _wrong(path, kept)
+            except FileNotFoundError:
+                continue  # a server that runs has removed it meanwhile
+            if wrong:
+                findings.append(Finding(place, wrong))
+            else:
+                sizes.append(kept.nbytes)
+    findings.extend(
+        Finding(f"{CLIENTS}: upload {kept.hash} of {kept.client!r}", "its file is not there")
+        for kept in known.values()
+        if _missing(folder, kept)
+    )
+    findings.extend(
+        Finding(str(path.relative_to(folder)), "it is no folder of a client's")
+        for path in (folder / CONTENTS).glob("*")
+        if not path.is_dir()
+    )
+    return sizes
+
+
+def _wrong(path: Path, kept: blob_store.Kept) -> str:
+    """
+    Raises:
+        FileNotFoundError
+    """
+    if (size := path.stat().st_size) != kept.nbytes:
+        return f"it has {size} bytes, not {kept.nbytes}"
+    return "" if hash_of(path) == kept.hash else "its bytes are not those that were uploaded"
+
+
+def hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _missing(folder: Path, kept: blob_store.Kept) -> bool:
+    path = folder / CONTENTS / digest_of(kept.client) / kept.hash
+    return not path.exists() and not path.with_name(path.name + blob_store.PART).exists()
+
+
+def _references(found: list[Any], uploads: set[tuple[str, str]], findings: list[Finding]) -> None:
+    for each in found:
+        wanted: list[str] = []
+        if isinstance(each, object_store.Kept):
+            wanted = [each.hash]
+        elif isinstance(each, function_builder.Kept):
+            wanted = [sha256 for sha256, _ in each.constants.values()]
+        findings.extend(
+            Finding(f"{CLIENTS}: {each.name!r} of {each.client!r}", f"upload {sha256}, which it needs, is not there")
+            for sha256 in wanted
+            if (each.client, sha256) not in uploads
+        )
+
+
+def _usage(folder: Path, findings: list[Finding]) -> int:
+    for path in sorted(folder.glob(SEGMENT + "*")):
+        try:
+            segment = path.read_bytes() if path.name.removeprefix(SEGMENT).isdigit() else None
+        except FileNotFoundError:
+            continue  # a server that runs has what is in it in its SQLite file by now
+        except IsADirectoryError:
+            segment = None
+        if segment is None:
+            findings.append(Finding(path.name, "it is no part of the journal"))
+            continue
+        findings.extend(
+            Finding(path.name, f"it is damaged from byte {gap.begin} to {gap.end}")
+            for gap in charges(segment)
+            if isinstance(gap, Gap)
+        )
+    path = folder / NAME
+    if not path.exists() or not path.stat().st_size or not _whole(path, findings):
+        return 0
+    return sum(flow.requests for flow in read_usage(folder).flows)

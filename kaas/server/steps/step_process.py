@@ -1,0 +1,100 @@
+"""A process that runs steps of a server, one at a time; the server starts it (`-m kaas.server.steps.step_process`)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from io import BufferedRWPair
+from typing import Any
+
+import msgspec
+
+from kaas.errors import InvalidConfig, KaasError
+from kaas.import_target import find_target
+from kaas.ktask.arguments import Buffer
+from kaas.ktask.request import raw_bytes
+from kaas.wire.step_messages import BEGUN, LENGTH, Asked, Gave, Raised, head
+from kaas.worker.processes import ordered, say_failed, say_ready
+
+_ANY = Buffer("value", 1)
+
+Function = Callable[[dict[str, bytes]], Mapping[str, Any]]
+
+
+def main() -> None:
+    says = int(sys.argv[1])
+    os.dup2(2, 1)  # what the operator's modules print is not what the server says
+    sys.stdout = sys.stderr  # which keeps nothing back
+    line, named = ordered(sys.stdin.buffer)
+    os.set_inheritable(line, False)  # what a step starts and leaves behind does not hold it
+    try:
+        functions = {name: _function(f"steps.{name}", target) for name, target in named.items()}
+    except KaasError as error:
+        say_failed(says, error)
+        return
+    say_ready(says, b"")
+    with socket.socket(fileno=line) as connection, connection.makefile("rwb") as stream:
+        carry_out(stream, functions)
+
+
+def _function(field: str, target: str) -> Function:
+    """
+    Raises:
+        InvalidConfig
+    """
+    try:
+        function: Function = find_target(field, target)
+    except InvalidConfig:
+        raise
+    except Exception as error:  # whatever the operator's module raises
+        message = f"{field} is {target!r}, whose module raised {type(error).__name__}: {error}"
+        raise InvalidConfig(message, field=field) from error
+    return function
+
+
+def carry_out(stream: BufferedRWPair, functions: Mapping[str, Function]) -> None:
+    """What is asked for, until nobody asks any more."""
+    while length := stream.read(LENGTH.size):
+        stream.write(BEGUN)
+        stream.flush()
+        asked = msgspec.msgpack.decode(stream.read(*LENGTH.unpack(length)), type=Asked)
+        values = {name: stream.read(size) for name, size in asked.sizes.items()}
+        for part in _carried_out(functions[asked.step], values):
+            stream.write(part)
+        stream.flush()
+
+
+def _carried_out(function: Function, values: dict[str, bytes]) -> list[bytes | memoryview]:
+    try:
+        made = {str(name): _made(value) for name, value in function(values).items()}
+        return [head(Gave({name: said for name, (said, _) in made.items()})), *(flat for _, flat in made.values())]
+    except Exception as error:  # noqa: BLE001 - whatever the operator's function raises, the client is told
+        return [head(Raised(type(error).__name__, _text(error), _traceback(error)))]
+
+
+def _text(error: Exception) -> str:
+    """As UTF-8 has it."""
+    try:
+        return str(error).encode(errors="backslashreplace").decode()
+    except Exception as unsaid:  # noqa: BLE001 - of a class of the operator's
+        return f"(its text raises {type(unsaid).__name__})"
+
+
+def _traceback(error: Exception) -> str:
+    """From where the operator's function begins."""
+    frames = error.__traceback__
+    below = frames.tb_next if frames is not None and frames.tb_next is not None else frames
+    shown = "".join(traceback.format_exception(type(error), error, below))
+    return shown.encode(errors="backslashreplace").decode()
+
+
+def _made(value: Any) -> tuple[tuple[str | None, tuple[int, ...] | None, int], memoryview]:
+    flat, dtype, shape = raw_bytes(_ANY, value)
+    return (dtype, shape, len(flat)), flat
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The server's cTasks around kTasks and eTasks: Python functions that its operator names, in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kaas.errors import InvalidConfig, KaasError, StepFailed
+from kaas.import_target import check_target
+from kaas.wire.step_messages import BEGUN, LENGTH, Asked, Gave, Raised, head
+from kaas.worker.processes import Child
+
+_log = logging.getLogger(__name__)
+
+
+class Made(NamedTuple):
+    """What a step gives under one name; plain bytes have neither dtype nor shape."""
+
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    data: bytes | bytearray
+
+    def kept(self) -> tuple[str, tuple[int, ...], bytes | bytearray]:
+        """Dtype, shape and data as they are stored: plain bytes are an array of uint8."""
+        return self.dtype or "uint8", (len(self.data),) if self.shape is None else self.shape, self.data
+
+
+class Steps:
+    """Belongs to one event loop. A step takes bytes by name, and gives arrays or bytes by name: before a kTask what a
+    client sends, and the inputs; after it the outputs, and what the client gets."""
+
+    def __init__(self, named: Mapping[str, str], processes: int, limit_s: float) -> None:
+        """named: "module:function" by the name that clients use. limit_s: how long one may take; then its process ends.
+
+        Raises:
+            InvalidConfig
+        """
+        for name, target in named.items():
+            check_target(f"steps.{name}", target)
+        self._named, self._limit_s = dict(named), limit_s
+        self._room = asyncio.Semaphore(processes)
+        self._idle: list[_Process] = []
+        self._closed = False
+
+    async def open(self) -> None:
+        """Start the first process, which finds all that is named.
+
+        Raises:
+            InvalidConfig
+        """
+        if not self._named:
+            return
+        try:
+            async with asyncio.timeout(self._limit_s):
+                self._idle.append(await _started(self._named))
+        except TimeoutError as error:
+            message = f"the modules of steps take longer than the {self._limit_s:g} s that a step may run"
+            raise InvalidConfig(message, field="steps") from error
+        except InvalidConfig:
+            raise
+        except KaasError as error:
+            raise InvalidConfig(f"no process of steps starts: {error.message}", field="steps") from error
+
+    async def run(self, name: str, values: Mapping[str, Any], whose: Mapping[str, str] = {}) -> dict[str, Made]:
+        """If the wait for this is cancelled, the step's process is ended, and replaced. whose: fields for the log.
+
+        Raises:
+            StepFailed
+        """
+        async with self._room:
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    process, made = await self._run(name, {key: memoryview(each) for key, each in values.items()})
+            except EOFError as error:
+                raise _failed(name, whose, "its process has ended") from error
+            except KaasError as error:
+                raise _failed(name, whose, error.message) from error
+            except TimeoutError as error:
+                message = f"it ran for longer than {self._limit_s:g} s, and its process was ended"
+                raise _failed(name, whose, message) from error
+        if self._closed:
+            process.kill()
+        else:
+            self._idle.append(process)
+        if isinstance(made, Raised):
+            raise _failed(name, whose, f"{made.kind}: {made.text}", made.kind, made.traceback)
+        return made
+
+    async def _run(self, name: str, values: Mapping[str, memoryview]) -> tuple[_Process, dict[str, Made] | Raised]:
+        """A process that ended before it was asked is replaced by another one, a new one by none.
+
+        Raises:
+            EOFError: it ended when it had begun, or was new.
+            KaasError: what keeps one from starting.
+        """
+        while True:
+            new = not self._idle
+            process = await _started(self._named) if new else self._idle.pop()
+            try:
+                if await process.begins(name, values):
+                    return process, await process.made()
+            except BaseException:
+                process.kill()
+                raise
+            process.kill()
+            if new:
+                raise EOFError
+
+    def close(self) -> None:
+        self._closed = True
+        for process in self._idle:
+            process.kill()
+
+
+class _Process:
+    """One that carries out steps, one at a time."""
+
+    def __init__(self, named: dict[str, str]) -> None:
+        """
+        Raises:
+            KaasError: this machine starts no more of them.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._killed = False
+        try:
+            self._line, its = socket.socketpair()
+        except OSError as error:
+            raise KaasError(f"no line to a process: {error}") from error
+        self._line.setblocking(False)
+        try:
+            with its:
+                self._child = Child("kaas.server.steps.step_process", (its.fileno(), named), files=[its.fileno()])
+            self._child.on_end(self._loop, lambda _: self._ended())
+        except BaseException:
+            self._line.close()
+            raise
+
+    async def ready(self) -> None:
+        """
+        Raises:
+            KaasError: what keeps it from that.
+        """
+        await self._child.ready()
+
+    async def begins(self, name: str, values: Mapping[str, memoryview]) -> bool:
+        """Ask for a step; False: it had ended before."""
+        parts: list[Any] = [head(Asked(name, {key: each.nbytes for key, each in values.items()}))]
+        parts += [each.cast("B") for each in values.values()]
+        with suppress(ConnectionError):  # what it has said tells whether it had begun
+            for part in parts:
+                await self._loop.sock_sendall(self._line, part)
+        try:
+            return await self._read(len(BEGUN)) == BEGUN
+        except EOFError:
+            return False
+
+    async def made(self) -> dict[str, Made] | Raised:
+        """What it gives when it has begun.
+
+        Raises:
+            EOFError: it has ended.
+        """
+        (length,) = LENGTH.unpack(await self._read(LENGTH.size))
+        said = msgspec.msgpack.decode(await self._read(length), type=Gave | Raised)
+        if isinstance(said, Raised):
+            return said
+        return {
+            name: Made(dtype, shape, await self._read(nbytes)) for name, (dtype, shape, nbytes) in said.made.items()
+        }
+
+    async def _read(self, nbytes: int) -> bytearray:
+        """
+        Raises:
+            EOFError: it has ended.
+        """
+        data = bytearray(nbytes)
+        rest = memoryview(data)
+        while rest:
+            try:
+                count = await self._loop.sock_recv_into(self._line, rest)
+            except ConnectionError as error:
+                raise EOFError from error
+            if not count:
+                raise EOFError
+            rest = rest[count:]
+        return data
+
+    def kill(self) -> None:
+        """Nobody waits for it."""
+        self._killed = True
+        self._child.process.kill()
+        self._line.close()
+
+    def _ended(self) -> None:
+        if not self._killed:  # others may hold its end
+            self._line.shutdown(socket.SHUT_RDWR)
+
+
+def _failed(name: str, whose: Mapping[str, str], reason: str, kind: str = "", traceback: str = "") -> StepFailed:
+    """What its client is told, once the operator, whose function it is, has been told of it."""
+    told = {"step": name, **whose, "reason": reason, "limit_by": (name, kind or reason)}
+    _log.error("a step failed", extra={**told, "traceback": traceback} if traceback else told)
+    return StepFailed(f"step {name!r}: {reason}", step=name, error_type=kind)
+
+
+async def _started(named: dict[str, str]) -> _Process:
+    """
+    Raises:
+        KaasError: what kept it from that.
+    """
+    process = _Process(named)
+    try:
+        await process.ready()
+    except BaseException:
+        process.kill()
+        raise
+    return process

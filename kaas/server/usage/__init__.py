@@ -1,0 +1,1 @@
+"""What each client used, and its quotas. Runs in the server's process."""

@@ -1,0 +1,441 @@
+"""What remote clients use, charged exactly once for each request, and what their quotas let them have.
+
+A charge is durable before its answer is sent, so that what was answered was charged, even if the server's process is
+killed in between; what was charged but not answered is asked again under its key of idempotency, and not charged
+again. What may be lost, each time in the clients' favour: with the process, what ran on after its answer (a deadline,
+a cancellation) and had not ended, refusals of the last `WRITE_EVERY_S`, and bytes times seconds of that time
+(`HOLD_EVERY_S` if nobody calls); with the machine's power, charges of the last second or two.
+`kaas.server.usage.usage_file` says how.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import floor
+from pathlib import Path
+from typing import Literal
+
+from kaas.errors import QuotaExceeded, UsageUnavailable
+from kaas.server.state.reserve import Reserve, is_full
+from kaas.server.usage.quotas import Allowance, Quotas, Refusal, room
+from kaas.server.usage.usage import ASK_AGAIN, Charge, Holding, Totals, Usage
+from kaas.server.usage.usage_file import Changes, Journal, UsageFile
+from kaas.wire.specs import RunRecord
+
+WRITE_EVERY_S = 1.0
+"""How long charges may be in the journal only."""
+HOLD_EVERY_S = 10.0
+"""How long nothing may be written while clients hold something."""
+
+_log = logging.getLogger(__name__)
+
+What = Literal["objects", "libraries"]
+QUOTA_OF = {"objects": "stored_bytes", "libraries": "library_bytes"}
+
+
+def unanswered() -> None:
+    """Of what is answered at another time."""
+
+
+@dataclass(slots=True)
+class _Held:
+    nbytes: int
+    byte_s: float
+    since_s: float
+
+    def count(self, now_s: float) -> None:
+        self.byte_s += self.nbytes * (now_s - self.since_s)
+        self.since_s = now_s
+
+
+class Meter:
+    """Belongs to one event loop, from `open` to `close`. None of its methods waits but these."""
+
+    def __init__(
+        self, folder: Path, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+    ) -> None:
+        """folder: of the server's state."""
+        self._folder = folder
+        self._clock = clock
+        self._wall = wall
+        self._wall_offset_s = 0.0
+        self._file = UsageFile(folder)
+        self.aside = self._file.aside
+        """What of earlier lives was damaged."""
+        self.reserve = Reserve(folder)
+        """Of the disk; who has opened it has it."""
+        self.unable = ""
+        """Why requests cannot be charged, if they cannot."""
+        self._journal: Journal | None = None
+        self._number = 0
+        self._totals = Totals()
+        self._allowances: dict[str, Allowance] = {}
+        self._held: dict[tuple[str, str], _Held] = {}
+        self._changed: set[tuple[str, str]] = set()
+        self._new_keys: dict[tuple[str, str], None] = {}  # charged since the file was written
+        self._old_keys: set[tuple[str, str]] = set()  # there, and received since
+        self._used: set[str] = set()  # clients whose device time has changed
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self.trouble = ""
+        """Why charges are in the journal only, if they do not reach the SQLite file."""
+
+    def open(self) -> None:
+        """
+        Raises:
+            UsageUnavailable: another server has the folder, or it cannot be used.
+        """
+        kept = self._file.open()
+        self._wall_offset_s = self._wall() - self._clock()
+        self._totals = kept.totals
+        now_s = self._clock()
+        for held in kept.holdings:  # until it is said again what is there, nothing is
+            self._held[held.client, held.what] = _Held(0, held.byte_s, now_s)
+        for client, seconds in kept.recent.items():
+            for second, nanoseconds in seconds:
+                self._spent(client, self._allowance(client), self._since(second), nanoseconds)
+        for charge in kept.journal:
+            self._count(charge)
+            self._spent(charge.client, self._allowance(charge.client), self._since(charge.second), charge.device_ns)
+        self._number = kept.newest
+        try:
+            self._file.apply(self._taken())
+        except (OSError, sqlite3.Error) as error:
+            self._file.close()
+            raise self._unavailable(error) from error
+        self._thread = ThreadPoolExecutor(1, "usage")
+
+    def _since(self, second: int) -> float:
+        """The end of a second of an earlier life, on this clock, as if it had been no later than now."""
+        return min(second + 1 - self._wall_offset_s, self._clock())
+
+    async def close(self) -> None:
+        """All that was charged goes into the SQLite file.
+
+        Raises:
+            UsageUnavailable: it does not; it is still in the journal.
+        """
+        if self._thread is None:
+            return
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._file.apply, self._taken())
+        except (OSError, sqlite3.Error) as error:
+            raise self._unavailable(error) from error
+        finally:
+            self._thread.shutdown()
+            self._thread = None
+            self._file.close()
+
+    # --- requests
+
+    def grant(self, client: str, quotas: Quotas) -> None:
+        """What a client may have from now on."""
+        self._allowance(client).change(quotas, self._clock())
+
+    def _allowance(self, client: str) -> Allowance:
+        allowance = self._allowances.get(client)
+        if allowance is None:
+            allowance = self._allowances[client] = Allowance()
+        return allowance
+
+    def admit(self, client: str) -> None:
+        """Take a request in: `ended` or `refused` is to follow.
+
+        Raises:
+            QuotaExceeded: it is not.
+        """
+        allowance = self._allowance(client)
+        if allowance.unlimited:
+            allowance.open += 1
+            return
+        refusal = allowance.admit(self._clock())
+        if refusal is not None:
+            self.refused(client, "", QuotaExceeded.__name__)
+            raise _exceeded(client, refusal)
+
+    def ended(
+        self,
+        client: str,
+        function: str,
+        key: str,
+        outcome: str,
+        input_bytes: int,
+        output_bytes: int,
+        moved_bytes: int,
+        record: RunRecord | None,
+        answer: Callable[[], object] = unanswered,
+    ) -> bool:
+        """A request that was admitted has ended; of one that runs on after its answer, as with a deadline, this is when
+        it ends. Whether it was charged: not if one with this key was, in this life or an earlier one, and no answer to
+        it went out in this life.
+
+        Args:
+            key: of idempotency; "" if it has none. outcome: "succeeded", "cancelled", or the error's class.
+            input_bytes, output_bytes: that came and that go. moved_bytes: of the kTask's, but for those of objects.
+            record: what was measured, if it was run. answer: sends its answer. It is called as soon as the charge is
+                durable: what is only counted here comes after it.
+
+        Raises:
+            UsageUnavailable: the charge cannot be written down: answer was not called, its outputs must not be sent.
+        """
+        allowance = self._allowances[client]
+        allowance.leave()
+        now_s = self._clock()
+        device_ns, copied_bytes = _measured(record, moved_bytes)
+        repeated = bool(key) and self._totals.charged(client, key)
+        charge = Charge(
+            client,
+            function,
+            "" if outcome in ASK_AGAIN else key,
+            outcome,
+            device_ns,
+            input_bytes,
+            output_bytes,
+            copied_bytes,
+            floor(now_s + self._wall_offset_s),
+        )
+        if not repeated:
+            self._write_down(charge)
+            if charge.key:
+                self._totals.remember(client, charge.key)
+        try:
+            answer()
+        finally:
+            if repeated:
+                self._count_repeat(client, function)
+            else:
+                self._count(charge)
+            self._spent(client, allowance, now_s, device_ns)  # it was used in any case
+        return not repeated
+
+    def _write_down(self, charge: Charge) -> None:
+        """
+        Raises:
+            UsageUnavailable
+        """
+        try:
+            try:
+                self._write_charge(charge)
+            except OSError:
+                if not self.reserve.release():
+                    raise
+                self._write_charge(charge)
+        except OSError as error:
+            self.unable = str(error)
+            raise self._unavailable(error) from error
+        self.unable = ""
+
+    def _write_charge(self, charge: Charge) -> None:
+        """
+        Raises:
+            OSError
+        """
+        try:
+            (self._journal or self._begin()).write(charge)
+        except OSError:
+            if self._journal is not None and self._journal.torn:
+                self._end()
+            raise
+
+    def able(self) -> bool:
+        """Whether requests can be charged, as far as is known: they could last time, or there is room again since."""
+        if self.unable and self.reserve.held:
+            self.unable = ""
+        return not self.unable
+
+    def delivered(self, client: str, key: str) -> None:
+        """An answer went out to what was charged under this key: if it is run again, that is charged. The next life
+        does not know of it, since what was on its way when this one ended may never have come."""
+        self._totals.deliver(client, key)
+
+    def received(self, client: str, key: str) -> None:
+        """The answer to what was charged under this key has come: if it is run again, once that answer is forgotten, it
+        is another request."""
+        self._totals.forget(client, key)
+        name = (client, key)
+        if name in self._new_keys:
+            del self._new_keys[name]
+        else:
+            self._old_keys.add(name)
+
+    def forget_keys(self, client: str) -> None:
+        """Keys of idempotency of a client whose name another one gets: of another request, from now on."""
+        for key in self._totals.forget_all(client):
+            name = (client, key)
+            if name in self._new_keys:
+                del self._new_keys[name]
+            else:
+                self._old_keys.add(name)
+
+    def refused(self, client: str, function: str, outcome: str, admitted: bool = False) -> None:
+        """A request was answered without having been begun. admitted: but `admit` had been asked."""
+        if admitted:
+            self._allowances[client].leave()
+        name, flow = self._totals.flow(client, function)
+        flow.outcomes[outcome] = flow.outcomes.get(outcome, 0) + 1
+        self._changes(name)
+
+    def _count(self, charge: Charge) -> None:
+        self._changes(self._totals.add(charge))
+        if charge.key:
+            self._new_keys[charge.client, charge.key] = None
+
+    def _count_repeat(self, client: str, function: str) -> None:
+        name, flow = self._totals.flow(client, function)
+        flow.repeats += 1
+        self._changes(name)
+
+    def _spent(self, client: str, allowance: Allowance, at_s: float, nanoseconds: int) -> None:
+        if nanoseconds:
+            allowance.window.add(at_s, nanoseconds)
+            self._used.add(client)
+
+    def _begin(self) -> Journal:
+        """
+        Raises:
+            OSError
+        """
+        self._number += 1
+        self._journal = Journal(self._folder, self._number)
+        return self._journal
+
+    def _end(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    # --- what is held
+
+    def room(self, client: str, what: What, more_bytes: int) -> None:
+        """
+        Raises:
+            QuotaExceeded: it may not have so many bytes more.
+        """
+        held = self._held.get((client, what))
+        limit = getattr(self._allowance(client).quotas, QUOTA_OF[what])
+        refusal = room(QUOTA_OF[what], limit, held.nbytes if held is not None else 0, more_bytes)
+        if refusal is not None:
+            raise _exceeded(client, refusal)
+
+    def holds(self, client: str, what: What, nbytes: int) -> None:
+        """A client has so many bytes in all, from now on."""
+        now_s = self._clock()
+        held = self._held.setdefault((client, what), _Held(0, 0.0, now_s))
+        held.count(now_s)
+        held.nbytes = nbytes
+        self._write_within(WRITE_EVERY_S)
+
+    def usage(self, client: str | None = None) -> Usage:
+        """Of one client, or all."""
+        now_s = self._clock()
+        for held in self._held.values():
+            held.count(now_s)
+        return Usage(self._totals.usage(client), self._holdings()).of(client)
+
+    def outcomes(self) -> dict[tuple[str, str], int]:
+        """Requests so far by client and outcome."""
+        counts: dict[tuple[str, str], int] = {}
+        for (client, _), flow in self._totals.flows.items():
+            for outcome, count in flow.outcomes.items():
+                counts[client, outcome] = counts.get((client, outcome), 0) + count
+        return counts
+
+    def _holdings(self) -> tuple[Holding, ...]:
+        return tuple(Holding(*name, held.nbytes, held.byte_s) for name, held in sorted(self._held.items()))
+
+    # --- into the SQLite file
+
+    def _changes(self, name: tuple[str, str]) -> None:
+        self._changed.add(name)
+        if self._timer is None:
+            self._write_within(WRITE_EVERY_S)
+
+    def _write_within(self, seconds: float) -> None:
+        if self._thread is None or self._writing is not None:
+            return  # not open yet, or it goes on when that is done
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + seconds:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._write)
+
+    def _write(self) -> None:
+        assert self._thread is not None, "it is open"
+        self._timer = None
+        changes = self._taken()
+        writing = asyncio.get_running_loop().run_in_executor(self._thread, self._file.apply, changes)
+        self._writing = writing
+        writing.add_done_callback(lambda done: self._written(changes, done))
+
+    def _written(self, changes: Changes, writing: asyncio.Future[None]) -> None:
+        self._writing = None
+        error = writing.exception()
+        trouble = "" if error is None else f"{type(error).__name__}: {error}"
+        if trouble:
+            where = {"path": str(self._folder), "reason": trouble, "limit_by": trouble}
+            _log.error("usage is in the journal only: its SQLite file cannot be written", extra=where)
+        elif self.trouble:
+            _log.info("usage reaches its SQLite file again", extra={"path": str(self._folder)})
+        self.trouble = trouble
+        if error is not None:
+            if is_full(error):
+                self.reserve.release()
+            self._changed.update((flow.client, flow.function) for flow in changes.flows)
+            self._new_keys = dict.fromkeys(changes.keys) | self._new_keys
+            self._old_keys |= changes.old_keys
+            self._used.update(changes.recent)
+        if self._changed or self._used:
+            self._write_within(WRITE_EVERY_S)
+        elif any(held.nbytes for held in self._held.values()):
+            self._write_within(HOLD_EVERY_S)
+
+    def _taken(self) -> Changes:
+        """What has changed since this was asked last; what comes from now on goes to another segment."""
+        self._end()
+        now_s = self._clock()
+        for held in self._held.values():
+            held.count(now_s)
+        flows = [self._totals.flows[name].usage(*name) for name in sorted(self._changed)]
+        keys, old_keys = list(self._new_keys), self._old_keys
+        recent = {client: self._recent(client) for client in self._used}
+        self._changed, self._new_keys, self._old_keys, self._used = set(), {}, set(), set()
+        return Changes(self._number, flows, self._holdings(), keys, old_keys, recent)
+
+    def _recent(self, client: str) -> list[tuple[int, int]]:
+        """On the wall clock."""
+        seconds = self._allowances[client].window.seconds()
+        return [(floor(second + self._wall_offset_s), nanoseconds) for second, nanoseconds in seconds]
+
+    def _unavailable(self, error: Exception) -> UsageUnavailable:
+        where = {"path": str(self._folder), "reason": str(error), "limit_by": str(error)}
+        _log.error("usage cannot be written down, so that no request is answered", extra=where)
+        message = f"what clients use cannot be written down in {self._folder}: {error}"
+        return UsageUnavailable(message, path=str(self._folder), reason=str(error))
+
+
+def _measured(record: RunRecord | None, by_value_bytes: int) -> tuple[int, int]:
+    """Nanoseconds of the device, preparing the kTask included, and bytes copied between it and the host."""
+    if record is None:
+        return 0, 0
+    brought = sum(use.nbytes for tier, use in record.tiers.items() if tier != "device") if record.tiers else 0
+    device_s = record.device_s + record.stages.get("plan", 0.0)  # in which a new kTask's code is compiled
+    return round(device_s * 1e9), by_value_bytes + brought
+
+
+def _exceeded(client: str, refusal: Refusal) -> QuotaExceeded:
+    again = {} if refusal.retry_s is None else {"retry_s": refusal.retry_s}
+    when = f"; again in {refusal.retry_s:.3f} s" if again else ""
+    message = f"{client!r} may have {refusal.quota} of {refusal.limit:g} and has {refusal.used:g}{when}"
+    return QuotaExceeded(message, client=client, quota=refusal.quota, limit=refusal.limit, used=refusal.used, **again)

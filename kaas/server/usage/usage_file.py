@@ -1,0 +1,373 @@
+"""Where usage is kept: a SQLite file, and beside it a journal of the charges that are not in there yet.
+
+A charge is written to the journal with one system call, before the answer that it is for is sent: from then on it
+outlives the server's process, but not the machine's power. Once a second the journal goes on in a new segment, and
+what the old one holds goes into the SQLite file, with its number, in one transaction that reaches the disk. So each
+charge counts once, wherever the process ends: a segment whose number is in the file is not read again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from kaas.errors import UsageUnavailable
+from kaas.server.state.mending import mend
+from kaas.server.state.set_aside import SetAside
+from kaas.server.usage.usage import KEYS_PER_CLIENT, Charge, FlowUsage, Holding, Totals, Usage
+
+NAME = "usage.sqlite"
+SEGMENT = "usage.journal."
+READS = 5
+"""How often somebody else than the server tries to read a file that the server changes meanwhile."""
+MODE = 0o600
+_HEAD = struct.Struct("<II")
+"""Before each charge in the journal: its length and its checksum."""
+LONGEST_CHARGE_BYTES = 64 << 10
+"""A charge has names and a key, each of bounded length, and seven numbers."""
+TABLES = ("folded", "flows", "holdings", "keys", "recent")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS folded (one INTEGER PRIMARY KEY CHECK (one = 1), segment INTEGER NOT NULL);
+INSERT OR IGNORE INTO folded VALUES (1, 0);
+CREATE TABLE IF NOT EXISTS flows (
+    client TEXT, function TEXT, requests INTEGER, outcomes TEXT, repeats INTEGER, device_ns INTEGER, bytes_in INTEGER,
+    bytes_out INTEGER, bytes_copied INTEGER, PRIMARY KEY (client, function)
+);
+CREATE TABLE IF NOT EXISTS holdings (
+    client TEXT, what TEXT, nbytes INTEGER, byte_s REAL, PRIMARY KEY (client, what)
+);
+CREATE TABLE IF NOT EXISTS keys (id INTEGER PRIMARY KEY, client TEXT, key TEXT, UNIQUE (client, key));
+CREATE TABLE IF NOT EXISTS recent (client TEXT PRIMARY KEY, seconds TEXT);
+"""
+
+T = TypeVar("T")
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Charge).decode
+_seconds = msgspec.json.Decoder(list[tuple[int, int]]).decode
+_outcomes = msgspec.json.Decoder(dict[str, int]).decode
+_json = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Gap(NamedTuple):
+    """A damaged part of a segment."""
+
+    begin: int
+    end: int
+
+
+class Journal:
+    """The newest segment, to which charges are added."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        """
+        Raises:
+            OSError
+        """
+        self.path = folder / f"{SEGMENT}{number}"
+        self.number = number
+        self.size_bytes = 0
+        self.torn = False
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, MODE)
+
+    def write(self, charge: Charge) -> None:
+        """
+        Raises:
+            OSError: it is not there. torn: nor would be what is written after it.
+        """
+        payload = _encode(charge)
+        line = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+        try:
+            written = os.write(self._fd, line)
+            if written != len(line):
+                raise OSError(f"{self.path} took {written} of {len(line)} bytes")
+        except OSError:
+            self.torn = True
+            os.ftruncate(self._fd, self.size_bytes)
+            self.torn = False
+            raise
+        self.size_bytes += written
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def charges(segment: bytes) -> Iterator[Charge | Gap]:
+    """Those that a segment holds, and where something else stands between them. What is cut off at its end was never
+    answered for."""
+    at = 0
+    while at + _HEAD.size <= len(segment):
+        charge, end = _charge_at(segment, at)
+        if charge is None:
+            found = next((place for place in range(at + 1, len(segment)) if _charge_at(segment, place)[0]), None)
+            if found is None:
+                return
+            yield Gap(at, found)
+            at = found
+        else:
+            yield charge
+            at = end
+
+
+def _charge_at(segment: bytes, at: int) -> tuple[Charge | None, int]:
+    """The charge that begins there, and where the next one does."""
+    if at + _HEAD.size > len(segment):
+        return None, at
+    size, checksum = _HEAD.unpack_from(segment, at)
+    end = at + _HEAD.size + size
+    if not 0 < size <= LONGEST_CHARGE_BYTES or end > len(segment):
+        return None, at
+    payload = segment[at + _HEAD.size : end]
+    if zlib.crc32(payload) != checksum:
+        return None, at
+    try:
+        return _decode(payload), end
+    except msgspec.MsgspecError:
+        return None, at
+
+
+TAKEN = "another server has it"
+"""Why usage cannot be kept in a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the SQLite file is to say from now on, of what has changed. segment: the journal up to there is part of it.
+
+    Fields:
+        keys: charged since, with their clients. old_keys: received since, where they were there before. recent: of
+            clients, nanoseconds of device time by second of the wall clock.
+    """
+
+    segment: int
+    flows: Sequence[FlowUsage] = ()
+    holdings: Sequence[Holding] = ()
+    keys: Sequence[tuple[str, str]] = ()
+    old_keys: Set[tuple[str, str]] = frozenset()
+    recent: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is there of earlier lives.
+
+    Fields:
+        totals, holdings, recent: as the SQLite file has them. journal: what came after that, in order. newest: the
+            number of the last segment. damaged: stories of rows and parts of segments that make no sense, and are left
+            out.
+    """
+
+    totals: Totals
+    holdings: Sequence[Holding]
+    recent: Mapping[str, Sequence[tuple[int, int]]]
+    journal: Sequence[Charge]
+    newest: int
+    damaged: Sequence[str] = ()
+
+
+class UsageFile:
+    """The SQLite file of the one server that has this folder. Methods but `open` may be called in one other thread.
+
+    Fields:
+        aside: what was damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._connection: sqlite3.Connection | None = None
+        self._lock = -1
+        self.aside = SetAside(folder)
+
+    def open(self) -> Kept:
+        """
+        Raises:
+            UsageUnavailable: another server has the folder, or there can be no such file.
+        """
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock, path = self._folder / "usage.lock", self._folder / NAME
+            lost = lock.exists() and not (path.exists() and path.stat().st_size)
+            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT, MODE)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not mend(path, _SCHEMA, TABLES, self.aside) and lost:
+                self.aside.story(f"{NAME} is missing or empty, though a server has kept usage here")
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, MODE))  # sqlite3 would let others read it
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._connection = connection
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # then the segment is deleted
+            connection.executescript(_SCHEMA)
+            kept = _kept(connection, self._folder)
+            for story in kept.damaged:
+                self.aside.story(story)
+            return kept
+        except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
+            self.close()
+            reason = TAKEN if isinstance(error, BlockingIOError) else str(error)
+            message = f"the usage of clients cannot be kept in {self._folder}: {reason}"
+            raise UsageUnavailable(message, path=str(self._folder), reason=reason) from error
+
+    def apply(self, changes: Changes) -> None:
+        """All of it, or nothing; then the journal up to there is gone.
+
+        Raises:
+            sqlite3.Error, OSError
+        """
+        assert self._connection is not None, "open comes first"
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            _write(connection, changes)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+        for number, path in _segments(self._folder):
+            if number <= changes.segment:
+                path.unlink()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _write(connection: sqlite3.Connection, changes: Changes) -> None:
+    connection.execute("UPDATE folded SET segment = max(segment, ?)", (changes.segment,))
+    connection.executemany(
+        "INSERT OR REPLACE INTO flows VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (flow.client, flow.function, flow.requests, _json(flow.outcomes).decode(), flow.repeats,
+             flow.device_ns, flow.bytes_in, flow.bytes_out, flow.bytes_copied)
+            for flow in changes.flows
+        ],
+    )  # fmt: skip
+    connection.executemany(
+        "INSERT OR REPLACE INTO holdings VALUES (?, ?, ?, ?)",
+        [(held.client, held.what, held.nbytes, held.byte_s) for held in changes.holdings],
+    )
+    connection.executemany("DELETE FROM keys WHERE client = ? AND key = ?", changes.old_keys)
+    connection.executemany("INSERT OR IGNORE INTO keys (client, key) VALUES (?, ?)", changes.keys)
+    connection.executemany(
+        "DELETE FROM keys WHERE client = ?1 AND id <="
+        " (SELECT id FROM keys WHERE client = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+        [(client, KEYS_PER_CLIENT) for client in {client for client, _ in changes.keys}],
+    )
+    connection.executemany(
+        "INSERT OR REPLACE INTO recent VALUES (?, ?)",
+        [(client, _json(seconds).decode()) for client, seconds in changes.recent.items()],
+    )
+
+
+def _kept(connection: sqlite3.Connection, folder: Path) -> Kept:
+    """
+    Raises:
+        sqlite3.Error, OSError
+    """
+    segments = _segments(folder)  # first: one that is deleted from now on is missed, or its number is read
+    rows = _Rows(connection)
+    connection.execute("BEGIN")  # what follows is of one moment
+    try:
+        (segment,) = connection.execute("SELECT max(segment) FROM folded").fetchone()
+        segment = segment or 0
+        totals = Totals()
+        for flow in rows.read("flows", _flow):
+            totals.flow(flow.client, flow.function)[1].merge(flow)
+        for client, key in rows.read("keys", _key, "ORDER BY id"):
+            totals.remember(client, key)
+        holdings = rows.read("holdings", lambda row: msgspec.convert(row, _HoldingRow))
+        recent = dict(rows.read("recent", lambda row: (_text(row[0]), _seconds(row[1]))))
+    finally:
+        connection.execute("COMMIT")
+    later = [(number, path) for number, path in segments if number > segment]
+    journal: list[Charge] = []
+    for _, path in later:
+        for found in charges(path.read_bytes()):
+            if isinstance(found, Gap):
+                rows.damaged.append(f"{path.name} is damaged from byte {found.begin} to {found.end}")
+            else:
+                journal.append(found)
+    newest = max([segment, *(number for number, _ in segments)])
+    held = [Holding(*each) for each in holdings]
+    return Kept(totals, held, recent, journal, newest, rows.damaged)
+
+
+_HoldingRow = tuple[str, str, int, float]
+_FlowRow = tuple[str, str, int, str, int, int, int, int, int]
+
+
+class _Rows:
+    """Rows of tables; those that make no sense are left out. damaged: their stories."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.damaged: list[str] = []
+
+    def read(self, table: str, made: Callable[[Sequence[Any]], T], order: str = "") -> list[T]:
+        """
+        Raises:
+            sqlite3.Error
+        """
+        found = []
+        for row in self._connection.execute(f"SELECT * FROM {table} {order}"):
+            try:
+                found.append(made(row))
+            except (msgspec.MsgspecError, TypeError) as error:
+                self.damaged.append(f"a row of usage in {table} makes no sense: {error}: {row!r:.200}")
+        return found
+
+
+def _flow(row: Sequence[Any]) -> FlowUsage:
+    client, function, requests, outcomes, *counts = msgspec.convert(row, _FlowRow)
+    return FlowUsage(client, function, requests, _outcomes(outcomes), *counts)
+
+
+def _key(row: Sequence[Any]) -> tuple[str, str]:
+    _, client, key = msgspec.convert(row, tuple[int, str, str])
+    return client, key
+
+
+def _text(value: Any) -> str:
+    return msgspec.convert(value, str)
+
+
+def _segments(folder: Path) -> list[tuple[int, Path]]:
+    found = [(path.name.removeprefix(SEGMENT), path) for path in folder.glob(SEGMENT + "*") if path.is_file()]
+    return sorted((int(number), path) for number, path in found if number.isascii() and number.isdigit())
+
+
+def read_usage(folder: Path) -> Usage:
+    """What clients have used, from the state folder of a server that runs or does not; nothing there is changed.
+
+    Raises:
+        UsageUnavailable
+    """
+    path = folder / NAME
+    for attempt in range(READS):
+        try:
+            with closing(
+                sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            ) as connection:
+                kept = _kept(connection, folder)
+        except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
+            if isinstance(error, FileNotFoundError) and attempt + 1 < READS:
+                continue  # a segment that the server has folded meanwhile
+            raise UsageUnavailable(f"{path} cannot be read: {error}", path=str(path), reason=str(error)) from error
+        break
+    for charge in kept.journal:
+        kept.totals.add(charge)
+    return Usage(kept.totals.usage(), tuple(kept.holdings))

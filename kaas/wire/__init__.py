@@ -1,0 +1,1 @@
+"""Bytes between processes: messages, their codecs, and connections. Used by every process."""

@@ -1,0 +1,85 @@
+"""What stands beside a message to an executor, as the objects that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kaas.wire.connections.shared_memory import part
+from kaas.wire.messages import Attached, Filed, Framed, Named
+
+Get = Callable[[Any, Mapping[bytes, Any]], Any]
+"""The object of a reference of whoever keeps them, waited for, or the value itself. With it go outputs that were made
+anew, by key; it raises InputLost for one that is not among them."""
+
+
+def same(value: Any, made: Mapping[bytes, Any]) -> Any:  # noqa: ARG001 - it is a Get
+    """Where objects travel as what they are."""
+    return value
+
+
+class Parts(NamedTuple):
+    """An object that came over the line: its bytes or, of a tuple of constants, those of each entry.
+
+    Fields:
+        frames: all behind the header that the items point into.
+    """
+
+    items: Sequence[Framed | Filed]
+    frames: Sequence[Any]
+
+
+class Objects:
+    """Of one request: what `kaas.wire.packing` gets objects with.
+
+    Fields:
+        made: outputs that were made anew for it, by key.
+    """
+
+    __slots__ = ("_constants", "_frames", "_get", "_items", "_objects", "_supply", "made")
+
+    def __init__(
+        self,
+        items: Sequence[Attached],
+        frames: Sequence[Any],
+        supply: Callable[[], Sequence[Any]],
+        get: Get,
+        constants: Container[int | None] = (),
+    ) -> None:
+        """
+        Args:
+            frames: those behind the header. supply: brings what the items name, one object for each. constants:
+                positions of those that are tuples of constants.
+        """
+        self._items = items
+        self._frames = frames
+        self._supply = supply
+        self._get = get
+        self._constants = constants
+        self._objects: Sequence[Any] | None = None
+        self.made: dict[bytes, Any] = {}
+
+    def __call__(self, item: Any) -> Any:
+        """What an item stands for, or a reference that is none of the items.
+
+        Raises:
+            InputLost; what fetching it raises.
+        """
+        if isinstance(item, Framed | Filed):
+            return _read(item, self._frames)
+        if not isinstance(item, Named):
+            return self._get(item, self.made)
+        if self._objects is None:
+            self._objects = self._supply()
+        position = self._items.index(item)
+        found = self._objects[position]
+        if not isinstance(found, Parts):
+            return self._get(found, self.made)
+        values = [_read(each, found.frames) for each in found.items]
+        return values if position in self._constants else values[0]
+
+
+def _read(item: Framed | Filed, frames: Sequence[Any]) -> Any:
+    if isinstance(item, Framed):
+        return frames[item.frame - 1]
+    return part(frames[-1 - item.file], item.offset_bytes, item.nbytes)

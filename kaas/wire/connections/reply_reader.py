@@ -1,0 +1,201 @@
+"""Who receives from a line that many threads wait on: one of them, for itself and for the others.
+
+When it has what it waited for it leaves that to the next. So a thread that waits alone has its answer without any other
+thread. Only where nobody waits, for callbacks and event loops, there is a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, Generic, Protocol
+
+from kaas.wire.connections.connection import AnyLine, Got, LineLost
+
+LATE_AT_MOST = 1000
+"""When the time is up of who receives, so many messages are still taken that have come already."""
+
+LINGER_S = 10.0
+"""The thread of its own ends when nobody has needed it for so long: whoever forgets a client is rid of it."""
+
+_log = logging.getLogger(__name__)
+
+
+class Awaited(Protocol):
+    """What a thread waits for. waiting: set when it has ended, or when it is this thread's turn to receive; guarded, as
+    `ended` is, by the receiver's lock."""
+
+    waiting: list[threading.Event]
+
+    @property
+    def ended(self) -> bool: ...
+
+
+class Receiver(Generic[Got]):
+    """take: what has come. lost: a line has ended; it then gives another, or ends what is waited for."""
+
+    def __init__(self, take: Callable[[Got, Sequence[Any]], None], lost: Callable[[AnyLine[Any, Got]], None]) -> None:
+        self.lock = threading.Lock()
+        self._take = take
+        self._lost = lost
+        self._line: AnyLine[Any, Got] | None = None
+        self._receiving: int | None = None  # the thread that does
+        self._called_later: list[Callable[[], Any]] = []
+        self._turns: dict[threading.Event, None] = {}
+        self._watched = _Watched()
+
+    def use(self, line: AnyLine[Any, Got] | None) -> None:
+        """Receive from this line from now on; None: from none. Called with the lock held."""
+        self._line = line
+        self._pass_on()
+
+    def wait(self, until: Awaited, timeout_s: float | None) -> None:
+        """Until something has ended or the time is up; with 0, what has come already is taken."""
+        end_s = None if timeout_s is None else monotonic() + timeout_s
+        while True:
+            with self.lock:
+                line = self._line if self._receiving is None else None
+                if until.ended:
+                    if self._turns:
+                        self._pass_on()
+                    return
+                if line is not None:
+                    self._receiving = threading.get_ident()
+                else:
+                    turn = threading.Event()
+                    self._turns[turn] = None
+                    until.waiting.append(turn)
+            if line is not None:
+                self._receive(line, until, end_s)
+                time_left = not until.ended and (end_s is None or monotonic() < end_s)
+            else:
+                time_left = self._await_turn(turn, until, end_s)
+            if not time_left:
+                return
+
+    def take_all(self) -> None:
+        """What has come already."""
+        self.wait(_Never(), 0)
+
+    def _receive(self, line: AnyLine[Any, Got], until: Awaited, end_s: float | None) -> None:
+        left_s, late = None, 0
+        try:
+            while not until.ended and not self._called_later and late < LATE_AT_MOST:
+                if end_s is not None:
+                    left_s = max(0.0, end_s - monotonic())
+                    late += not left_s
+                arrived = line.receive(left_s)
+                if arrived is None:
+                    return
+                self._take(*arrived)
+        except LineLost:
+            self._lost(line)
+        finally:
+            with self.lock:
+                self._receiving = None
+                callbacks, self._called_later = self._called_later, []
+                if self._turns:
+                    self._pass_on()
+            if callbacks:
+                self.call(callbacks)
+
+    def call(self, callbacks: Sequence[Callable[[], Any]]) -> None:
+        """Call these, by the receiving thread only when it does not receive any more: they may wait for answers too."""
+        if self._receiving == threading.get_ident():
+            self._called_later += callbacks
+            return
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - it is of whoever added it; the others are called too
+                _log.exception("a callback of a kaas.Future raised")
+
+    def _await_turn(self, turn: threading.Event, until: Awaited, end_s: float | None) -> bool:
+        """Whether there is time left. Who then has the turn takes it; else the next one has it."""
+        takes_it = False
+        try:
+            turn.wait(None if end_s is None else max(0.0, end_s - monotonic()))
+            time_left = end_s is None or monotonic() < end_s
+            takes_it = time_left and turn.is_set()
+        finally:
+            with self.lock:
+                del self._turns[turn]
+                until.waiting.remove(turn)
+                if not takes_it:
+                    self._pass_on()
+        return time_left
+
+    def _pass_on(self) -> None:
+        if self._turns and self._receiving is None and self._line is not None:
+            next(iter(self._turns)).set()
+
+    def wake(self) -> None:
+        """Something has ended otherwise: whoever receives may have waited for it."""
+        with self.lock:
+            line = self._line if self._receiving is not None else None
+        if line is not None:
+            line.wake()
+
+    # --- what has nobody who waits
+
+    def watch(self, number: int) -> None:
+        """Receive until this one is `unwatch`ed, even if nobody waits. Called with the lock held, as the next ones."""
+        watched = self._watched
+        watched.numbers.add(number)
+        watched.some.set()
+        if watched.thread is None:
+            watched.thread = threading.Thread(target=self._attend, name="kaas-answers", daemon=True)
+            watched.thread.start()
+
+    def unwatch(self, number: int) -> None:
+        watched = self._watched
+        watched.numbers.discard(number)
+        if watched.waiting and not watched.numbers:
+            watched.let_go()
+
+    def close(self) -> None:
+        self._line = None
+        self._watched.numbers.clear()
+        self._watched.closed = True
+        self._watched.some.set()
+        self._watched.let_go()
+
+    def _attend(self) -> None:
+        watched = self._watched
+        while not watched.closed:
+            if not watched.some.wait(LINGER_S):
+                with self.lock:
+                    if not watched.some.is_set():
+                        watched.thread = None
+                        return
+            watched.some.clear()
+            self.wait(watched, None)
+
+
+class _Watched:
+    """What the thread of its own waits for: that none is left to be watched."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.waiting: list[threading.Event] = []
+        self.some = threading.Event()
+        self.closed = False
+        self.thread: threading.Thread | None = None
+
+    @property
+    def ended(self) -> bool:
+        return not self.numbers
+
+    def let_go(self) -> None:
+        """Its thread waits for a turn, which may never come."""
+        for turn in self.waiting:
+            turn.set()
+
+
+class _Never:
+    ended = False
+
+    def __init__(self) -> None:
+        self.waiting: list[threading.Event] = []

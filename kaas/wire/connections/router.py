@@ -1,0 +1,185 @@
+"""Who speaks with the pool over lines, whatever way these come."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from kaas.errors import ConfigMismatch, KaasError
+from kaas.wire import messages
+from kaas.wire.connections.connection import PROBE_BYTES, Frames
+from kaas.wire.connections.shared_memory import Inbox
+from kaas.wire.connections.socket_folder import SocketFolder
+from kaas.wire.connections.unix_listener import LocalDoor
+from kaas.wire.error_codec import encode_error
+from kaas.wire.messages import Address, FromPeer, Hello, Refused, ToPeer, Welcome
+
+if TYPE_CHECKING:
+    from kaas.wire.connections.zmq_listener import NodeDoor
+
+LAST_WORDS_S = 1.0
+"""How long what was sent may still go out when the pool ends."""
+
+
+class Channel(Protocol):
+    """The way to one peer; hashable. local: it is on this machine."""
+
+    @property
+    def local(self) -> bool: ...
+
+    def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:
+        """Waits for nobody. Whether the peer is there. files: only for a local peer; they are closed after that."""
+        ...
+
+
+class Peer:
+    """Who is at the other end of a line. role, name, incarnation, pid: as in its Hello. shares: the pool can read its
+    Blocks, which are in memory of that pid and no other."""
+
+    __slots__ = ("channel", "incarnation", "name", "pid", "role", "shares")
+
+    def __init__(self, channel: Channel, hello: Hello, shares: bool) -> None:
+        self.role, self.name, self.incarnation, self.pid = hello.role, hello.name, hello.incarnation, hello.pid
+        self.shares = shares
+        self.channel = channel
+
+    def __repr__(self) -> str:
+        return f"<{self.role} {self.name}, process {self.pid}>"
+
+
+Receive = Callable[[Peer, FromPeer, Frames], None]
+Greet = Callable[[Peer, Hello], None]
+
+
+class Exchange:
+    """All its methods belong to the loop's thread.
+
+    What comes from strangers, or makes no sense, is dropped and counted.
+
+    Fields:
+        address: once it is open. inbox: for Blocks of peers that share. dropped: messages that were not understood, or
+            came from or went to nobody.
+    """
+
+    address: Address
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, node: str, host: str | None = None, folder: str | None = None
+    ) -> None:
+        """host: an address of this machine that other nodes can reach; None if nobody comes from there. folder: for the
+        local socket, only this user's; None for a new one that goes with the exchange."""
+        self.inbox = Inbox()
+        self.dropped = 0
+        self._loop, self._node, self._host, self._folder = loop, node, host, folder
+        self._doors: list[LocalDoor | NodeDoor] = []
+        self._peers: dict[Channel, Peer] = {}
+        self._own_folder: SocketFolder | None = None
+
+    def open(self, receive: Receive, greet: Greet) -> None:
+        """From now on peers may come. greet hears of each before it is welcome, and may refuse it by a KaasError; it
+        hears again of one whose connection was made anew, so that what was on its way may be lost. receive hears of all
+        that they send then. Neither waits."""
+        self._receive, self._greet = receive, greet
+        if self._folder is None:
+            self._own_folder = SocketFolder()
+            self._folder = self._own_folder.path
+        path = f"{self._folder}/pool"
+        self._local = LocalDoor(self._loop, path, self._take_local, self._ended)
+        self._doors.append(self._local)
+        self.address = Address(secrets.token_hex(8), self._node, path)
+        if self._host is not None:
+            from kaas.wire.connections.zmq_listener import NodeDoor
+
+            door = NodeDoor(self._loop, self._host, self._greeted, self._take)
+            self._doors.append(door)
+            keys = {"server_key": door.server_key, "public_key": door.public_key, "secret_key": door.secret_key}
+            self.address = msgspec.structs.replace(self.address, tcp=door.endpoint, **keys)
+
+    def send(self, peer: Peer, header: ToPeer, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> None:
+        """Waits for nobody; to a peer that is gone it is dropped. files: as the channel takes them."""
+        if not peer.channel.send(header, frames, files):
+            self.dropped += 1
+
+    def forget(self, peer: Peer) -> None:
+        """It has ended: nothing that it sent is received any more."""
+        self._peers.pop(peer.channel, None)
+        if peer.shares:
+            self.inbox.forget(peer.pid)
+
+    def close(self) -> None:
+        """What was sent goes out yet, if its receiver takes it within LAST_WORDS_S."""
+        for door in self._doors:
+            door.close(LAST_WORDS_S)
+        self.hide()
+
+    def hide(self) -> None:
+        """Nobody on this machine finds it any more; who is connected stays so."""
+        self._local.hide()
+        if self._own_folder is not None:
+            self._own_folder.remove()
+
+    # --- what comes
+
+    def _take_local(self, channel: Channel, frames: Frames) -> None:
+        """The first message of a line is Hello."""
+        peer = self._peers.get(channel)
+        if peer is None:
+            self._greeted(channel, frames)
+        else:
+            self._hear(peer, frames)
+
+    def _take(self, channel: Channel, frames: Frames) -> None:
+        peer = self._peers.get(channel)
+        if peer is None:
+            self.dropped += 1
+        else:
+            self._hear(peer, frames)
+
+    def _hear(self, peer: Peer, frames: Frames) -> None:
+        header = _header(frames)
+        if header is None or type(header) is Hello:
+            self.dropped += 1
+        else:
+            self._receive(peer, header, frames[1:])
+
+    def _greeted(self, channel: Channel, frames: Frames) -> None:
+        hello = _header(frames)
+        if type(hello) is not Hello:
+            self.dropped += 1
+            return
+        known = self._peers.get(channel)
+        peer = known or Peer(channel, hello, channel.local and self._can_read(hello, frames[1:]))
+        try:
+            if hello.version != messages.VERSION:
+                differences = (f"messages: {messages.VERSION}, not {hello.version}",)
+                raise ConfigMismatch("the pool's KaaS is another version than this one", differences=differences)
+            self._greet(peer, hello)
+        except KaasError as error:
+            self.send(peer, Refused(), [encode_error(error)])
+            return
+        self._peers[channel] = peer
+        self.send(peer, Welcome(self.address.life, peer.shares))
+
+    def _ended(self, channel: Channel) -> None:
+        self._peers.pop(channel, None)
+
+    def _can_read(self, hello: Hello, frames: Frames) -> bool:
+        """Who shows what lies in a process's memory is that process: nobody else knows it."""
+        if hello.probe is None or hello.probe.pid != hello.pid or not frames or len(frames[0]) < PROBE_BYTES:
+            return False
+        try:
+            return bool(self.inbox.view(hello.probe) == frames[0])
+        except OSError:
+            return False
+
+
+def _header(frames: Frames) -> FromPeer | None:
+    try:
+        header: FromPeer = messages.decode_from_peer(frames[0])
+        return header
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,292 @@
+"""Large values between processes of one machine: the sender's memory files, mapped by who reads them.
+
+A file is used again when its reader is done, since pages that a process touches for the first time cost five times as
+much as copying into them. It can never shrink, so that nobody who reads it falls into a hole, and only its owner's own
+mapping can write it (F_SEAL_FUTURE_WRITE), so that nobody who is handed the file can change a value.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from kaas.wire.messages import Block
+
+ALIGN_BYTES = 64
+"""Where values begin: as NumPy's and Ray's arrays do, for wide accesses."""
+
+IDLE_AT_MOST = 64
+"""Files that a process keeps for later use: it may have open only so many."""
+
+LEASED_AT_MOST = 256
+"""Files with more than which an outbox is crowded: each takes two descriptors, and a process often may have 1024."""
+
+MAPPED_AT_MOST = 256
+"""Files that an inbox keeps mapped for the next time: each takes a descriptor, and no news of a sender's end comes for
+files that were received."""
+
+_GRAIN_BYTES = 64 << 10
+_SEAL_FUTURE_WRITE = 0x10
+"""F_SEAL_FUTURE_WRITE of linux/fcntl.h, since Linux 5.1; Python's fcntl does not name it yet."""
+
+
+class Lease:
+    """Values that lie in shared memory until it is released, by any thread; a second time changes nothing.
+
+    Fields:
+        blocks: where, one for each value.
+    """
+
+    __slots__ = ("_held", "_outbox", "blocks")
+
+    def __init__(self, outbox: Outbox, segment: _Segment, blocks: tuple[Block, ...]) -> None:
+        self.blocks = blocks
+        self._outbox = outbox
+        self._held = [segment]
+
+    @property
+    def block(self) -> Block:
+        """Of the only value."""
+        (block,) = self.blocks
+        return block
+
+    @property
+    def view(self) -> memoryview:
+        """The only value, as long as it is not released."""
+        (segment,), block = self._held, self.block
+        return segment.memory[block.offset_bytes : block.offset_bytes + block.nbytes].data.toreadonly()
+
+    def release(self) -> None:
+        """Nobody reads the values any more: the memory is used again."""
+        self._outbox._take_back(self._held)
+
+
+class Outbox:
+    """Where a process puts values for others. All its methods may be called by any thread."""
+
+    def __init__(self, limit_idle_bytes: int = 256 << 20) -> None:
+        """limit_idle_bytes: of memory that is kept for later use while nobody needs it."""
+        self._limit_bytes = limit_idle_bytes
+        self._lock = threading.Lock()
+        self._idle: list[_Segment] = []
+        self._leased = 0
+        self._closed = False
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many files are leased that who has another way for a value had better take that."""
+        return self._leased >= LEASED_AT_MOST
+
+    def put(self, data: Any) -> Lease:
+        """Copy a value, anything with contiguous memory."""
+        return self.put_all([data])
+
+    def put_all(self, values: Sequence[Any]) -> Lease:
+        """Copy several, which are released as one."""
+        arrays = [
+            np.frombuffer(data, np.uint8) if memoryview(data).nbytes else np.empty(0, np.uint8) for data in values
+        ]
+        offsets, end = [], 0
+        for array in arrays:
+            offsets.append(end)
+            end += -(-array.nbytes // ALIGN_BYTES) * ALIGN_BYTES
+        segment = self._segment(end)
+        for array, offset in zip(arrays, offsets, strict=True):
+            np.copyto(segment.memory[offset : offset + array.nbytes], array)
+        pid = os.getpid()
+        blocks = (Block(pid, segment.fd, at, array.nbytes) for array, at in zip(arrays, offsets, strict=True))
+        return Lease(self, segment, tuple(blocks))
+
+    def close(self) -> None:
+        """Gives back what is idle, and the rest as it is released."""
+        with self._lock:
+            self._closed = True
+            self._shrink(0)
+
+    def _segment(self, nbytes: int) -> _Segment:
+        with self._lock:
+            self._leased += 1
+            fitting = [each for each in self._idle if nbytes <= each.nbytes <= nbytes + nbytes // 4 + _GRAIN_BYTES]
+            if fitting:
+                segment = min(fitting, key=lambda each: each.nbytes)
+                self._idle.remove(segment)
+                return segment
+        try:
+            return _Segment(max(1, -(-nbytes // _GRAIN_BYTES)) * _GRAIN_BYTES)
+        except BaseException:
+            with self._lock:
+                self._leased -= 1
+            raise
+
+    def _take_back(self, held: list[_Segment]) -> None:
+        with self._lock:
+            self._leased -= len(held)
+            self._idle += held
+            held.clear()
+            self._shrink(0 if self._closed else self._limit_bytes)
+
+    def _shrink(self, limit_bytes: int) -> None:
+        """Give back what was idle for longest."""
+        idle_bytes = sum(segment.nbytes for segment in self._idle)
+        while idle_bytes > limit_bytes or len(self._idle) > IDLE_AT_MOST:
+            segment = self._idle.pop(0)
+            idle_bytes -= segment.nbytes
+            segment.close()
+
+
+class _Segment:
+    """A memory file of this process, mapped. Identity is equality."""
+
+    __slots__ = ("fd", "memory", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.fd = os.memfd_create("kaas", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, nbytes)
+        self.memory = np.frombuffer(mmap.mmap(self.fd, nbytes), np.uint8)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | _SEAL_FUTURE_WRITE)
+
+    def close(self) -> None:
+        """Who has it mapped keeps it; here it goes with the last array that looks into it."""
+        os.close(self.fd)
+        del self.memory
+
+
+class Inbox:
+    """Where a process reads what others have put. All its methods may be called by any thread."""
+
+    def __init__(self, limit_bytes: int = 512 << 20) -> None:
+        """limit_bytes: of mappings that are kept for the next time; they keep the sender's memory too."""
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._mapped: OrderedDict[_Identity, _Mapped] = OrderedDict()
+
+    def view(self, block: Block) -> memoryview:
+        """The value, not to be written, without a copy.
+
+        Raises:
+            OSError: the sender has ended, or there is no such value
+        """
+        path = _path(block)
+        memory = self._known(_identity(os.stat(path)), block.pid)
+        if memory is None:
+            with _opened(path) as file:
+                memory = self._map(file, block.pid)
+        return part(memory, block.offset_bytes, block.nbytes)
+
+    def map_file(self, file: int) -> memoryview:
+        """The whole memory of a file that was received, not to be written.
+
+        Raises:
+            OSError: it is no memory that was shared
+        """
+        memory = self._known(_identity(os.fstat(file)), None)
+        return self._map(file, None) if memory is None else memory
+
+    def forget(self, pid: int) -> None:
+        """This process has ended: its memory is given back once nobody looks into it."""
+        with self._lock:
+            for identity in [identity for identity, mapped in self._mapped.items() if mapped.pid == pid]:
+                del self._mapped[identity]
+
+    def _known(self, identity: _Identity, pid: int | None) -> memoryview | None:
+        """A file that is mapped cannot give its number to another one."""
+        with self._lock:
+            mapped = self._mapped.get(identity)
+            if mapped is None or mapped.pid != pid:
+                return None
+            self._mapped.move_to_end(identity)
+            return mapped.memory
+
+    def _map(self, file: int, pid: int | None) -> memoryview:
+        mapped = _Mapped(file, pid)
+        with self._lock:
+            self._mapped[mapped.identity] = mapped
+            self._mapped.move_to_end(mapped.identity)
+            self._shrink()
+        return mapped.memory
+
+    def _shrink(self) -> None:
+        kept_bytes = sum(mapped.memory.nbytes for mapped in self._mapped.values())
+        while len(self._mapped) > MAPPED_AT_MOST or (kept_bytes > self._limit_bytes and len(self._mapped) > 1):
+            _, mapped = self._mapped.popitem(last=False)
+            kept_bytes -= mapped.memory.nbytes
+
+
+def open_file(block: Block) -> int:
+    """Open the file of a value, to hand it to a process that may not look into the sender's.
+
+    Raises:
+        OSError: the sender has ended, or there is no such value
+    """
+    file = os.open(_path(block), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(file)
+        _check(file, found)
+        _check_part(found.st_size, block.offset_bytes, block.nbytes)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def part(memory: memoryview, offset_bytes: int, nbytes: int) -> memoryview:
+    """
+    Raises:
+        OSError: it ends before that
+    """
+    _check_part(memory.nbytes, offset_bytes, nbytes)
+    return memory[offset_bytes : offset_bytes + nbytes]
+
+
+class _Mapped:
+    """Another process's memory file; unmapped with the last view into it. pid: of the process that it was found in;
+    None if it was received."""
+
+    __slots__ = ("identity", "memory", "pid")
+
+    def __init__(self, file: int, pid: int | None) -> None:
+        found = os.fstat(file)
+        _check(file, found)
+        self.pid = pid
+        self.identity = _identity(found)
+        self.memory = memoryview(mmap.mmap(file, found.st_size, access=mmap.ACCESS_READ))
+
+
+_Identity = tuple[int, int, int]
+
+
+def _identity(found: os.stat_result) -> _Identity:
+    return found.st_dev, found.st_ino, found.st_size
+
+
+def _path(block: Block) -> str:
+    return f"/proc/{block.pid}/fd/{block.fd}"
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _check(file: int, found: os.stat_result) -> None:
+    if not found.st_size or not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise OSError(errno.EINVAL, "no memory that was shared")
+
+
+def _check_part(whole_bytes: int, offset_bytes: int, nbytes: int) -> None:
+    if offset_bytes < 0 or nbytes < 0 or offset_bytes + nbytes > whole_bytes:
+        raise OSError(errno.EINVAL, f"a block beyond the end of its {whole_bytes} bytes")

@@ -1,0 +1,287 @@
+"""Messages over a connected socket: each is the number of its frames and their sizes, then the frames.
+
+A message costs each end one call of the system. ZeroMQ passes every one on to a thread of its own at both ends, which
+takes four times as long (docs/architecture.md). Open files may travel with a message (SCM_RIGHTS), so that the receiver
+needs no right to look into the sender's process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, takewhile
+from struct import Struct, pack, unpack_from
+from typing import Any
+
+import numpy as np
+
+from kaas.wire.connections.connection import LARGE_BYTES, Frames
+
+CHUNK_BYTES = 64 << 10
+"""That are received at once; a message with more has memory of its own, into which the rest is received."""
+FRAMES_AT_MOST = 1 << 16
+"""Of a message; what claims to have more is none."""
+FILES_AT_MOST = 250
+"""Files with one message: Linux passes on 253 at once (SCM_MAX_FD)."""
+_BUFFERS_AT_ONCE = 512
+"""Of which a system call takes 1024."""
+
+_COUNT = Struct("<I")
+_FILES_SHIFT = 20
+"""The number of frames stands in the lower bits of a message's first word, the number of files in the upper ones."""
+_FILES_BYTES = socket.CMSG_SPACE(FILES_AT_MOST * array("i").itemsize)
+
+Map = Callable[[int], memoryview]
+"""Makes a read-only view of a received file's memory. The receiver closes the file after the call."""
+
+
+class Malformed(Exception):
+    """What came is no message, and nothing behind it can be understood."""
+
+
+class Stream:
+    """One end. It never waits: what cannot be sent at once is kept for `flush`.
+
+    Fields:
+        unread: the last `read` found something, so there may be more; False: what comes now is news of the socket's.
+        drained: the last `read` found less than it had room for: what else was there then is at most the end.
+
+    Who is interrupted within a method, by Ctrl-C, cannot know how much was done, and must close it.
+    """
+
+    def __init__(self, connected: socket.socket, map_file: Map | None = None) -> None:
+        """map_file: for files that come with messages: each is one more frame, the last file directly behind the
+        ordinary frames, the first one at the end. None: this end takes no files."""
+        connected.setblocking(False)
+        self._socket = connected
+        self._unsent: deque[memoryview | _WithFiles] = deque()
+        self._map_file = map_file
+        self._mapped: deque[memoryview] = deque()  # files that have come, of messages that may not be whole yet
+        self._rest = b""  # of a message that has begun
+        self.unread = True
+        self.drained = False
+        self._large: _Large | None = None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+        for part in self._unsent:
+            if isinstance(part, _WithFiles):
+                part.close()
+        self._unsent.clear()
+
+    def send(self, header: bytes, frames: Sequence[Any] = (), files: Sequence[int] = ()) -> bool:
+        """A header and its frames, each of them anything with contiguous memory. Whether nothing is left to `flush`.
+
+        files: at most FILES_AT_MOST descriptors, which this stream closes once they are sent.
+
+        Raises:
+            ConnectionError: the other end has ended
+        """
+        if files:
+            return self._send_with_files([header, *map(_flat, frames)], files)
+        parts = [header, *map(_flat, frames)]
+        sizes = tuple(map(len, parts))
+        head = pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+        if sum(sizes) < LARGE_BYTES:
+            whole = b"".join((head, *parts))
+            if self._unsent:
+                self._unsent.append(memoryview(whole))
+                return False
+            try:
+                sent = self._socket.send(whole)
+            except BlockingIOError:
+                sent = 0
+            if sent == len(whole):
+                return True
+            self._unsent.append(memoryview(whole)[sent:])
+            return False
+        waiting = bool(self._unsent)
+        self._unsent.extend(memoryview(part) for part in (head, *parts) if len(part))
+        return not waiting and self.flush()
+
+    def _send_with_files(self, parts: Sequence[Any], files: Sequence[int]) -> bool:
+        """The files go out with the first byte of their message, so that they are there when the message is whole."""
+        sizes = tuple(map(len, parts))
+        head = pack(f"<I{len(sizes)}Q", len(sizes) | len(files) << _FILES_SHIFT, *sizes)
+        waiting = bool(self._unsent)
+        self._unsent.append(_WithFiles(memoryview(head), files))
+        self._unsent.extend(memoryview(part) for part in parts if len(part))
+        return not waiting and self.flush()
+
+    def flush(self) -> bool:
+        """Send what is left, as far as it goes. Whether that was all.
+
+        Raises:
+            ConnectionError: the other end has ended
+        """
+        unsent = self._unsent
+        while unsent:
+            first = unsent[0]
+            following = takewhile(lambda part: type(part) is memoryview, islice(unsent, 1, _BUFFERS_AT_ONCE))
+            parts = [_plain(first), *map(_plain, following)]
+            try:
+                sent = self._socket.sendmsg(parts, [first.ancillary()] if isinstance(first, _WithFiles) else [])
+            except BlockingIOError:
+                return False
+            if isinstance(first, _WithFiles):
+                first.close()
+                unsent[0] = first.data
+            while sent and sent >= len(part := _plain(unsent[0])):
+                sent -= len(part)
+                unsent.popleft()
+            if sent:
+                unsent[0] = _plain(unsent[0])[sent:]
+        return True
+
+    def read(self) -> list[Frames]:
+        """The messages that have come, maybe none; in bits, so that others have their turn.
+
+        Raises:
+            EOFError: the other end has ended, and all that it sent was read
+            Malformed
+        """
+        self.unread = True
+        try:
+            if self._large is not None:
+                return self._fill(self._large)
+            if self._map_file is None:
+                data, files = self._socket.recv(CHUNK_BYTES), False
+            else:
+                data, files = self._receive(self._map_file)
+        except BlockingIOError:
+            self.unread = False
+            self.drained = True
+            return []
+        except ConnectionError:
+            raise EOFError from None
+        if not data:
+            raise EOFError
+        self.drained = len(data) < CHUNK_BYTES and not files  # Linux ends a read behind bytes that files came with
+        return self._cut(self._rest + data if self._rest else data)
+
+    def _receive(self, map_file: Map) -> tuple[bytes, bool]:
+        """Some bytes, and whether files came with them."""
+        data, ancillary, _, _ = self._socket.recvmsg(CHUNK_BYTES, _FILES_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._map(map_file, array("i", content[: len(content) // 4 * 4]))
+        return data, bool(ancillary)
+
+    def _map(self, map_file: Map, files: Sequence[int]) -> None:
+        try:
+            self._mapped.extend(map(map_file, files))
+        except OSError as error:  # memory that can shrink, or that this process has no room for
+            raise Malformed from error
+        finally:
+            close_all(files)
+
+    def _with_files(self, frames: Frames, count: int) -> Frames:
+        if count > len(self._mapped):
+            raise Malformed
+        frames.extend(reversed([self._mapped.popleft() for _ in range(count)]))
+        return frames
+
+    def _cut(self, data: bytes) -> list[Frames]:
+        messages: list[Frames] = []
+        at, end = 0, len(data)
+        while end - at >= _COUNT.size:
+            (word,) = _COUNT.unpack_from(data, at)
+            count, files = word & (1 << _FILES_SHIFT) - 1, word >> _FILES_SHIFT
+            if not 0 < count <= FRAMES_AT_MOST:
+                raise Malformed
+            body = at + _COUNT.size + 8 * count
+            if body > end:
+                break
+            sizes = unpack_from(f"<{count}Q", data, at + _COUNT.size)
+            following = body + sum(sizes)
+            if following > end:
+                if following - at > CHUNK_BYTES:
+                    self._large = _Large(sizes, files, data[body:])
+                    at = end
+                break
+            frames: Frames = []
+            for size in sizes:
+                frames.append(data[body : body + size])
+                body += size
+            messages.append(self._with_files(frames, files) if files else frames)
+            at = following
+        self._rest = data[at:]
+        return messages
+
+    def _fill(self, large: _Large) -> list[Frames]:
+        got = self._socket.recv_into(large.missing)
+        if not got:
+            raise EOFError
+        self.drained = got < len(large.missing)
+        large.missing = large.missing[got:]
+        if large.missing:
+            return []
+        self._large = None
+        return [self._with_files(large.frames(), large.files)]
+
+
+class _Large:
+    """A message while it comes, into memory of its own."""
+
+    __slots__ = ("_memory", "_sizes", "files", "missing")
+
+    def __init__(self, sizes: Sequence[int], files: int, begun: bytes) -> None:
+        """files: how many come with it."""
+        self.files = files
+        try:
+            self._memory = np.empty(sum(sizes), np.uint8).data
+        except (MemoryError, ValueError, OverflowError):
+            raise Malformed from None
+        self._sizes = sizes
+        self._memory[: len(begun)] = begun
+        self.missing = self._memory[len(begun) :]
+
+    def frames(self) -> Frames:
+        frames: Frames = []
+        at = 0
+        for size in self._sizes:
+            part = self._memory[at : at + size]
+            frames.append(bytes(part) if size < LARGE_BYTES else part.toreadonly())
+            at += size
+        return frames
+
+
+class _WithFiles:
+    """The beginning of a message that files travel with."""
+
+    __slots__ = ("_files", "data")
+
+    def __init__(self, data: memoryview, files: Sequence[int]) -> None:
+        self.data = data
+        self._files = array("i", files)
+
+    def ancillary(self) -> tuple[int, int, array[int]]:
+        return socket.SOL_SOCKET, socket.SCM_RIGHTS, self._files
+
+    def close(self) -> None:
+        """Close the files: they are sent, or never will be."""
+        close_all(self._files)
+        del self._files[:]
+
+
+def close_all(files: Iterable[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
+def _plain(part: memoryview | _WithFiles) -> memoryview:
+    return part.data if isinstance(part, _WithFiles) else part
+
+
+def _flat(frame: Any) -> Any:
+    """Its memory as bytes."""
+    if type(frame) is bytes:
+        return frame
+    view = memoryview(frame)
+    return view.cast("B") if view.nbytes else b""

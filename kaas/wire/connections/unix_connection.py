@@ -1,0 +1,216 @@
+"""A peer's line on the pool's machine: a Unix socket, on which the pool's end is noticed at once."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kaas.wire import messages
+from kaas.wire.connections.adaptive_poll import News
+from kaas.wire.connections.connection import CLOSED, ENDED, Frames, Line, LineLost, T
+from kaas.wire.connections.shared_memory import Inbox
+from kaas.wire.connections.stream import Malformed, Stream
+from kaas.wire.messages import FromPeer, Hello, ToPeer
+
+
+class LocalLine(Line):
+    """Who is interrupted in it, by Ctrl-C, may have sent or taken half a message: the line is then lost, so that
+    whoever it belongs to makes a new one, and asks again.
+
+    Threads that `serve` wait for the same edge-triggered epoll, where what comes wakes one of them, the last that began
+    to wait, and none while who is at work can take it: nobody has to be woken to wait in another's place. Who is
+    woken is told of the end as well, if that has come; without it, who has read less than there was room for has read
+    all that there is, and of what comes later there will be news.
+    """
+
+    def __init__(self, path: str) -> None:
+        """
+        Raises:
+            LineLost: nobody listens there
+        """
+        super().__init__()
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.connect(path)
+        except OSError:
+            self._socket.close()
+            raise LineLost(ENDED) from None
+        self._stream = Stream(self._socket, Inbox().map_file)
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._flushes = False
+        self._arrived: deque[Frames] = deque()
+        self._lost = ""
+        self._bell = os.eventfd(0)
+        self._poll = select.epoll()
+        for fd in (self._socket.fileno(), self._bell):
+            self._poll.register(fd, select.EPOLLIN)
+        self._users = 1  # who serves, and until it is closed whose it is
+        self._idle = 0  # of those who serve, who take messages and run nothing
+        self._more = -1
+        self._unread, self._ends = True, False  # as far as those who serve have had the news
+        self._news: News | None = None  # of those who serve
+
+    def send(self, header: FromPeer, frames: Sequence[Any] = ()) -> None:
+        with self._sending:
+            if self._lost:
+                raise LineLost(self._lost)
+            try:
+                gone = self._stream.send(messages.encode(header), frames)
+            except ConnectionError:
+                raise LineLost(ENDED) from None
+            except BaseException:
+                self._break()
+                raise
+            if not gone and not self._flushes:
+                self._flushes = True
+                threading.Thread(target=self._flush, name="kaas-sends", daemon=True).start()
+
+    def _flush(self) -> None:
+        """Send what the pool has been too slow to take."""
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        gone = False
+        while not gone:
+            writable.poll()
+            with self._sending:
+                try:
+                    gone = bool(self._lost) or self._stream.flush()
+                except ConnectionError:  # whoever sends or receives notices
+                    gone = True
+                self._flushes = not gone
+
+    def receive(self, timeout_s: float | None = None) -> tuple[ToPeer, Frames] | None:
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._receiving:
+            if self._early:
+                return self._early.popleft()
+            while not self._arrived:
+                if self._lost:
+                    raise LineLost(self._lost)
+                left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                ready = self._poll.poll(left_s)
+                if not ready:
+                    return None
+                for fd, _ in ready:
+                    if fd != self._bell:
+                        self._read()
+                    elif os.eventfd_read(fd) and not (self._arrived or self._lost):
+                        return None
+            if self._lost == CLOSED:
+                raise LineLost(CLOSED)
+            header, *frames = self._arrived.popleft()
+        return messages.decode_to_peer(header), frames
+
+    def serve(self, take: Callable[[ToPeer, Frames], T | None]) -> Iterator[T]:
+        with self._receiving:
+            if self._lost == CLOSED:
+                raise LineLost(CLOSED)
+            self._users += 1
+            if self._news is None:
+                self._more = os.eventfd(0)
+                self._news = News([self._socket.fileno(), self._more])
+            news = self._news
+        try:
+            while True:
+                yield self._served_by(news, take)
+        finally:
+            self._leave()
+
+    def _served_by(self, news: News, take: Callable[[ToPeer, Frames], T | None]) -> T:
+        events = 0
+        while True:
+            with self._receiving:
+                if events:
+                    self._unread = True
+                    self._ends = self._ends or bool(events & select.EPOLLRDHUP)
+                else:
+                    self._idle += 1
+                while (message := self._next()) is not None:
+                    given = take(*message)
+                    if given is not None:
+                        self._idle -= 1
+                        self._fill()
+                        if self._arrived or self._lost:  # of which this thread has had the news
+                            os.eventfd_write(self._more, 1)
+                        return given
+                idle = self._idle == self._users - 1
+            events = news.wait(idle)
+
+    def _next(self) -> tuple[ToPeer, Frames] | None:
+        """What has come, of what is not taken yet.
+
+        Raises:
+            LineLost
+        """
+        if self._early:
+            return self._early.popleft()
+        self._fill()
+        if self._lost and (self._lost == CLOSED or not self._arrived):
+            raise LineLost(self._lost)
+        if not self._arrived:
+            return None
+        header, *frames = self._arrived.popleft()
+        return messages.decode_to_peer(header), frames
+
+    def _fill(self) -> None:
+        """Read until a message is there, or nothing is left: else there is no news of what comes after it."""
+        while not self._arrived and self._unread and not self._lost:
+            self._read()
+            self._unread = self._ends or not self._stream.drained
+
+    def _read(self) -> None:
+        try:
+            self._arrived.extend(self._stream.read())
+        except EOFError:
+            self._lost = self._lost or ENDED
+        except Malformed:
+            self._lost = self._lost or "the pool says what makes no sense"
+        except BaseException:
+            self._break()
+            raise
+
+    def _break(self) -> None:
+        """Nobody knows how much was sent or received."""
+        self._lost = self._lost or "it was interrupted"
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def wake(self) -> None:
+        with self._sending:
+            if self._lost != CLOSED:
+                os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        with self._sending:
+            if self._lost == CLOSED:
+                return
+            self._lost = CLOSED
+            os.eventfd_write(self._bell, 1)
+            with suppress(OSError):  # the pool was faster
+                self._socket.shutdown(socket.SHUT_RDWR)  # who flushes goes on
+        self._leave()
+
+    def _leave(self) -> None:
+        """The last one closes what the others waited for."""
+        with self._receiving:
+            self._users -= 1
+            if self._users:
+                if self._news is not None:
+                    os.eventfd_write(self._more, 1)  # the next one may have to leave too
+                return
+            self._poll.close()
+            self._stream.close()
+            os.close(self._bell)
+            if self._news is not None:
+                self._news.close()
+                os.close(self._more)
+
+    def _greet(self, hello: Hello, frames: Sequence[Any]) -> None:
+        self.send(hello, frames)

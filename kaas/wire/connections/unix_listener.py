@@ -1,0 +1,155 @@
+"""The pool's end of the lines on its own machine: a Unix socket, and one more for each line."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kaas.wire import messages
+from kaas.wire.connections.connection import Frames
+from kaas.wire.connections.stream import Malformed, Stream, close_all
+from kaas.wire.messages import ToPeer
+
+READS = 8
+"""Of one line, before others of the loop have their turn."""
+WAITING_AT_MOST = 128
+"""Who may wait to be let in."""
+FULL_S = 0.2
+"""How long nobody is let in after this process had no descriptor left for it."""
+
+
+class LocalDoor:
+    """take: called with each message's channel and frames. ended: with the channel of who has gone."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        path: str,
+        take: Callable[[LocalChannel, Frames], None],
+        ended: Callable[[LocalChannel], None],
+    ) -> None:
+        self._path = Path(path)
+        self._loop, self._take, self._ended = loop, take, ended
+        self._channels: set[LocalChannel] = set()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(path)
+        self._socket.listen(WAITING_AT_MOST)
+        self._socket.setblocking(False)
+        self._fd = self._socket.fileno()
+        self._open()
+
+    def hide(self) -> None:
+        """Nobody finds it any more."""
+        self._path.unlink(missing_ok=True)
+
+    def close(self, wait_s: float) -> None:
+        """What was sent goes out yet, to who takes it within this time."""
+        self._loop.remove_reader(self._fd)
+        self._socket.close()
+        end_s = time.monotonic() + wait_s
+        for channel in list(self._channels):
+            channel.end(end_s)
+
+    def _open(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._fd, self._let_in)
+
+    def _let_in(self) -> None:
+        try:
+            connected, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionError):  # who came has gone
+            return
+        except OSError:
+            self._loop.remove_reader(self._fd)
+            self._loop.call_later(FULL_S, self._open)
+            return
+        self._channels.add(LocalChannel(self._loop, connected, self._take, self._gone))
+
+    def _gone(self, channel: LocalChannel) -> None:
+        self._channels.discard(channel)
+        self._ended(channel)
+
+
+class LocalChannel:
+    """One line."""
+
+    local: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connected: socket.socket,
+        take: Callable[[LocalChannel, Frames], None],
+        gone: Callable[[LocalChannel], None],
+    ) -> None:
+        self._loop, self._take, self._gone = loop, take, gone
+        self._stream = Stream(connected)
+        self._fd = connected.fileno()
+        self._over = False
+        self._flushes = False
+        loop.add_reader(self._fd, self._read)
+
+    def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:
+        """Whether its peer is there. files: descriptors that go with the message, and are closed here after that."""
+        if self._over:
+            close_all(files)
+            return False
+        try:
+            gone = self._stream.send(messages.encode(header), frames, files)
+        except ConnectionError:  # what it sent before is read yet
+            return False
+        if not gone and not self._flushes:
+            self._flushes = True
+            self._loop.add_writer(self._fd, self._flush)
+        return True
+
+    def end(self, by_s: float) -> None:
+        """As `LocalDoor.close`."""
+        writable = select.poll()
+        writable.register(self._fd, select.POLLOUT)
+        with suppress(ConnectionError):
+            while not self._stream.flush() and (left_s := by_s - time.monotonic()) > 0:
+                writable.poll(left_s * 1000)
+        self._close()
+
+    def _flush(self) -> None:
+        try:
+            gone = self._stream.flush()
+        except ConnectionError:
+            gone = True
+        if gone:
+            self._flushes = False
+            self._loop.remove_writer(self._fd)
+
+    def _read(self) -> None:
+        """All that is there, in parts: of an end that has left something unread (EPOLLERR) uvloop tells only once."""
+        for _ in range(READS):
+            if self._over:
+                return
+            try:
+                arrived = self._stream.read()
+            except (EOFError, Malformed):
+                self._close()
+                return
+            if not self._stream.unread:
+                return
+            for frames in arrived:
+                try:
+                    self._take(self, frames)
+                except Exception as error:  # noqa: BLE001 - of who takes; the next message is none of its business
+                    self._loop.call_exception_handler({"message": "a message was not taken", "exception": error})
+        self._loop.call_soon(self._read)
+
+    def _close(self) -> None:
+        if not self._over:
+            self._over = True
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+            self._stream.close()
+            self._gone(self)

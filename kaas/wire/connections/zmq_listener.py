@@ -1,0 +1,96 @@
+"""The pool's end of the lines from other machines: a ZeroMQ socket, for who has the key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import zmq
+from zmq.utils import z85
+
+from kaas.wire.connections.connection import Frames
+from kaas.wire.connections.zmq_connection import INWARD, Socket, beat, send_message
+from kaas.wire.connections.zmq_reader import Drain, end
+from kaas.wire.messages import ToPeer
+
+_ZAP = "inproc://zeromq.zap.01"
+"""Where ZeroMQ asks whether a key may come in (its RFC 27)."""
+
+_MORE = int(zmq.SNDMORE)
+
+Take = Callable[["NodeChannel", Frames], None]
+
+
+class NodeDoor:
+    """Who comes in must have the key, and nobody listens in.
+
+    Fields:
+        endpoint: where it is. server_key: public. public_key, secret_key: the pair that lets a peer in.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: str, greet: Take, take: Take) -> None:
+        """greet: takes what comes on a peer's receiving socket. take: on the other one."""
+        self._greet, self._take = greet, take
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self.server_key, server_secret = zmq.curve_keypair()
+        self.public_key, self.secret_key = zmq.curve_keypair()
+        asked = self._context.socket(zmq.REP)
+        asked.bind(_ZAP)  # before the door: while nobody answers, all may come in
+        admitting = Drain(loop, asked, lambda frames: _admit(asked, self.public_key, *frames))
+        self._socket = socket = self._context.socket(zmq.ROUTER)
+        socket.set_hwm(0)
+        socket.router_mandatory = True  # or what goes to nobody would not be noticed
+        socket.router_handover = True  # who connects anew is known before the old connection is missed
+        socket.curve_server = True
+        socket.curve_secretkey = server_secret
+        socket.zap_domain = b"kaas"
+        socket.ipv6 = ":" in host
+        beat(socket)
+        socket.bind(f"tcp://[{host}]:*" if socket.ipv6 else f"tcp://{host}:*")
+        self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._drain = Drain(loop, socket, lambda frames: self._arrived(*frames))
+        self._drains = (admitting, self._drain)
+
+    def close(self, wait_s: float) -> None:
+        """What was sent goes out yet, to who takes it within this time."""
+        for drain in self._drains:
+            drain.close(wait_s)
+        end(self._context, wait_s)
+
+    def send(self, identity: bytes, header: ToPeer, frames: Sequence[Any]) -> bool:
+        """Whether its peer is there."""
+        try:
+            self._socket.send(identity, _MORE)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        send_message(self._socket, header, frames)
+        self._drain.look()
+        return True
+
+    def _arrived(self, identity: bytes, *frames: Any) -> None:
+        take = self._greet if identity.endswith(INWARD) else self._take
+        take(NodeChannel(identity[: -len(INWARD)], self), list(frames))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChannel:
+    """One line, by the token of its two sockets."""
+
+    token: bytes
+    door: NodeDoor = field(compare=False)
+    local: ClassVar[bool] = False
+
+    def send(self, header: ToPeer, frames: Sequence[Any], files: Sequence[int] = ()) -> bool:  # noqa: ARG002 - for local peers
+        """Whether its peer is there."""
+        return self.door.send(self.token + INWARD, header, frames)
+
+
+def _admit(asked: Socket, public_key: bytes, version: bytes, number: bytes, *question: bytes) -> None:
+    """Answer a question of ZeroMQ: whether somebody with this key may come in."""
+    _domain, _address, _identity, _mechanism, *credentials = question
+    knows = credentials == [z85.decode(public_key)]
+    asked.send_multipart([version, number, *([b"200", b"OK"] if knows else [b"400", b"no such key"]), b"", b""])

@@ -1,0 +1,92 @@
+"""A ZeroMQ socket whose messages are taken by an event loop's callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+import zmq
+import zmq.backend
+
+from kaas.wire.connections.connection import Frames
+from kaas.wire.connections.zmq_connection import Socket, receive_frames
+
+TURN, TURN_S = 64, 0.001
+"""Messages that are taken before others of the loop have their turn, and after which time none more are."""
+
+END_S = 1.0
+"""How long the end of a context may take when nothing is left to send."""
+
+_AT_ONCE = int(zmq.DONTWAIT)
+_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
+
+_get = zmq.backend.Socket.get  # pyzmq's layer above takes as long again
+
+
+class Drain:
+    """Each message is taken by a call of take with its frames.
+
+    The socket's file descriptor tells only that something has changed since the socket was last asked, so each time all
+    is taken that is there, and after sending it is asked again.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        socket: Socket,
+        take: Callable[[Frames], None],
+        receive: Callable[[Socket, int], Frames] = receive_frames,
+    ) -> None:
+        """receive: the next message's frames, as `receive_frames` has them."""
+        self._socket = socket
+        self._loop, self._take, self._receive = loop, take, receive
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._expected = True
+        loop.add_reader(self._fd, self._drain)
+        loop.call_soon(self._drain)
+
+    def look(self) -> None:
+        """After sending."""
+        if not self._expected and self._readable():
+            self._expected = True
+            self._loop.call_soon(self._drain)
+
+    def close(self, wait_s: float) -> None:
+        self._loop.remove_reader(self._fd)
+        self._socket.close(linger=int(wait_s * 1000))
+
+    def _drain(self) -> None:
+        self._expected = not self._socket.closed
+        ends_s = monotonic() + TURN_S
+        try:
+            for _ in range(TURN):
+                try:
+                    frames = self._receive(self._socket, _AT_ONCE)
+                except zmq.ZMQError:  # nothing, or nothing any more
+                    self._expected = False
+                    return
+                self._take(frames)
+                if self._socket.closed or not self._readable():
+                    self._expected = False
+                    return
+                if monotonic() >= ends_s:
+                    return
+        finally:  # an error in what takes is the loop's to report, and the next message is none of its business
+            if self._expected:
+                self._loop.call_soon(self._drain)
+
+    def _readable(self) -> bool:
+        return bool(int(_get(self._socket, _EVENTS)) & _READABLE)
+
+
+def end(context: zmq.Context[Socket], wait_s: float) -> None:
+    """After its sockets were closed, with this time to send what is left.
+
+    ZeroMQ (4.3.5) loses count of a connection that breaks while its socket is closed with messages to send, and then
+    waits for it for ever: so it is left alone after a while.
+    """
+    ending = threading.Thread(target=context.term, name="kaas-ends", daemon=True)
+    ending.start()
+    ending.join(wait_s + END_S)

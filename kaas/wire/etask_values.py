@@ -1,0 +1,104 @@
+"""Python values on their way to and from eTasks: small ones as bytes, which are cheap, all others as objects of Ray."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.actor import ActorHandle
+
+SMALL_BYTES = 64 << 10
+"""Values up to this many bytes, pickled, travel inside messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """Stands for an argument that was given by reference: its position among the references beside the call."""
+
+    position: int
+
+
+class _NotSmall(Exception):
+    """Too many bytes, or something in it that only Ray may carry."""
+
+
+class _Limited(io.BytesIO):
+    """Takes so much and no more, so that nobody pickles a large value to find out that it is large."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > SMALL_BYTES:
+            raise _NotSmall
+        return super().write(data)
+
+
+_RayPickler: Any = cloudpickle.Pickler  # which has no types
+
+
+class _Pickler(_RayPickler):  # type: ignore[misc]
+    """References and handles count as not small: outside of Ray's own messages they would be held for ever."""
+
+    def persistent_id(self, value: Any) -> None:
+        if isinstance(value, ray.ObjectRef | ActorHandle):
+            raise _NotSmall
+
+
+def packed(value: Any) -> list[bytes]:
+    """The pickle of a small value and its arrays' buffers, for `kaas.wire.outputs.unpacked`; else nothing.
+
+    Raises:
+        What pickling it raises.
+    """
+    buffers: list[bytes] = []
+    room = SMALL_BYTES
+
+    def aside(buffer: pickle.PickleBuffer) -> bool:
+        nonlocal room
+        raw = buffer.raw()
+        room -= raw.nbytes
+        if room < 0:
+            raise _NotSmall
+        buffers.append(raw.tobytes())
+        return False
+
+    written = _Limited()
+    try:
+        _Pickler(written, protocol=5, buffer_callback=aside).dump(value)
+    except _NotSmall:
+        return []
+    return [written.getvalue(), *buffers]
+
+
+def pickled(value: Any) -> bytes:
+    """With the code of what no module holds.
+
+    Raises:
+        What pickling it raises.
+    """
+    data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    return data
+
+
+def stored(value: Any) -> Any:
+    """A reference to it, in Ray's store."""
+    return ray.put(value)
+
+
+def split(args: Sequence[Any], kwargs: Mapping[str, Any], first: int) -> tuple[Any, list[Any]]:
+    """Arguments with an Argument for each that is a reference, and these references.
+
+    first: how many other references go before them.
+    """
+    refs: list[Any] = []
+
+    def take(value: Any) -> Any:
+        if not isinstance(value, ray.ObjectRef):
+            return value
+        refs.append(value)
+        return Argument(first + len(refs) - 1)
+
+    return ([take(value) for value in args], {name: take(value) for name, value in kwargs.items()}), refs

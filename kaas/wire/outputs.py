@@ -1,0 +1,76 @@
+"""Outputs on their way through the pool: values that turn into arrays only where they arrive."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kaas.ktask.arguments import Buffer
+from kaas.ktask.dtypes import numpy_dtype
+from kaas.ktask.request import outputs_type
+
+
+class Inline:
+    """An output's bytes; pickles as an array of them, at less than half of what pickling an array costs in Ray."""
+
+    __slots__ = ("_data", "_dtype", "_shape")
+
+    def __init__(self, data: bytes, dtype: str, shape: tuple[int, ...]) -> None:
+        self._data = data
+        self._dtype = dtype
+        self._shape = shape
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return array_of, (self._data, self._dtype, self._shape)
+
+
+class Stored:
+    """An output in Ray's store: whoever receives it gets the value itself, and the pool never touches it.
+
+    The reference inside must be complete before this is handed out. get: `kaas.pool.on_ray.results.fetched`.
+    """
+
+    __slots__ = ("_get", "_ref")
+
+    def __init__(self, get: Callable[[Any], Any], ref: Any) -> None:
+        self._get = get
+        self._ref = ref
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._get, (self._ref,)
+
+
+class Packed:
+    """A small value of any kind, packed by `kaas.wire.etask_values`: it is made only where it arrives."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        self._parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpacked, (self._parts,)
+
+
+def unpacked(parts: Sequence[bytes]) -> Any:
+    """A value from its pickle and the buffers beside it; its arrays are read-only."""
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def array_of(data: bytes | memoryview, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """The array of these bytes, read-only like everything that comes out of Ray."""
+    return np.frombuffer(data, numpy_dtype(dtype)).reshape(shape)
+
+
+def outputs_from(buffers: Sequence[Buffer]) -> Callable[[Sequence[Any]], Any]:
+    """How frames, one for each output, become the output's array, or a named tuple of several: the frames' own memory,
+    and read-only as these are."""
+    layouts = [(buffer.shape, numpy_dtype(buffer.dtype)) for buffer in buffers]
+    if len(layouts) == 1:
+        ((only_shape, only_dtype),) = layouts
+        return lambda frames: np.ndarray(only_shape, only_dtype, frames[0])
+    named = outputs_type(tuple(buffer.name for buffer in buffers))
+    return lambda frames: named(*(np.ndarray(*layout, data) for data, layout in zip(frames, layouts, strict=True)))

@@ -1,0 +1,132 @@
+"""Where time and bytes went: counts, totals and quantiles by stage, function, client and tier."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """Time that requests of one client to one function spent in one stage.
+
+    Stages: "queue" (arrival to dispatch), the executor's "plan", "fetch", "memory" (looking for what is there, waiting
+    for room), "copy_in", "kernels", "copy_out" and "total", and "request" (arrival to answer). A server's steps are
+    "before" and "after"; its queue begins when the first has ended. Quantiles are within 2.5 %.
+    """
+
+    function: str
+    client: str
+    stage: str
+    count: int
+    total_s: float
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """What one client's requests to one function did in one tier of a device's cache.
+
+    Loads by `kaas.prefetch` and `kaas.pin` count here too, those of objects without a function.
+
+    Fields:
+        device: its index, as in `kaas.status().devices`; each device has rows of its own, of every tier.
+        tier: "device", "host" (page-locked memory) or "store" (Ray's object store).
+        objects, nbytes: input objects that were found there: hits of this tier.
+        compulsory, capacity: those that were not, since they had never been there, or had been driven out.
+        evictions, evicted_bytes: objects that left to make room.
+        seconds: spent bringing objects into this tier; of the store, spent waiting for it.
+    """
+
+    function: str
+    client: str
+    device: int
+    tier: str
+    objects: int
+    nbytes: int
+    compulsory: int = 0
+    capacity: int = 0
+    evictions: int = 0
+    evicted_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def misses(self) -> int:
+        return self.compulsory + self.capacity
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStats:
+    """What one kernel of a function took of the device in one client's requests with `profile=True`.
+
+    Such requests run their kernels one by one, without the graph: this is what each takes alone, and not beside others.
+    In the other figures they count among all requests.
+
+    Fields:
+        index, symbol: its place among the kTask's kernels, and its name in the code.
+        launches: one for each request and iteration.
+        graph: whether the kernels ran as a graph: they never do here.
+    """
+
+    function: str
+    client: str
+    index: int
+    symbol: str
+    launches: int
+    total_s: float
+    mean_s: float
+    graph: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeStats:
+    """Requests of one client to one function by how they ended: "succeeded", "cancelled" or the name of the error.
+
+    device is where they ran, None for those that ended in the queue. What the policy wanted of a cache and did not get
+    has neither function nor client.
+    """
+
+    function: str
+    client: str
+    device: int | None
+    outcome: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Everything since the pool started or the last reset.
+
+    Fields:
+        kernels: of requests that ran without the graph, to tell.
+        policy_s: seconds that the policy took for its decisions, and its checks. policy_events: what it heard.
+    """
+
+    since_s: float
+    stages: tuple[StageStats, ...]
+    tiers: tuple[TierStats, ...]
+    outcomes: tuple[OutcomeStats, ...]
+    kernels: tuple[KernelStats, ...] = ()
+    policy_s: float = 0.0
+    policy_events: int = 0
+
+    def hit_rate(self, *, client: str | None = None) -> float:
+        """The share of input objects found on the device, 0 to 1; nan when there were none. Objects that were loaded
+        ahead of requests count among them."""
+        found = [tier for tier in self.tiers if client in (None, tier.client)]
+        total = sum(tier.objects for tier in found)
+        return sum(tier.objects for tier in found if tier.tier == "device") / total if total else math.nan
+
+    def __str__(self) -> str:
+        """As `kaas stats` shows it."""
+        from kaas.wire.status.tables import as_text, stats_tables  # which only people need
+
+        return as_text(stats_tables(self))
+
+    def _repr_html_(self) -> str:
+        from kaas.wire.status.tables import as_html, stats_tables
+
+        return as_html(stats_tables(self))

@@ -1,0 +1,149 @@
+"""The Ray actor around one Python function or class that has a device to itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import RayError, RayTaskError
+
+from kaas.config import Device
+from kaas.errors import KaasError
+from kaas.wire import specs
+from kaas.wire.etask_values import Argument, packed, pickled
+from kaas.wire.lost import InputLost
+from kaas.wire.outputs import unpacked
+from kaas.wire.resident import Resident
+from kaas.wire.status.status import WorkerInfo
+
+WATCH = "watch"
+"""The concurrency group of `watch`; everything else runs on one thread, always the same."""
+
+
+class ETaskActor:
+    """One client's worker for one eTask. The code is loaded, and the instance made, by the first call."""
+
+    def __init__(self, device: Device, code: bytes, path: Sequence[str]) -> None:
+        """
+        Args:
+            code: (function or class, positional and keyword arguments to make the instance with), pickled.
+            path: where modules may be found besides.
+        """
+        self._device = device
+        self._code = code
+        self._path = path
+        self._target: Any = None
+        self._is_instance = False
+
+    def start(self) -> WorkerInfo:
+        """Make the device this process's only one.
+
+        Raises:
+            DeviceUnavailable
+        """
+        if self._device.kind == "software":
+            from kaas.executor.device import software
+
+            os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+            software.load(self._device)
+        node = ray.get_runtime_context().get_node_id()
+        return WorkerInfo(os.getpid(), node, "", self._device.memory_bytes or 0, (0, 0))
+
+    @ray.method(concurrency_group=WATCH)
+    def watch(self) -> None:
+        """Never returns: the call fails when the process ends, which tells the pool at once."""
+        threading.Event().wait()
+
+    def call(self, message: bytes, refs: Sequence[Any]) -> tuple[Any, bytes]:
+        """The value if it is not small, and an encoded ETaskAnswer."""
+        began = perf_counter()
+        call = specs.decode_etask_call(message)
+        value, parts, failure = None, list[bytes](), None
+        try:
+            args, kwargs = _arguments(call, refs)
+            value = self._attribute(call.method)(*args, **kwargs)
+            parts = packed(value)
+        except _InputFailed as failed:
+            failure = _failure(failed.error, by_input=True)
+        except BaseException as error:  # noqa: BLE001 - whatever it raises, SystemExit too, is its answer
+            failure = _failure(error)
+        answer = specs.ETaskAnswer(parts, perf_counter() - began, failure)
+        return None if parts or failure else value, specs.encode(answer)
+
+    def close(self) -> str:
+        """Let the instance put things in order, by its own `close` if it has one; what that raised, if anything."""
+        close = getattr(self._target, "close", None) if self._is_instance else None
+        try:
+            if close is not None:
+                close()
+        except BaseException as error:  # noqa: BLE001 - as above
+            traceback.print_exc()
+            return f"its close() raised {type(error).__name__}: {error}"
+        return ""
+
+    def _attribute(self, method: str) -> Any:
+        if self._target is None:
+            sys.path += [entry for entry in self._path if entry not in sys.path]
+            target, args, kwargs = cloudpickle.loads(self._code)
+            self._is_instance = isinstance(target, type)
+            self._target = target(*args, **kwargs) if self._is_instance else target
+        return getattr(self._target, method) if method else self._target
+
+
+class _InputFailed(Exception):
+    """An argument cannot be had. error: why."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _arguments(call: specs.ETaskCall, refs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """
+    Raises:
+        _InputFailed
+    """
+    args, kwargs = unpacked(call.arguments) if call.arguments else _value(refs[0])
+
+    def resolved(value: Any) -> Any:
+        return _value(refs[value.position]) if isinstance(value, Argument) else value
+
+    return [resolved(value) for value in args], {name: resolved(value) for name, value in kwargs.items()}
+
+
+def _value(ref: Any) -> Any:
+    """
+    Raises:
+        _InputFailed
+    """
+    try:
+        value = ray.get(ref)
+        return value.here() if isinstance(value, Resident) else value
+    except RayTaskError as error:
+        raise _InputFailed(error.cause) from None
+    except (RayError, KaasError, InputLost) as error:
+        raise _InputFailed(error) from None
+
+
+def _failure(error: BaseException, by_input: bool = False) -> specs.ETaskFailure:
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next  # only what the program wrote is of interest
+    try:
+        cause = pickled(error)
+    except Exception:  # noqa: BLE001 - a foreign exception may hold anything; its words travel in any case
+        cause = b""
+    return specs.ETaskFailure(
+        message="".join(traceback.format_exception_only(error)).strip(),
+        error_type=type(error).__name__,
+        traceback="".join(traceback.format_exception(type(error), error, frames)),
+        cause=cause,
+        by_input=by_input,
+    )

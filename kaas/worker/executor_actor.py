@@ -1,0 +1,110 @@
+"""An executor as a Ray actor: Ray starts and ends it, and brings it the objects that its cache lacks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from kaas.config import Device
+from kaas.wire.messages import Address
+from kaas.wire.resident import Resident
+from kaas.wire.status.status import WorkerInfo
+from kaas.worker.epochs import Adoption, Orphan, Post
+from kaas.worker.executor_work import Told
+from kaas.worker.executor_worker import LINGER_S, ExecutorWorker
+
+GROUPS = {"watch": 1, "supply": 1, "collect": 2, "adoption": 2}
+"""Concurrency groups, with their threads, as Ray is told: no method waits for one of another group."""
+
+
+class ExecutorActor:
+    """One device. Ray runs `start`; what to do comes over a line to the pool."""
+
+    def __init__(self, device: Device, options: dict[str, Any], post: Post) -> None:
+        """
+        Args:
+            options: those of `kaas.executor.Executor`.
+        """
+        self._post = post
+        self._info: WorkerInfo | None = None
+        node = ray.get_runtime_context().get_node_id()
+        name = str(post.start.worker)
+        self._worker = ExecutorWorker(device, options, name, node, get=_input, introduce=self._introduce)
+
+    def start(self, address: Address) -> WorkerInfo:
+        """Open the device, and go on line with the pool.
+
+        Raises:
+            DeviceUnavailable; what `connect` raises.
+        """
+        self._pool_ends = self._post.pool.next_life.remote().future()
+        self._pool_ends.add_done_callback(_leave)
+        self._info = self._worker.start(address)
+        return self._info
+
+    @ray.method(concurrency_group="watch")
+    def watch(self, life: str) -> None:
+        """Fails when the process ends, which tells the pool at once; returns only to a pool that has ended itself."""
+        self._worker.wait(life)
+
+    @ray.method(concurrency_group="adoption")
+    def adopt(self, address: Address) -> Adoption | None:
+        """A new process of the pool takes over from the one that ended. None: there is no device to take over."""
+        if self._info is None or self._worker.work.executor.lost is not None:
+            return None
+        runs = self._worker.begin(address)
+        work = self._worker.work
+        invocations = {slot: run.invocation for slot, run in runs.items()}
+        running = {
+            slot: Orphan(one.client, one.function, work.label(one.function)) for slot, one in invocations.items()
+        }
+        return Adoption(self._post.start, self._info, running, work.functions, tuple(work.executor.cached()))
+
+    @ray.method(concurrency_group="supply")
+    def supply(self, life: str, number: int, refs: Sequence[Any]) -> None:
+        """References to what stands beside a request whose objects the cache lacks. life: of the pool that sends them,
+        since what Ray brings may come later than the next one."""
+        self._worker.supply(life, number, refs)
+
+    @ray.method(concurrency_group="collect")
+    def collect(self, life: str, parcel: int) -> list[Any]:
+        """Outputs, each a return value of its own, so that they are the pool's. None comes last: when the caller has
+        it, the values before it are complete."""
+        return [*self._worker.collect(life, parcel), None]
+
+    def _introduce(self, function: str) -> Told:
+        told: Told = ray.get(self._post.pool.function.remote(function))
+        return told
+
+
+def _leave(watched: Future[Any]) -> None:
+    """The pool has ended for good, and with it whoever could use this process. One that stops ends it, as a rule."""
+    if watched.exception() is None:
+        ending = threading.Timer(LINGER_S, os._exit, (0,))
+        ending.daemon = True
+        ending.start()
+    elif isinstance(watched.exception(), RayError):
+        os._exit(0)
+
+
+def _input(value: Any, made: Mapping[bytes, Any]) -> Any:
+    """The object of a reference, or the value itself; of an output that stays on some device, its array. made: those
+    computed anew.
+
+    Raises:
+        InputLost; what the reference's task raised, without Ray's wrapping.
+    """
+    if isinstance(value, ray.ObjectRef):
+        try:
+            value = ray.get(value)
+        except RayTaskError as error:
+            raise error.cause from None
+    if not isinstance(value, Resident):
+        return value
+    return made[value.key] if value.key in made else value.here()

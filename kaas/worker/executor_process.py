@@ -1,0 +1,48 @@
+"""The process of one executor, without Ray: `python -m kaas.worker.executor_process`, started by the pool's.
+
+A sandbox holds for the thread that enters it and for those that this starts later. So what starts threads when it is
+imported, NumPy for one, is imported once the process is in its sandbox.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from kaas.errors import KaasError
+from kaas.worker.process_orders import ExecutorOrders
+from kaas.worker.processes import end_group, ordered, say_failed, say_ready
+
+
+def main() -> None:
+    says = int(sys.argv[1])
+    try:
+        orders: ExecutorOrders = ordered(sys.stdin.buffer, end_group, _enter_sandbox)
+        from kaas.wire.status import codec
+        from kaas.worker.executor_worker import ExecutorWorker
+
+        worker = ExecutorWorker(orders.device, orders.options, orders.name, orders.node, line_lost=end_group)
+        info = worker.start(orders.address)
+    except KaasError as error:
+        say_failed(says, error)
+        return
+    say_ready(says, codec.encode(info))
+    threading.Event().wait()  # its threads do the rest; it ends with its parent
+
+
+def _enter_sandbox(orders: ExecutorOrders) -> None:
+    """
+    Raises:
+        DeviceUnavailable: there is no driver for a software device.
+    """
+    if orders.sandbox is None:
+        return
+    if orders.device.kind == "software":
+        from kaas.executor.device import software
+
+        software.prepare()
+    orders.sandbox.enter()
+
+
+if __name__ == "__main__":
+    main()

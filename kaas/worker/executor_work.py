@@ -1,0 +1,199 @@
+"""What an executor does with messages: it knows functions, and turns invocations into runs, orders into loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeVar
+
+from kaas.errors import InputFailed, KaasError
+from kaas.executor.run import Request, Result
+from kaas.ktask.graph import KTask
+from kaas.wire import specs as wire
+from kaas.wire.attachments import Objects
+from kaas.wire.lost import InputLost
+from kaas.wire.packing import unpack, unpack_keyed, unpack_objects
+
+if TYPE_CHECKING:
+    from kaas.executor.executor import Executor
+    from kaas.wire.messages import Attached
+
+Told = tuple[bytes, bytes]
+"""A function as it is told of: its encoded spec, and its kTask's bytes."""
+
+T = TypeVar("T")
+
+
+class Work:
+    """Around one executor. All methods may be called from any thread."""
+
+    def __init__(self, executor: Executor, introduce: Callable[[str], Told] | None = None) -> None:
+        """
+        Args:
+            introduce: gives a function by its key that nobody has told of: one whose output, kept elsewhere, is lost.
+        """
+        self.executor = executor
+        self._introduce = introduce
+        self._told: dict[str, tuple[wire.FunctionSpec, bytes]] = {}
+        self._functions: dict[str, tuple[wire.FunctionSpec, KTask]] = {}
+
+    # --- functions
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """Keys of those that it was told of."""
+        return frozenset(self._told)
+
+    def meet(self, spec: bytes, task: bytes) -> str:
+        """A function that messages will name. What is wrong with its kTask shows in these. Gives its key."""
+        known = wire.decode_function(spec)
+        self._told.setdefault(known.key, (known, bytes(task)))
+        return known.key
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Functions that no messages will name, unless they are met again."""
+        for key in keys:
+            self._told.pop(key, None)
+            self._functions.pop(key, None)
+
+    def label(self, key: str) -> str:
+        """A function's name for people."""
+        return self._functions[key][1].label if key in self._functions else key
+
+    def _function(self, key: str) -> tuple[wire.FunctionSpec, KTask]:
+        known = self._functions.get(key)
+        if known is not None:
+            return known
+        if key not in self._told:
+            if self._introduce is None:
+                raise KaasError(f"an executor has not been told of function {key}")
+            self.meet(*self._introduce(key))
+        spec, task = self._told[key]
+        known = self._functions[key] = spec, KTask.from_msgpack(task)
+        return known
+
+    # --- runs
+
+    def run(
+        self,
+        invocation: wire.Invocation,
+        beside: Sequence[Attached],
+        objects: Objects,
+        slot: int,
+        keep: Sequence[bytes] = (),
+        copy: bool = False,
+    ) -> Result:
+        """
+        Args:
+            keep: keys of the outputs that stay on the device. copy: they come back too.
+
+        Raises:
+            What `Executor.run` raises, and KaasError for a function that nobody knows.
+        """
+        try:
+            return self._attempt(invocation, beside, objects, slot, keep, copy)
+        except InputFailed as failed:
+            lost = _lost(failed)
+        again = partial(self._attempt, invocation, beside, objects, slot, keep, copy)
+        return self._with_inputs(again, objects, slot, lost)
+
+    def _attempt(
+        self,
+        invocation: wire.Invocation,
+        refs: Sequence[object],
+        objects: Objects,
+        slot: int | None,
+        keep: Sequence[bytes] = (),
+        copy: bool = False,
+    ) -> Result:
+        began_s = None if invocation.function in self._functions else perf_counter()
+        spec, task = self._function(invocation.function)
+        met_s = 0.0 if began_s is None else perf_counter() - began_s
+        try:
+            sources = unpack(invocation, spec, refs, objects)
+        except InputFailed as error:
+            error.task = task.label
+            raise
+        kept = {}
+        if keep:
+            kept = {task.outputs[at].name: key for at, key in zip(invocation.keep, keep, strict=True)}
+        request = Request(
+            task,
+            sources,
+            invocation.scalars,
+            invocation.client,
+            invocation.profile,
+            keep=kept,
+            copy_kept=copy,
+        )
+        result = self.executor.run(request, slot)
+        if met_s:  # a kTask of many kernels takes long to read, too
+            for stage in ("plan", "total"):
+                result.stats.stages[stage] += met_s
+        return result
+
+    def _with_inputs(self, attempt: Callable[[], T], objects: Objects, slot: int | None, *known: InputLost) -> T:
+        """What needs inputs, of which some may have ended with the executor that kept them: these are computed anew
+        here, each before what reads it, in the slot that would otherwise wait for them. known: those that are known to
+        have."""
+        missing = [*known]
+        while True:
+            try:
+                if not missing:
+                    return attempt()
+                lost = missing[-1].lost
+                result = self._attempt(wire.decode_invocation(lost.message), lost.refs, objects, slot)
+            except InputFailed as failed:
+                missing.append(_lost(failed))
+            else:
+                objects.made[missing.pop().key] = list(result.outputs.values())[lost.output]
+
+    # --- orders about the cache
+
+    def upkeep(self, upkeep: wire.Upkeep, beside: Sequence[Attached], objects: Objects) -> wire.RunRecord:
+        """What a program wants of the cache.
+
+        Raises:
+            What `Executor.prepare`, `load` and `flush` raise.
+        """
+        executor = self.executor
+        met = [self._function(key) for key in upkeep.functions]
+        specs = [spec for spec, _ in met]
+        sources = unpack_objects(upkeep, specs, beside, objects)
+        everything = not (upkeep.objects or upkeep.functions)
+        keys = None if everything else [source.key for source in sources if source.key is not None]
+        match upkeep.action:
+            case "flush":
+                return evicted(executor, executor.flush(keys))
+            case "unpin":
+                executor.unpin(keys)
+                return evicted(executor)
+            case _:
+                for _, task in met:
+                    executor.prepare(task)
+                pin = upkeep.action == "pin"
+                return self._with_inputs(lambda: executor.load(sources, pin=pin), objects, None)
+
+    def follow(self, decided: wire.Decided, beside: Sequence[Attached], objects: Objects) -> wire.RunRecord:
+        """What the policy decided about the cache.
+
+        Raises:
+            What `Executor.load` and `flush` raise.
+        """
+        if not decided.loads:
+            return evicted(self.executor, self.executor.flush(decided.drops))
+        sources = unpack_keyed(decided.loads, beside, objects)
+        return self._with_inputs(lambda: self.executor.load(sources), objects, None)
+
+
+def _lost(failed: InputFailed) -> InputLost:
+    """Why an input could not be had, if it was that; else the error is raised again."""
+    if not isinstance(failed.__cause__, InputLost):
+        raise failed
+    return failed.__cause__
+
+
+def evicted(executor: Executor, keys: Sequence[bytes] = ()) -> wire.RunRecord:
+    """Of something that runs nothing and brings nothing."""
+    return wire.RunRecord({}, {}, (), keys, 0.0, (), executor.cached_bytes)

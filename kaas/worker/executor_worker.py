@@ -1,0 +1,293 @@
+"""An executor's process but for what it runs under: it opens a device, and does what the pool says over a line.
+
+As many threads receive and run as there are slots, and one more. Who receives an invocation runs it, and what comes
+meanwhile is another's, so that no request waits for a thread to wake up but the one that it wakes itself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from kaas.config import Device
+from kaas.errors import KaasError
+from kaas.wire import messages, specs
+from kaas.wire.attachments import Get, Objects, Parts, same
+from kaas.wire.connections.connect import connect
+from kaas.wire.connections.connection import LineLost
+from kaas.wire.error_codec import decode_error, encode_error
+from kaas.wire.messages import Done
+from kaas.wire.status.status import WorkerInfo
+from kaas.worker.epochs import Life, Lives, Running
+from kaas.worker.executor_work import Told, Work, evicted
+from kaas.worker.huge_pages import use_huge_pages_soon
+from kaas.worker.printed import PrintedLines
+
+if TYPE_CHECKING:
+    from kaas.executor.executor import Executor
+
+CONNECT_LIMIT_S = 10.0
+"""How long the pool may take to greet an executor."""
+LINGER_S = 2.0
+"""How long a process whose device is lost stays, so that all its answers arrive: everybody in it is told at once."""
+LOST_STATUS = 3
+"""The exit status of a process that ended by itself, since its device was lost."""
+
+Frames = Sequence[Any]
+Order = messages.Upkeep | messages.Follow | messages.WriteBack | messages.Discard
+
+
+class ExecutorWorker:
+    """One device."""
+
+    _work: Work
+
+    def __init__(
+        self,
+        device: Device,
+        options: Mapping[str, Any],
+        name: str,
+        node: str,
+        *,
+        get: Get = same,
+        introduce: Callable[[str], Told] | None = None,
+        line_lost: Callable[[], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            options: those of `kaas.executor.Executor`. name: the worker's number. node: where it is. introduce: as
+                `Work` takes it. line_lost: called when the pool's process has ended.
+        """
+        self._device = device
+        self._options = options
+        self._name = name
+        self._node = node
+        self._get = get
+        self._introduce = introduce
+        self._line_lost = line_lost
+        self._lives = Lives()
+        self._unneeded: set[str] = set()  # functions to be forgotten, once they do not run
+        self._nothing = Objects((), (), tuple, get)
+        self._leaving: threading.Timer | None = None
+        # Orders keep their order; they wait for no run, nor a run for them. Those about what is kept do not wait for a
+        # load either, which may wait for another executor.
+        self._upkeep: SimpleQueue[tuple[Life, Order, Frames]] = SimpleQueue()
+        self._write_back: SimpleQueue[tuple[Life, Order, Frames]] = SimpleQueue()
+
+    @property
+    def work(self) -> Work:
+        return self._work
+
+    def start(self, address: messages.Address) -> WorkerInfo:
+        """Open the device, and go on line.
+
+        Raises:
+            DeviceUnavailable; what `connect` raises.
+        """
+        import softgpu
+        from kaas.executor.device import software
+        from kaas.executor.device.device import open_device
+        from kaas.executor.executor import Executor
+
+        if self._device.kind == "software":
+            software.load(self._device)
+        device = open_device(self._device.kind, memory_bytes=self._device.memory_bytes)
+        softgpu.set_echo(False)
+        printed = PrintedLines(_say, time.monotonic)
+        executor = Executor(device, **self._options, on_write_back=self.written, on_printed=printed)
+        self.serve(executor, address)
+        use_huge_pages_soon()
+        info, slots = device.info(), self._options["slots"]
+        return WorkerInfo(os.getpid(), self._node, info.name, info.memory_bytes, info.compute_capability, slots)
+
+    def serve(self, executor: Executor, address: messages.Address) -> None:
+        """Go on line with an executor, of the options' slots, whose `on_write_back` is `written`.
+
+        Raises:
+            What `connect` raises.
+        """
+        self._work = Work(executor, self._introduce)
+        for orders, name in ((self._upkeep, "kaas-upkeep"), (self._write_back, "kaas-write-back")):
+            threading.Thread(target=self._follow, args=(orders,), name=name, daemon=True).start()
+        self.begin(address)
+
+    def begin(self, address: messages.Address) -> dict[int, Running]:
+        """Go on line with the process that the pool has now; gives what was asked by an earlier one and still runs, by
+        slot.
+
+        Raises:
+            What `connect` raises.
+        """
+        line = connect(address, self._node, "executor", self._name, secrets.token_hex(8), CONNECT_LIMIT_S)
+        life = Life(address.life, line)
+        left = self._lives.begin(life)
+        for number in range(self._options["slots"] + 1):
+            threading.Thread(target=self._serve, args=(life,), name=f"kaas-runs-{number}", daemon=True).start()
+        return left
+
+    # --- what goes another way than the line
+
+    def wait(self, life: str) -> None:
+        """Until a later life of the pool begins."""
+        self._lives.wait(life)
+
+    def supply(self, life: str, number: int, objects: Sequence[Any]) -> None:
+        """What the pool in this life gives for a Need; the next one has other things with the same number."""
+        now = self._lives.now
+        if now is not None and now.name == life:
+            now.supplies.bring(number, objects)
+
+    def collect(self, life: str, parcel: int) -> Sequence[Any]:
+        """The arrays of a parcel for the pool in this life.
+
+        Raises:
+            KeyError: there is no such parcel.
+        """
+        now = self._lives.now
+        if now is None or now.name != life:
+            raise KeyError(parcel)
+        return now.parcels.collect(parcel)
+
+    def written(self, key: bytes, array: Any) -> None:
+        """Takes an output that the executor writes back."""
+        life = self._lives.now
+        number = None if life is None else life.parcels.pack_written(array)
+        if life is not None and number is not None:
+            life.send(messages.Written(key, number))
+
+    # --- what comes over the line
+
+    def _serve(self, life: Life) -> None:
+        self._work.executor.device.stay()
+        try:
+            for run in life.line.serve(partial(self._take, life)):
+                self._run(run)
+                del run  # and what came with it: the next one may be long in coming
+        except LineLost:
+            self._lost(life)
+
+    def _take(self, life: Life, message: messages.ToPeer, frames: Frames) -> Running | None:
+        """An invocation, if it is one; all else is done or passed on."""
+        if type(message) is messages.Run:
+            run = Running(life, message, frames)
+            return run if self._lives.started(run) else None
+        match message:
+            case messages.Meet():
+                self._unneeded.discard(self._work.meet(frames[0], frames[1]))
+            case messages.Forget(key):
+                forgotten = (self._unneeded | {key}) - self._lives.functions()
+                self._work.forget(forgotten)
+                self._unneeded = (self._unneeded | {key}) - forgotten
+            case messages.Upkeep() | messages.Follow():
+                self._upkeep.put((life, message, frames))
+            case messages.WriteBack() | messages.Discard():
+                self._write_back.put((life, message, frames))
+            case messages.Supply():
+                came = [Parts(items, frames) for items in message.objects]
+                life.supplies.bring(message.number, decode_error(frames[0]) if message.error else came)
+        return None
+
+    def _lost(self, life: Life) -> None:
+        """The pool's process has ended; what runs goes on."""
+        if life.close() and self._line_lost is not None:
+            self._line_lost()
+
+    # --- runs
+
+    def _run(self, run: Running) -> None:
+        asked, life = run.asked, run.life
+        objects = self._nothing
+        if asked.beside:
+            objects = self._objects(life, asked, run.frames, (run.invocation.constants,))
+        outputs: Frames = ()
+        record = None
+        try:
+            result = self._work.run(run.invocation, asked.beside, objects, asked.slot, asked.keep, not asked.parcel)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+            done, outputs = self._failure(asked.number, error)
+        else:
+            record, outputs = result.stats, list(result.data.values())
+            parcel = None
+            if asked.parcel and outputs:
+                parcel, outputs = life.parcels.pack(list(result.outputs.values())), ()
+            done = Done(asked.number, record, self._why_lost(), False, parcel)
+        adopted_by = self._lives.ended(run)
+        if adopted_by is None:
+            life.send(done, outputs)
+        else:
+            adopted_by.send(messages.Orphaned(asked.slot, record))
+
+    # --- orders
+
+    def _follow(self, orders: SimpleQueue[tuple[Life, Order, Frames]]) -> None:
+        while True:
+            self._obey(*orders.get())
+
+    def _obey(self, life: Life, order: Order, frames: Frames) -> None:
+        if life.over:
+            return
+        answer: Frames = ()
+        try:
+            done = Done(order.number, self._do(life, order, frames), self._why_lost())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the pool is told
+            done, answer = self._failure(order.number, error)
+        life.send(done, answer)
+
+    def _do(self, life: Life, order: Order, frames: Frames) -> specs.RunRecord:
+        work = self._work
+        match order:
+            case messages.Upkeep():
+                upkeep = specs.decode_upkeep(frames[0])
+                objects = self._objects(life, order, frames, (0,) if upkeep.functions else ())
+                return work.upkeep(upkeep, order.beside, objects)
+            case messages.Follow():
+                decided = specs.decode_decided(frames[0])
+                constants = {load.ref for load in decided.loads if load.entry is not None}
+                return work.follow(decided, order.beside, self._objects(life, order, frames, constants))
+            case messages.WriteBack():
+                work.executor.write_back(order.keys)
+                return evicted(work.executor)
+            case messages.Discard():
+                return evicted(work.executor, work.executor.discard(order.keys))
+
+    # --- both
+
+    def _objects(
+        self,
+        life: Life,
+        asked: messages.Run | messages.Upkeep | messages.Follow,
+        frames: Frames,
+        constants: Container[int | None],
+    ) -> Objects:
+        return Objects(asked.beside, frames, partial(life.supplies.ask, asked.number), self._get, constants)
+
+    def _failure(self, number: int, error: Exception) -> tuple[Done, Frames]:
+        if not isinstance(error, KaasError):
+            foreign, error = error, KaasError(f"an executor failed in a way it should not: {error!r}")
+            error.__cause__ = foreign
+        return Done(number, lost=self._why_lost(), failed=True), [encode_error(error)]
+
+    def _why_lost(self) -> str:
+        """Why the device is lost, if it is; then this process ends, by itself if the pool does not see to it."""
+        lost = self._work.executor.lost
+        if lost is None:
+            return ""
+        if self._leaving is None:
+            self._leaving = threading.Timer(LINGER_S, os._exit, (LOST_STATUS,))
+            self._leaving.daemon = True
+            self._leaving.start()
+        return lost.message
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody reads the output any more, or its disk is full: requests go on
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -1,0 +1,146 @@
+"""What the process of an executor may still do where it runs kernels of clients that its operator does not know.
+
+A kernel that breaks out of its buffers has the rights of the process around it. Landlock takes most of these away
+before the first kernel is loaded, for good: the process reads the system's and Python's files and no others, writes
+into the compile cache only, starts no program, makes no TCP connection, and neither traces another process nor signals
+one. Linux restricts files from 5.13 on, connections from 6.7 on, signals from 6.12 on. Landlock lets a process still
+list and open what another one has open (/proc/PID/fd): `unreadable` and the loss of capabilities prevent that. What it
+does not know at all, `kaas.worker.seccomp` refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from py_landlock import AccessFs, Landlock, LandlockError
+
+from kaas import cache_folders
+from kaas.cache_folders import cache_root
+from kaas.worker.seccomp import restrict
+
+SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/proc", "/sys")
+"""Where libraries and drivers are, and what the system tells of itself."""
+SETTINGS = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "passwd", "group", "nsswitch.conf")
+"""Below /etc; other files there may be secrets."""
+DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri")
+"""Below /dev."""
+NAMED = ("SOFTGPU_MODEL",)
+"""Variables of the environment that name a file which an executor reads."""
+CACHES, BUILT = ("softgpu", "nvidia", "tmp"), ("blas", "nvrtc")
+"""Of the cache, what an executor writes: compiled kernels; and what compilers make that it starts. The driver library
+is not among it: the next executor loads that before it is in its sandbox."""
+PASSED_ON = frozenset({"PATH", "HOME", "LANG", "TZ", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC"})
+"""Variables of the environment that an executor needs, ..."""
+PASSED_ON_BEGIN = ("KAAS_", "SOFTGPU_", "CUDA_", "NVIDIA_", "PYTHON", "LC_", "OMP_", "OPENBLAS_", "MKL_", "MALLOC_")
+"""... and how the names of more begin. Any other may be a secret of the operator's."""
+
+
+_PR_SET_DUMPABLE = 4
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """hidden: files and folders that are not to be opened, wherever they are. packages: folders that more packages are
+    imported from. programs: others may be started, as compilers are."""
+
+    hidden: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    programs: bool = False
+
+    def enter(self) -> None:
+        """Restrict this process, which has a single thread, for good.
+
+        Raises:
+            LandlockError: Linux has no Landlock here. OSError
+        """
+        hidden = [Path(path).resolve() for path in self.hidden]
+        settings = [Path("/etc") / name for name in SETTINGS]
+        settings += [Path(os.environ[name]) for name in NAMED if os.environ.get(name)]
+        devices = [device for name in DEVICES for device in Path("/dev").glob(name)]
+        rules = Landlock(strict=False)
+        for path in visible([*map(Path, (*SYSTEM, *self.packages)), *settings, *python_folders()], hidden):
+            access = AccessFs.READ_FILE | AccessFs.READ_DIR if path.is_dir() else AccessFs.READ_FILE
+            rules.add_path_rule(path, access=access | AccessFs.EXECUTE if self.programs else access)
+        rules.add_path_rule(*devices, access=AccessFs.READ_FILE | AccessFs.WRITE_FILE | AccessFs.IOCTL_DEV)
+        rules.allow_read(*visible([cache_root()], hidden))
+        written = (cache_root() / name for name in (*CACHES, *(BUILT if self.programs else ())))
+        rules.allow_read_write(*visible(written, hidden))
+        rules.apply()
+        _drop_capabilities()
+        unreadable()
+        restrict(programs=self.programs)
+
+    def environment(self, of: Mapping[str, str]) -> dict[str, str]:
+        """What the process inherits of an environment. Temporary files lie in the cache, which it can write."""
+        kept = {name: value for name, value in of.items() if name in PASSED_ON or name.startswith(PASSED_ON_BEGIN)}
+        cache = cache_root()
+        for name in (*CACHES, *BUILT):
+            (cache / name).mkdir(mode=0o700, exist_ok=True)
+        return {"CUDA_CACHE_PATH": str(cache / "nvidia"), **kept, "TMPDIR": str(cache / "tmp")}
+
+
+def unreadable() -> None:
+    """Keep processes without CAP_SYS_PTRACE, also those of the same user, from this one's memory, files and environment
+    (prctl PR_SET_DUMPABLE).
+
+    Raises:
+        OSError
+    """
+    _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _drop_capabilities() -> None:
+    """Those of root, if this is root's (capset)."""
+    header, none = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    _call("capset", ctypes.byref(header), ctypes.byref(none))
+
+
+def _call(name: str, *args: Any) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*args):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def available() -> bool:
+    """Whether Linux has Landlock here."""
+    try:
+        return Landlock(strict=False).abi_version > 0
+    except LandlockError:
+        return False
+
+
+def python_folders() -> Iterator[Path]:
+    """Where this Python, its packages and what it installed from elsewhere lie. Other folders of `sys.path` are the
+    operator's: the one of the configuration, say, with keys beside it."""
+    packages = [*map(Path, site.getsitepackages()), Path(cache_folders.__file__).resolve().parent.parent]
+    yield from (Path(sys.prefix), Path(sys.base_prefix), *map(Path, sysconfig.get_paths().values()), *packages)
+    for listed in (
+        line for folder in packages for file in folder.glob("*.pth") for line in file.read_text().split("\n")
+    ):
+        if os.path.isabs(listed):
+            yield Path(listed)
+    yield from map(Path, filter(os.path.isabs, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)))
+
+
+def visible(folders: Iterable[Path], hidden: list[Path]) -> list[Path]:
+    """Those of these files and folders that exist and hide nothing, and what is visible in the others."""
+    found: dict[Path, None] = {}
+    waiting = [folder.resolve() for folder in folders]
+    while waiting:
+        path = waiting.pop()
+        if path in found or not path.exists() or any(each == path or each in path.parents for each in hidden):
+            continue
+        if any(path in each.parents for each in hidden):
+            waiting += [child for child in path.iterdir() if not child.is_symlink()]
+        else:
+            found[path] = None
+    return list(found)

@@ -1,0 +1,116 @@
+"""Loops in which lanes wait for others of their warp: the others come first.
+
+Lanes that leave a loop wait behind it for those that stay. Where these stay until the others have released a lock or
+set a flag, none would ever go on. Such a loop, one that ends by what it reads with an atomic or ordered access, is
+taken to go on to the next place at which a warp meets by the program's own word: what follows runs before the next
+round does.
+"""
+
+from __future__ import annotations
+
+from softgpu.analysis.blocks import Block, Jump, Step
+from softgpu.ptx.model import Instruction, Register
+
+_ORDERED = frozenset({"volatile", "relaxed", "acquire", "mmio"})
+_MEETING = frozenset({"bar", "barrier", "shfl", "vote", "match", "redux", "activemask", "elect", "ldmatrix", "mma"})
+_OTHER_SPACES = frozenset({"global", "shared", "const", "param"})
+_OWN_MEMORY = "(local memory)"  # all of it as if it were one register
+
+
+def is_watch(inst: Instruction) -> bool:
+    """Whether it reads what another thread may be about to write."""
+    base, *modifiers = inst.opcode.split(".")
+    return base == "atom" or (base == "ld" and not _ORDERED.isdisjoint(modifiers))
+
+
+def is_meeting(inst: Instruction) -> bool:
+    """Whether the lanes of a warp must come together at it."""
+    return inst.opcode.split(".", 1)[0] in _MEETING
+
+
+def stretch(blocks: list[Block]) -> None:
+    """Makes the loops that watch longer; for blocks in order. Each meeting begins a block.
+
+    Where several end together the first in the text is the first to go on, so that all of them get their rounds."""
+    loops = {loop for block in blocks for loop in block.loops}
+    ends: dict[tuple[int, int], int] = {}
+    for loop in sorted(loops):
+        if _watches(blocks, *loop):
+            _extend(blocks, loop, ends)
+    if not ends:
+        return
+
+    def turn(loop: tuple[int, int]) -> tuple[int, bool, int]:
+        return ends.get(loop, loop[1]), loop in ends, loop[0] if loop in ends else -loop[0]
+
+    ordered = sorted(loops, key=turn)
+    for index, block in enumerate(blocks):
+        spans = [(loop[0], ends.get(loop, loop[1])) for loop in ordered]
+        block.loops = tuple(span for span in spans if span[0] <= index <= span[1])
+
+
+def _extend(blocks: list[Block], loop: tuple[int, int], ends: dict[tuple[int, int], int]) -> int:
+    """Where a loop ends that goes on to the next meeting. If that is beyond a loop around it, so does that one."""
+    if loop in ends:
+        return ends[loop]
+    head, last = loop
+    around = blocks[head].loops[blocks[head].loops.index(loop) + 1 :]
+    limit = around[0][1] if around else len(blocks) - 1
+    while last < limit:
+        whole = max((stop for start, stop in blocks[last + 1].loops if start == last + 1), default=last + 1)
+        if any(is_meeting(step.inst) for block in blocks[last + 1 : whole + 1] for step in block.steps):
+            break
+        last = whole
+    else:
+        last = _extend(blocks, around[0], ends) if around else last
+    ends[loop] = last
+    return last
+
+
+def _watches(blocks: list[Block], head: int, last: int) -> bool:
+    """Whether a branch out of the loop, or to another round of it, depends on what the loop watches."""
+    inside = blocks[head : last + 1]
+    steps = [step for block in inside for step in block.steps]
+    watched = [step for step in steps if is_watch(step.inst)]
+    known = _following(steps, watched)
+    known = _following(steps, [step for step in watched if not _tries_again(step, known)])
+    return any(
+        not isinstance(block.end, Jump)
+        and block.end.register in known
+        and any(target <= index or target > last for target in block.successors)
+        for index, block in enumerate(inside, head)
+    )
+
+
+def _tries_again(step: Step, known: set[str]) -> bool:
+    """A compare-and-swap with what the last one gave: each time one lane of all gets through, so none need wait."""
+    if ".cas" not in step.inst.opcode:
+        return False
+    compared = step.inst.operands[2]
+    return isinstance(compared, Register) and compared.name in known
+
+
+def _following(steps: list[Step], sources: list[Step]) -> set[str]:
+    """The registers that depend on what these steps write, and _OWN_MEMORY if that does."""
+    known = {name for step in sources for name in step.writes}
+    grown = bool(known)
+    while grown:
+        more = {name for step in steps if not known.isdisjoint(_taken(step)) for name in _given(step)}
+        grown = not more <= known
+        known |= more
+    return known
+
+
+def _given(step: Step) -> tuple[str, ...]:
+    return (*step.writes, _OWN_MEMORY) if _is_own(step.inst, "st") else step.writes
+
+
+def _taken(step: Step) -> tuple[str, ...]:
+    return (*step.reads, _OWN_MEMORY) if _is_own(step.inst, "ld") else step.reads
+
+
+def _is_own(inst: Instruction, what: str) -> bool:
+    """Whether it may load from, or store to, the thread's local memory, where code that is not optimised has its
+    variables."""
+    base, *modifiers = inst.opcode.split(".")
+    return base == what and _OTHER_SPACES.isdisjoint(m.split("::")[0] for m in modifiers)

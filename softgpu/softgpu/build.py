@@ -1,0 +1,114 @@
+"""Compiles the driver of the software GPU, `libcuda.so.1`, with the C compiler of the machine.
+
+The result lies in a cache under a hash of everything that goes into it, so that changed sources are compiled anew and
+of processes that start together one does the work. A wheel brings it along, and needs no compiler.
+`python -m softgpu.build` prints its path.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from softgpu.errors import SoftgpuError
+from softgpu.user_cache import cache_root, is_own_file
+
+HERE = Path(__file__).resolve().parent
+FOLDERS = (HERE / "driver", HERE / "runtime")
+# only what CUDA and jit.py look up is visible: other names must not meet those of the program
+EXPORTS = HERE / "driver" / "exports.map"
+FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-pthread", "-shared", "-Wall", "-Wextra")
+# relro, now: no table of function addresses stays writable for a kernel that stores where it should not
+LINK_FLAGS = (
+    "-Wl,-soname,libcuda.so.1",
+    "-Wl,-Bsymbolic",
+    "-Wl,--no-undefined",
+    "-Wl,-z,relro",
+    "-Wl,-z,now",
+    "-lm",
+)
+INCLUDES = tuple(f"-I{folder}" for folder in FOLDERS)
+PACKED = HERE / "packed" / "libcuda.so.1"
+"""Where a wheel has it."""
+COMPILE_LIMIT_S = 300.0
+
+
+def driver_sources() -> list[Path]:
+    """The C files of the driver, runner included."""
+    return sorted(path for folder in FOLDERS for path in folder.glob("*.c"))
+
+
+def build(sources: Sequence[Path] | None = None, directory: Path | None = None) -> Path:
+    """The path of `libcuda.so.1`, compiled from sources (default: the driver's) unless the wheel or the cache holds it.
+
+    Raises SoftgpuError without a C compiler, and with the compiler's words when it fails.
+    """
+    if sources is None and PACKED.exists():
+        return PACKED
+    files = list(sources) if sources is not None else driver_sources()
+    command = (*_compiler(), *FLAGS, *INCLUDES, f"-Wl,--version-script={EXPORTS}")
+    target = (directory or cache_root() / "driver") / f"driver-{_fingerprint(files, command)}" / "libcuda.so.1"
+    if not is_own_file(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if not is_own_file(target):
+                _compile(files, command, target)
+        finally:
+            os.close(folder)
+    return target
+
+
+def _compiler() -> list[str]:
+    wanted = shlex.split(os.environ.get("CC", ""))
+    for command in (wanted, ["cc"], ["gcc"], ["clang"]):
+        if command and shutil.which(command[0]):
+            return command
+    raise SoftgpuError(
+        "the software GPU needs a C compiler to build its driver, and none was found (cc, gcc, clang or $CC): "
+        "install one, for example with `apt-get install gcc libc6-dev`"
+    )
+
+
+def _fingerprint(files: Sequence[Path], command: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for path in (*files, *sorted(path for folder in FOLDERS for path in folder.glob("*.h")), EXPORTS):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode())
+        digest.update(content)
+    digest.update("\0".join((*command, *LINK_FLAGS, platform.machine())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _compile(files: Sequence[Path], command: Sequence[str], target: Path) -> None:
+    """Compiles to a name of our own, then renames: whoever looks finds a whole library or none."""
+    handle, draft = tempfile.mkstemp(dir=target.parent, suffix=".so")
+    os.close(handle)
+    try:
+        done = subprocess.run(
+            [*command, "-o", draft, *map(str, files), *LINK_FLAGS],
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_LIMIT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise SoftgpuError(f"the driver of the software GPU could not be compiled: {done.stderr.strip()}")
+        os.chmod(draft, 0o755)
+        os.replace(draft, target)
+    finally:
+        Path(draft).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{build()}\n")

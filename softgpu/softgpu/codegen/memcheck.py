@@ -1,0 +1,31 @@
+"""Checked memory accesses: a call of the runner before each, with every running lane's address."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from softgpu.analysis.blocks import Step
+from softgpu.codegen.addresses import Place, address_vector
+from softgpu.codegen.emitter import Emitter
+
+
+class Verb(IntEnum):
+    """What an access does; as rt_check.c counts them."""
+
+    READ = 0
+    WRITE = 1
+    UPDATE = 2
+
+
+_SPACES = {"global": 1, "const": 1, "shared": 2, "local": 3}
+
+
+def check(e: Emitter, step: Step, where: Place, mask: str, size: int, verb: Verb) -> None:
+    """In memcheck mode: ends the launch if a lane of mask would touch `size` bytes that it must not."""
+    if not e.memcheck or where.inside:
+        return
+    words = (modifier.split("::")[0] for modifier in step.op.modifiers)
+    space = next((_SPACES[word] for word in words if word in _SPACES), 0)
+    e.put(f"store <32 x i64> {address_vector(e, where.value)}, ptr %addresses")
+    numbers = (mask, str(size), str(step.inst.line), str(space), str(int(verb)))
+    e.call("sg_rt_check", [("ptr", "%w"), ("ptr", "%addresses"), *(("i32", number) for number in numbers)])

@@ -1,0 +1,51 @@
+"""Values as LLVM sees them: a scalar for each group of lanes, or a vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from softgpu.analysis.shapes import WARP, Shape
+
+SIZES = {"i1": 1, "i8": 8, "i16": 16, "half": 16, "i32": 32, "float": 32, "i64": 64, "double": 64}
+
+AS_INTEGER = {"half": "i16", "float": "i32", "double": "i64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """Scalar or 32-wide: how an elementwise operation spells its types and constants."""
+
+    lanes: int
+
+    def of(self, element: str) -> str:
+        return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
+
+    def name(self, element: str) -> str:
+        short = {"float": "f32", "double": "f64", "half": "f16"}.get(element, element)
+        return short if self.lanes == 1 else f"v{self.lanes}{short}"
+
+    def const(self, element: str, value: int | str) -> str:
+        text = integer(element, value) if isinstance(value, int) else value
+        return text if self.lanes == 1 else f"splat ({element} {text})"
+
+
+SCALAR, VECTOR = Width(1), Width(WARP)
+
+
+def integer(element: str, value: int) -> str:
+    """The integer with these low bits as LLVM writes it, or the floating-point constant with these bits."""
+    bits = SIZES[element]
+    if element == "i1":
+        return "true" if value & 1 else "false"
+    value &= (1 << bits) - 1
+    return f"bitcast (i{bits} {value} to {element})" if element in AS_INTEGER else str(value)
+
+
+@dataclass(slots=True)
+class Value:
+    """parts: one scalar for each group of an Affine; bases then offsets of a Wide; the vector of a Varying."""
+
+    shape: Shape
+    type: str
+    parts: list[str]
+    vector: str = ""  # the 32-wide form, once it was made

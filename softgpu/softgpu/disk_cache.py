@@ -1,0 +1,95 @@
+"""A directory of compiled code: bounded, shared by any number of processes, indifferent to damage."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from softgpu.user_cache import is_own
+
+_MAGIC = b"SGPUOBJ1"
+_DIGEST_BYTES = 16
+_UNFINISHED = ".new-"
+_STALE_S = 600  # who wrote for so long was killed
+_log = logging.getLogger(__name__)
+
+
+class DiskCache:
+    """Entries are files named by their key. A read refreshes its entry; when the files exceed `limit_bytes` the ones
+    longest unread go. Each process looks after that at its first write and once in an eighth of the limit that it
+    writes, so n of them exceed it by n eighths at most. An entry appears whole or not at all, also if its writer is
+    killed. Whatever keeps an entry from being read or written costs time, not correctness: it is logged."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self.directory, self.limit_bytes = directory, limit_bytes
+        self._written_bytes = limit_bytes  # the first write looks at the directory
+
+    def get(self, key: str) -> bytes | None:
+        """The entry, or None where there is none that is whole."""
+        path = self.directory / key
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(descriptor, "rb") as file:
+                if not is_own(os.fstat(descriptor)):
+                    _log.warning("others could have written the kernel cache entry %s: it will be made again", key)
+                    return None
+                content = file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _log.warning("cannot read the kernel cache: %s", error)
+            return None
+        payload = content[len(_MAGIC) + _DIGEST_BYTES :]
+        if content[: len(_MAGIC)] != _MAGIC or content[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES] != _digest(payload):
+            _log.warning("the kernel cache entry %s is damaged and will be made again", key)
+            return None
+        try:
+            os.utime(path)
+        except OSError as error:  # another process may have just removed it
+            _log.debug("cannot refresh %s: %s", path, error)
+        return payload
+
+    def put(self, key: str, payload: bytes) -> None:
+        content = _MAGIC + _digest(payload) + payload
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.directory)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+                os.replace(name, self.directory / key)
+            except OSError:
+                Path(name).unlink(missing_ok=True)
+                raise
+            self._written_bytes += len(content)
+            if self._written_bytes > self.limit_bytes // 8:
+                self._trim()
+                self._written_bytes = 0
+        except OSError as error:
+            _log.warning("cannot write the kernel cache: %s", error)
+
+    def _trim(self) -> None:
+        entries = []
+        for path in self.directory.iterdir():
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            if not path.name.startswith(_UNFINISHED):
+                entries.append((status.st_mtime_ns, status.st_size, path))
+            elif status.st_mtime < time.time() - _STALE_S:
+                path.unlink(missing_ok=True)
+        excess = sum(size for _, size, _ in entries) - self.limit_bytes
+        for _, size, path in sorted(entries):
+            if excess <= 0:
+                return
+            path.unlink(missing_ok=True)
+            excess -= size
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest()

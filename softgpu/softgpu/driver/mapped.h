@@ -1,0 +1,26 @@
+/* Memory mapped by hand (physical.c, mapped.c): handles of memory, and where it is mapped. */
+#ifndef SOFTGPU_MAPPED_H
+#define SOFTGPU_MAPPED_H
+#include "driver.h"
+
+enum { MAP_GRANULARITY = 2 << 20 };
+
+typedef struct physical {
+  handle head;
+  device *dev;
+  CUmemAllocationProp props;
+  size_t bytes;
+  int file;
+  /* Under mapped_lock. It lives for as long as one of them is not 0. */
+  unsigned references, mappings;
+} physical;
+
+extern pthread_mutex_t mapped_lock; /* taken before memory_lock */
+void physical_drop_locked(physical *p); /* if nobody has it any more */
+physical *mapped_at_locked(uintptr_t address); /* NULL: nothing is mapped there */
+
+#define REQUIRE_WHOLE(number) \
+  REQUIRE((number) % MAP_GRANULARITY == 0, CUDA_ERROR_INVALID_VALUE, "%s: %s is no multiple of %d", __func__, #number, \
+          MAP_GRANULARITY)
+
+#endif

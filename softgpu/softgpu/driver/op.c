@@ -1,0 +1,186 @@
+/* Operations: the one place where work is done. */
+#include "races.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void run_copy(const copy *c) {
+  if (c->height == 1 && c->depth == 1) {
+    memmove(c->dst, c->src, c->width); /* both ends may lie in one allocation */
+    return;
+  }
+  for (size_t z = 0; z < c->depth; z++)
+    for (size_t y = 0; y < c->height; y++)
+      memmove(c->dst + z * c->dst_slice + y * c->dst_pitch, c->src + z * c->src_slice + y * c->src_pitch, c->width);
+}
+
+static void fill_row(uint8_t *row, size_t count, uint32_t value, uint32_t element_bytes) {
+  bool even = value == (value & 0xff) * 0x01010101u; /* all bytes alike, as for 0 */
+  if (element_bytes == 1 || even) memset(row, (int)(value & 0xff), count * element_bytes);
+  else if (element_bytes == 2)
+    for (size_t i = 0; i < count; i++) ((uint16_t *)row)[i] = (uint16_t)value;
+  else
+    for (size_t i = 0; i < count; i++) ((uint32_t *)row)[i] = value;
+}
+
+static void run_fill(const fill *f) {
+  for (size_t y = 0; y < f->height; y++) fill_row(f->dst + y * f->pitch, f->width, f->value, f->element_bytes);
+}
+
+CUresult context_fail(CUcontext ctx, CUresult status) {
+  int none = 0;
+  if (atomic_load(&ctx->sticky) == 0) memcpy(ctx->failure, softgpu_last_error(), sizeof ctx->failure);
+  ctx->failure[sizeof ctx->failure - 1] = 0;
+  atomic_compare_exchange_strong(&ctx->sticky, &none, (int)status); /* the first failure is the one to tell */
+  return status;
+}
+
+/* In strict mode: with code that tells what it touches. */
+static CUresult run_touching(const kernel_call *call, CUcontext ctx, char *message, size_t bytes) {
+  sg_launch launch = call->launch;
+  launch.touched = touching;
+  CUresult status = kernel_checked(call->kern, ctx->dev, launch.block, &launch.fn);
+  if (status == CUDA_SUCCESS) return (CUresult)sg_run(&launch, message, bytes);
+  snprintf(message, bytes, "%s", softgpu_last_error());
+  return status;
+}
+
+/* After fail: adds what else ran when the device's kernels were ended, for one of them may be to blame. */
+static CUresult fail_kernel(const kernel_call *call, CUcontext ctx, CUresult status) {
+  const char *all = ctx->dev->stopped;
+  bool ended = status == CUDA_ERROR_LAUNCH_TIMEOUT && atomic_load(&ctx->dev->stop) != 0;
+  if (ended && *all != 0 && strcmp(all, call->kern->info->name) != 0) {
+    char reason[600];
+    snprintf(reason, sizeof reason, "%s", softgpu_last_error());
+    explain("%s; there ran: %s", reason, all);
+  }
+  return context_fail(ctx, status);
+}
+
+static CUresult run_kernel(const kernel_call *call, CUcontext ctx) {
+  char message[400]; /* sg_run begins it: filling it all would cost more than a small kernel */
+  CUresult status;
+  running_begin(ctx->dev, call->kern);
+  if (__builtin_expect(atomic_load_explicit(&ctx->dev->faulty, memory_order_relaxed), 0)) {
+    status = fault_at(FAULT_AT_KERNEL, ctx->dev, ctx, call->kern->info->name);
+    if (status != CUDA_SUCCESS) {
+      running_end();
+      return fail_kernel(call, ctx, status);
+    }
+  }
+  if (__builtin_expect(touching != NULL, 0)) status = run_touching(call, ctx, message, sizeof message);
+  else status = (CUresult)sg_run(&call->launch, message, sizeof message);
+  running_end();
+  if (__builtin_expect(status == CUDA_SUCCESS, 1)) return CUDA_SUCCESS;
+  return fail_kernel(call, ctx, fail(status, "kernel %s: %s", call->kern->info->name, message));
+}
+
+/* What the host does in it may follow from all that came before. */
+static void run_host(const op *o) {
+  if (__builtin_expect(touching != NULL, 0)) {
+    pthread_mutex_lock(&work_lock);
+    host_learns_locked(work_running->moment);
+    pthread_mutex_unlock(&work_lock);
+  }
+  o->host.fn(o->host.data);
+}
+
+static CUresult run_free(const op *o) {
+  allocation gone;
+  memory_remove(o->freed.base, &gone);
+  memory_give_back(&o->freed);
+  return CUDA_SUCCESS;
+}
+
+static CUresult run(const op *o, CUcontext ctx) {
+  if (__builtin_expect(touching != NULL, 0)) race_note(o);
+  switch (o->kind) {
+    case OP_KERNEL: return run_kernel(&o->kernel, ctx);
+    case OP_COPY:
+      run_copy(&o->copy);
+      return ctx->dev->faulty ? fault_at(FAULT_AT_COPY, ctx->dev, ctx, "") : CUDA_SUCCESS;
+    case OP_FILL: run_fill(&o->fill); return CUDA_SUCCESS;
+    case OP_HOST: run_host(o); return CUDA_SUCCESS;
+    case OP_RECORD: event_record_now(o->event); return CUDA_SUCCESS;
+    case OP_EXEC: return exec_run(o->exec, ctx);
+    case OP_BRANCH: return branch_run(o->branch, ctx);
+    case OP_WAIT: event_wait_now(o->event); return CUDA_SUCCESS;
+    case OP_FREE: return run_free(o);
+    case OP_GRAPH_ALLOC:
+    case OP_GRAPH_FREE: strict_poison(o->block->base, o->block->reserved); return CUDA_SUCCESS;
+    case OP_WAIT_WORD: return word_wait(&o->word, ctx);
+    case OP_WRITE_WORD: return word_write(&o->word);
+    case OP_AWAIT:
+    case OP_EMPTY: return CUDA_SUCCESS;
+    case OP_CHILD:
+    case OP_CONDITIONAL: break; /* only in graphs; an instance holds OP_EXEC or OP_BRANCH in its place */
+  }
+  return fail(CUDA_ERROR_INVALID_VALUE, "operation %d cannot run", (int)o->kind);
+}
+
+CUresult op_run(const op *o, CUcontext ctx) {
+  struct model *m = ctx->dev->model;
+  if (__builtin_expect(m == NULL || o->kind == OP_EXEC || o->kind == OP_BRANCH, 1)) return run(o, ctx);
+  int64_t began = now_ns();
+  CUresult status = run(o, ctx);
+  model_account(m, o, began);
+  return status;
+}
+
+/* The bytes from the first to the last that rows of width bytes touch. */
+static size_t extent(size_t width, size_t height, size_t depth, size_t pitch, size_t slice) {
+  return (depth - 1) * slice + (height - 1) * pitch + width;
+}
+
+CUresult copy_check(const copy *c, bool src_known, bool dst_known) {
+  if (c->width == 0 || c->height == 0 || c->depth == 0) return CUDA_SUCCESS;
+  REQUIRE(c->height == 1 || (c->dst_pitch >= c->width && c->src_pitch >= c->width), CUDA_ERROR_INVALID_VALUE,
+          "a pitch is smaller than the row of %zu bytes", c->width);
+  TRY(memory_check((uintptr_t)c->src, extent(c->width, c->height, c->depth, c->src_pitch, c->src_slice), src_known));
+  return memory_check((uintptr_t)c->dst, extent(c->width, c->height, c->depth, c->dst_pitch, c->dst_slice), dst_known);
+}
+
+CUresult fill_check(const fill *f) {
+  uint32_t e = f->element_bytes;
+  REQUIRE(e == 1 || e == 2 || e == 4, CUDA_ERROR_INVALID_VALUE, "elements of %u bytes cannot be set", e);
+  REQUIRE((uintptr_t)f->dst % e == 0, CUDA_ERROR_INVALID_VALUE, "%p is not aligned to %u bytes", (void *)f->dst, e);
+  if (f->width == 0 || f->height == 0) return CUDA_SUCCESS;
+  REQUIRE(f->width <= SIZE_MAX / 8, CUDA_ERROR_INVALID_VALUE, "%zu elements", f->width);
+  REQUIRE(f->height == 1 || (f->pitch >= f->width * e && f->pitch % e == 0), CUDA_ERROR_INVALID_VALUE,
+          "a pitch of %zu bytes for rows of %zu", f->pitch, f->width * e);
+  return memory_check((uintptr_t)f->dst, extent(f->width * e, f->height, 1, f->pitch, 0), true);
+}
+
+/* One side of a 3D copy: its first byte. Arrays have no memory layout that we could know. */
+static CUresult side(CUmemorytype type, const void *host, CUdeviceptr address, size_t offset, uint8_t **first) {
+  switch (type) {
+    case CU_MEMORYTYPE_HOST: *first = (uint8_t *)(uintptr_t)host + offset; return CUDA_SUCCESS;
+    case CU_MEMORYTYPE_DEVICE:
+    case CU_MEMORYTYPE_UNIFIED: *first = (uint8_t *)(uintptr_t)address + offset; return CUDA_SUCCESS;
+    case CU_MEMORYTYPE_ARRAY: return fail(CUDA_ERROR_NOT_SUPPORTED, "copies of arrays are not supported");
+  }
+  return fail(CUDA_ERROR_INVALID_VALUE, "there is no memory type %d", (int)type);
+}
+
+CUresult copy_from_3d(const CUDA_MEMCPY3D *p, copy *c) {
+  uint8_t *src = NULL, *dst = NULL;
+  /* A pitch or height of 0 means packed rows, as 1D nodes have it. */
+  size_t src_pitch = p->srcPitch ? p->srcPitch : p->WidthInBytes,
+         dst_pitch = p->dstPitch ? p->dstPitch : p->WidthInBytes;
+  size_t src_slice = src_pitch * (p->srcHeight ? p->srcHeight : p->Height);
+  size_t dst_slice = dst_pitch * (p->dstHeight ? p->dstHeight : p->Height);
+  TRY(side(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcZ * src_slice + p->srcY * src_pitch + p->srcXInBytes,
+           &src));
+  TRY(side(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstZ * dst_slice + p->dstY * dst_pitch + p->dstXInBytes,
+           &dst));
+  *c = (copy){.dst = dst,
+              .src = src,
+              .width = p->WidthInBytes,
+              .height = p->Height,
+              .depth = p->Depth,
+              .dst_pitch = dst_pitch,
+              .dst_slice = dst_slice,
+              .src_pitch = src_pitch,
+              .src_slice = src_slice};
+  return copy_check(c, p->srcMemoryType == CU_MEMORYTYPE_DEVICE, p->dstMemoryType == CU_MEMORYTYPE_DEVICE);
+}

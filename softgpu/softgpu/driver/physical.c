@@ -1,0 +1,133 @@
+/* Memory that programs map by hand: files of the host's memory, counted against their device. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "mapped.h"
+
+static CUresult check(const CUmemAllocationProp *props, device **dev) {
+  REQUIRE_POINTER(props);
+  REQUIRE(props->type == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE, "memory of type %d cannot be mapped",
+          (int)props->type);
+  /* Asking for a file descriptor is common, exporting it is not: that is what is refused. */
+  REQUIRE((props->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0, CUDA_ERROR_NOT_SUPPORTED,
+          "memory shared between processes is not supported: ask for no handle type");
+  REQUIRE(props->location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED,
+          "only memory of devices can be mapped, not of location type %d", (int)props->location.type);
+  return device_get(props->location.id, dev);
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *props,
+                                       CUmemAllocationGranularity_flags option) {
+  device *dev;
+  TRY(require_init());
+  REQUIRE_POINTER(granularity);
+  TRY(check(props, &dev));
+  REQUIRE(option == CU_MEM_ALLOC_GRANULARITY_MINIMUM || option == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+          CUDA_ERROR_INVALID_VALUE, "there is no granularity %d", (int)option);
+  *granularity = MAP_GRANULARITY;
+  return CUDA_SUCCESS;
+}
+
+static CUresult count(device *dev, size_t bytes) {
+  if (dev->faulty) TRY(fault_at(FAULT_AT_ALLOCATION, dev, NULL, ""));
+  pthread_mutex_lock(&memory_lock);
+  CUresult status = memory_reserve_locked(dev, bytes);
+  pthread_mutex_unlock(&memory_lock);
+  return status;
+}
+
+static void uncount(device *dev, size_t bytes) {
+  pthread_mutex_lock(&memory_lock);
+  dev->used_bytes -= bytes;
+  pthread_mutex_unlock(&memory_lock);
+}
+
+/* A file of so many bytes, poisoned in strict mode; -1 if the host has none. */
+static int file_new(size_t bytes) {
+  int file = memfd_create("softgpu", MFD_CLOEXEC);
+  if (file < 0) return -1;
+  void *seen = MAP_FAILED;
+  if (ftruncate(file, (off_t)bytes) == 0) seen = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (seen == MAP_FAILED) {
+    close(file);
+    return -1;
+  }
+  strict_poison((uintptr_t)seen, bytes);
+  munmap(seen, bytes);
+  return file;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *made, size_t bytes, const CUmemAllocationProp *props,
+                     unsigned long long flags) {
+  device *dev;
+  TRY(require_init());
+  REQUIRE_POINTER(made);
+  TRY(check(props, &dev));
+  REQUIRE(bytes > 0 && flags == 0, CUDA_ERROR_INVALID_VALUE, "%s: %zu bytes, flags %#llx", __func__, bytes, flags);
+  REQUIRE_WHOLE(bytes);
+  CUresult status = count(dev, bytes);
+  if (status == CUDA_ERROR_OUT_OF_MEMORY && frees_awaited(NULL)) status = count(dev, bytes);
+  TRY(status);
+  int file = file_new(bytes);
+  physical *p = file >= 0 ? handle_new(HANDLE_PHYSICAL, sizeof *p) : NULL;
+  if (p == NULL) {
+    if (file >= 0) close(file);
+    uncount(dev, bytes);
+    return fail(CUDA_ERROR_OUT_OF_MEMORY, "the host has no %zu bytes left", bytes);
+  }
+  p->dev = dev;
+  p->props = *props;
+  p->bytes = bytes;
+  p->file = file;
+  p->references = 1;
+  *made = (uintptr_t)p;
+  return CUDA_SUCCESS;
+}
+
+void physical_drop_locked(physical *p) {
+  if (p->references == 0) handle_kill(p);
+  if (p->references > 0 || p->mappings > 0) return;
+  close(p->file);
+  uncount(p->dev, p->bytes);
+  handle_bury(p, HANDLE_PHYSICAL);
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle memory) {
+  physical *p = (physical *)(uintptr_t)memory;
+  TRY(require_init());
+  pthread_mutex_lock(&mapped_lock);
+  bool live = handle_is(p, HANDLE_PHYSICAL);
+  if (live) {
+    p->references--;
+    physical_drop_locked(p);
+  }
+  pthread_mutex_unlock(&mapped_lock);
+  REQUIRE(live, CUDA_ERROR_INVALID_VALUE, "0x%llx is no live handle of memory", memory);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *memory, void *address) {
+  TRY(require_init());
+  REQUIRE_POINTER(memory);
+  pthread_mutex_lock(&mapped_lock);
+  physical *p = mapped_at_locked((uintptr_t)address);
+  if (p != NULL) {
+    p->references++;
+    p->head.kind = HANDLE_PHYSICAL; /* all handles may have been released */
+  }
+  pthread_mutex_unlock(&mapped_lock);
+  REQUIRE(p != NULL, CUDA_ERROR_INVALID_VALUE, "no memory is mapped at %p", address);
+  *memory = (uintptr_t)p;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *props, CUmemGenericAllocationHandle memory) {
+  const physical *p = (const physical *)(uintptr_t)memory;
+  TRY(require_init());
+  REQUIRE_POINTER(props);
+  REQUIRE(handle_is(p, HANDLE_PHYSICAL), CUDA_ERROR_INVALID_VALUE, "0x%llx is no live handle of memory", memory);
+  *props = p->props;
+  return CUDA_SUCCESS;
+}

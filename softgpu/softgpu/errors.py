@@ -1,0 +1,7 @@
+"""The error of the software GPU."""
+
+from __future__ import annotations
+
+
+class SoftgpuError(Exception):
+    """The software GPU cannot do what was asked: no C compiler, other devices are loaded, no such device."""

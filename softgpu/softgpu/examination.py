@@ -1,0 +1,91 @@
+"""Reads and checks the PTX of an image. Brings the parser and the compiler: imported where no cache has the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from softgpu.codegen import checks
+from softgpu.module_info import GlobalInfo, KernelInfo, ModuleInfo
+from softgpu.ptx import inline, limits
+from softgpu.ptx import model as ptx
+from softgpu.ptx import parser as ptx_parser
+from softgpu.ptx.limits import align_up
+from softgpu.ptx.model import PtxError, Unsupported
+from softgpu.ptx.pointers import address_of
+
+
+def examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
+    """Reads and checks a whole image. Raises PtxError for what is wrong in it, and, with all that is unsupported, if no
+    kernel of it can run here."""
+    module = ptx_parser.parse(text)
+    offsets, info_globals, data, pointers = _lay_out(module)
+    kernels: dict[str, inline.Kernel] = {}
+    refused: dict[str, list[Unsupported]] = {}
+    for entry in module.entries:
+        if not entry.has_body:
+            continue
+        refusals: list[Unsupported] = []
+        kernel = inline.flatten(module, entry, offsets, refusals)
+        limits.check_kernel(kernel, entry.line)
+        try:
+            refusals += checks.check(kernel)
+        except PtxError:
+            if not refusals:  # else it may follow from what is refused
+                raise
+        kernels[entry.name] = kernel
+        if refusals:
+            refused[entry.name] = refusals
+    if kernels and refused.keys() == kernels.keys():
+        raise Unsupported(0, _refusal(one for refusals in refused.values() for one in refusals))
+    infos = tuple(_kernel_info(kernel, refused.get(kernel.name, ())) for kernel in kernels.values())
+    return ModuleInfo(infos, info_globals, data, pointers, module.sources), kernels
+
+
+def _refusal(refusals: Iterable[Unsupported]) -> str:
+    unique = sorted({(refusal.line, refusal.message) for refusal in refusals})
+    listed = [f"line {line}: {message}" if line else message for line, message in unique]
+    shown = "; ".join(listed[:20]) + (f"; and {len(listed) - 20} more" if len(listed) > 20 else "")
+    return f"the software GPU has no code for: {shown}"
+
+
+def _kernel_info(kernel: inline.Kernel, refusals: Sequence[Unsupported]) -> KernelInfo:
+    return KernelInfo(
+        kernel.name,
+        tuple((p.offset, p.size) for p in kernel.parameters),
+        kernel.shared_bytes,
+        kernel.local_bytes,
+        kernel.max_threads,
+        min(255, len(kernel.registers)),
+        sum(end - start for start, end in kernel.constants),
+        f"kernel {kernel.name}: {_refusal(refusals)}" if refusals else "",
+    )
+
+
+def _lay_out(
+    module: ptx.Module,
+) -> tuple[dict[str, int], tuple[GlobalInfo, ...], bytes, tuple[tuple[int, int], ...]]:
+    """Places the module's variables one behind the other."""
+    offsets: dict[str, int] = {}
+    infos, data, end = [], bytearray(), 0
+    placed = [v for v in module.variables.values() if v.space in ("global", "const") and not v.external]
+    for function in module.functions.values():
+        placed += [v for v in function.variables.values() if v.space in ("global", "const")]
+    for variable in placed:
+        start = align_up(end, max(variable.align, 16))
+        offsets[variable.name] = start
+        infos.append(GlobalInfo(variable.name, start, variable.size, variable.managed))
+        end = start + variable.size
+        limits.check_variable(variable, end)
+        data += bytes(start - len(data)) + variable.data
+    pointers = []
+    for variable in placed:
+        for place, name, addend in variable.pointers:
+            start = offsets[variable.name] + place
+            address = address_of(module, name)
+            if name in offsets:
+                pointers.append((start, offsets[name] + addend))
+            elif address is not None:
+                data[start : start + 8] = address.to_bytes(8, "little")
+            else:
+                raise Unsupported(variable.line, f"the address of {name} in the initial value of {variable.name}")
+    return offsets, tuple(infos), bytes(data) + bytes(end - len(data)), tuple(pointers)

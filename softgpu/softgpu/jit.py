@@ -1,0 +1,276 @@
+"""The software GPU's compiler: images in, kernels as functions of this process out; and its C interface (abi.h).
+
+What reads PTX and writes code is imported when an image is not in the cache: processes that start again and again find
+all there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from softgpu import image, machine_code, target
+from softgpu.c_interface import (
+    INVALID_HANDLE,
+    INVALID_PTX,
+    INVALID_VALUE,
+    CInterface,
+    CompileError,
+    CompilerTable,
+)
+from softgpu.disk_cache import DiskCache
+from softgpu.module_info import ModuleInfo
+from softgpu.user_cache import cache_root
+
+if TYPE_CHECKING:
+    from softgpu.ptx import inline
+
+T = TypeVar("T")
+
+CACHE_BYTES = 256 << 20
+_GLOBAL_ALIGN = 256
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """Compiled code in the cache."""
+
+    code: bytes
+    imports: tuple[str, ...]
+    needs_globals: bool
+
+
+_Variant = tuple[int, tuple[int, int, int], bool]
+"""A kernel by its place, a block shape, whether accesses are checked."""
+
+
+@dataclass(slots=True)
+class LoadedModule:
+    """One load of an image: its own variables, its own copies of the code."""
+
+    key: str
+    text: str
+    info: ModuleInfo
+    memory: ctypes.Array[ctypes.c_char]
+    base: int
+    kernels: dict[str, inline.Kernel] = field(default_factory=dict)
+    examining: threading.Lock = field(default_factory=threading.Lock)
+    code: dict[_Variant, Future[machine_code.Loaded]] = field(default_factory=dict)
+
+
+class Compiler:
+    """Loads images and compiles their kernels, one (kernel, block shape) at a time.
+
+    library: the runner, which has the sg_rt_* functions. cache_directory: None for `kernels` below `cache_root`.
+    memcheck: the code checks every access of memory. processor: whose code this is, if not this machine's.
+    All methods may be called from any thread; they raise CompileError. Threads wait for each other only where they want
+    the same code."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        cache_directory: Path | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        *,
+        memcheck: bool = False,
+        processor: target.Target | None = None,
+    ) -> None:
+        self._library = library
+        self._memcheck = memcheck
+        self._cache = DiskCache(cache_directory or cache_root() / "kernels", cache_bytes)
+        self._target = processor or target.host()
+        self._modules: dict[int, LoadedModule] = {}
+        self._next = 1
+        self._lock = threading.Lock()  # of what this object and its modules hold; nothing is made under it
+        self._ahead = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "softgpu-compiler")
+        self._interface = CInterface(self, library)
+
+    @property
+    def callbacks(self) -> CompilerTable:
+        """The C functions for softgpu_configure; they live as long as this object."""
+        return self._interface.table
+
+    def load(self, content: bytes) -> int:
+        """A handle for PTX or a fatbin with PTX. Everything in it is checked now; nothing is compiled yet.
+
+        A kernel with something that has no code here is refused when it is taken; an image of such only, now."""
+        key = hashlib.blake2b(b"\0".join((_sources(), self._target.key.encode(), content)), digest_size=20).hexdigest()
+        text = _text(content)
+        cached = self._cache.get(f"{key}.module")
+        kernels: dict[str, inline.Kernel] = {}
+        if cached is None:
+            info, kernels = _translating(lambda: _examined(text))
+            self._cache.put(f"{key}.module", msgspec.msgpack.encode(info))
+        else:
+            info = msgspec.msgpack.decode(cached, type=ModuleInfo)
+        module = LoadedModule(key, text, info, *_variables(info), kernels)
+        with self._lock:
+            handle = self._next
+            self._next += 1
+            self._modules[handle] = module
+            return handle
+
+    def link(self, images: Sequence[tuple[str, bytes]]) -> bytes:
+        """One image of several that hold PTX (name, content), whose functions and variables then find each other."""
+        texts = []
+        for name, content in images:
+            try:
+                texts.append(_text(content))
+            except CompileError as error:
+                raise CompileError(error.result, f"{name}: {error.message}") from error
+        from softgpu import linking
+
+        return image.fatbin_of(_translating(lambda: linking.join(texts)))
+
+    def describe(self, handle: int) -> tuple[ModuleInfo, int]:
+        """The module's kernels and variables, and the address that the variables' offsets count from."""
+        module = self._module(handle)
+        return module.info, module.base
+
+    def announce(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> None:
+        """Says that `compile` will be asked for this: other threads may begin. Waits for nothing."""
+        module = self._module(handle)
+        variant = self._variant(module, kernel, block, checked=checked)
+        with self._lock:
+            if variant not in module.code:
+                with suppress(RuntimeError):  # the interpreter ends
+                    module.code[variant] = self._ahead.submit(self._made_ahead, module, variant)
+
+    def compile(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> int:
+        """The address of the sg_kernel_fn of a kernel (by its place in describe) for blocks of this shape.
+
+        checked: the code checks every access, as with memcheck, and tells strict mode of it."""
+        module = self._module(handle)
+        variant = self._variant(module, kernel, block, checked=checked)
+        with self._lock:
+            code = module.code.get(variant)
+            begun = code is not None and not code.cancel()  # announced, but nobody came to it: then it is done here
+            if code is None or not begun:
+                code = module.code[variant] = Future()
+                code.set_running_or_notify_cancel()
+        if not begun:
+            try:
+                code.set_result(self._made(module, variant))
+            except BaseException as error:  # noqa: BLE001 - raised below, here and in the threads that wait for it
+                code.set_exception(error)
+        return code.result().entry
+
+    def unload(self, handle: int) -> None:
+        """Frees the module's code and variables."""
+        module = self._module(handle)
+        with self._lock:
+            del self._modules[handle]
+        begun = [code for code in module.code.values() if not code.cancel()]  # all, before this waits for any
+        for code in begun:
+            if code.exception() is None:
+                code.result().close()
+
+    def _module(self, handle: int) -> LoadedModule:
+        with self._lock:
+            if handle not in self._modules:
+                raise CompileError(INVALID_HANDLE, f"no module {handle}")
+            return self._modules[handle]
+
+    def _variant(self, module: LoadedModule, kernel: int, block: tuple[int, int, int], *, checked: bool) -> _Variant:
+        if not 0 <= kernel < len(module.info.kernels):
+            raise CompileError(INVALID_VALUE, f"no kernel {kernel} in this module")
+        if module.info.kernels[kernel].refusal:
+            raise CompileError(INVALID_PTX, module.info.kernels[kernel].refusal)
+        if min(block) < 1 or block[0] * block[1] * block[2] > 1024:
+            raise CompileError(INVALID_VALUE, f"no block can be {block[0]} x {block[1]} x {block[2]}")
+        return kernel, block, checked or self._memcheck
+
+    def _made_ahead(self, module: LoadedModule, variant: _Variant) -> machine_code.Loaded:
+        """As _made, but not once the interpreter ends, which joins these threads and would wait for them all.
+
+        An executor takes nothing more then (RuntimeError), which is how one of its threads can tell."""
+        try:
+            self._ahead.submit(int)
+        except RuntimeError:
+            with self._lock:
+                module.code.pop(variant, None)  # `compile` makes it, should anybody still ask
+            raise
+        return self._made(module, variant)
+
+    def _made(self, module: LoadedModule, variant: _Variant) -> machine_code.Loaded:
+        kernel, block, checked = variant
+        entry = self._entry(module, module.info.kernels[kernel].name, block, checked=checked)
+        base = module.base if entry.needs_globals else None
+        return machine_code.place(entry.code, self._target, self._addresses(entry.imports), base)
+
+    def _entry(self, module: LoadedModule, name: str, block: tuple[int, int, int], *, checked: bool) -> _Entry:
+        variant = f"{name}\0{block}" + ("\0memcheck" if checked else "")
+        digest = hashlib.blake2b(variant.encode(), digest_size=12).hexdigest()
+        key = f"{module.key}.{digest}"
+        cached = self._cache.get(key)
+        if cached is not None:
+            return msgspec.msgpack.decode(cached, type=_Entry)
+        with module.examining:
+            if not module.kernels:
+                _, module.kernels = _translating(lambda: _examined(module.text))
+        entry = _translating(lambda: self._compiled(module.kernels[name], block, checked=checked))
+        self._cache.put(key, msgspec.msgpack.encode(entry))
+        return entry
+
+    def _compiled(self, kernel: inline.Kernel, block: tuple[int, int, int], *, checked: bool) -> _Entry:
+        from softgpu.codegen import kernel as codegen
+
+        code = codegen.generate(kernel, block, self._target, memcheck=checked)
+        return _Entry(machine_code.assemble(code.text, self._target), code.imports, code.needs_globals)
+
+    def _addresses(self, imports: tuple[str, ...]) -> dict[str, int]:
+        return {name: ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0 for name in imports}
+
+
+@cache
+def _sources() -> bytes:
+    """Names the version of the code that compiles: a change to it makes older cache entries unreachable."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def _text(content: bytes) -> str:
+    try:
+        return image.ptx_of(content)
+    except image.ImageError as error:
+        raise CompileError(error.result, error.message) from error
+
+
+def _examined(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
+    from softgpu.examination import examine
+
+    return examine(text)
+
+
+def _translating(action: Callable[[], T]) -> T:
+    from softgpu.ptx.model import PtxError
+
+    try:
+        return action()
+    except PtxError as error:
+        raise CompileError(INVALID_PTX, f"PTX {error}") from error
+    except Exception as error:  # text that no check foresaw must not look like a broken device
+        reason = ", ".join([f"{type(error).__name__}: {str(error)[:200]}", *getattr(error, "__notes__", ())])
+        raise CompileError(INVALID_PTX, f"a mistake of the software GPU's compiler: {reason}") from error
+
+
+def _variables(info: ModuleInfo) -> tuple[ctypes.Array[ctypes.c_char], int]:
+    """Memory for the variables, initialised, and its aligned start."""
+    memory = ctypes.create_string_buffer(len(info.data) + _GLOBAL_ALIGN)
+    base = -(-ctypes.addressof(memory) // _GLOBAL_ALIGN) * _GLOBAL_ALIGN
+    ctypes.memmove(base, info.data, len(info.data))
+    for place, goal in info.pointers:
+        ctypes.c_uint64.from_address(base + place).value = base + goal
+    return memory, base

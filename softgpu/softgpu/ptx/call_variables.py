@@ -1,0 +1,134 @@
+"""The .param variables of calls, which become registers where nothing takes their address."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from softgpu.ptx.limits import align_up
+from softgpu.ptx.model import Address, Instruction, Label, Operand, PtxError, Register, Symbol, Vector
+from softgpu.ptx.types import SCALARS
+
+if TYPE_CHECKING:
+    from softgpu.ptx.inline import Kernel
+
+_PARAM_SPACE = re.compile(r"\.param(::\w+)?")
+
+
+@dataclass(slots=True)
+class CallVariables:
+    """Those of one kernel; `moves` are the places in its body that read or write one and nothing else."""
+
+    kernel: Kernel
+    moves: list[tuple[int, str]] = field(default_factory=list)  # where the body has ld.param or st.param, and of which
+    addressed: set[str] = field(default_factory=set)  # those that more than these name
+    sizes: dict[str, int] = field(default_factory=dict)  # in bytes
+
+    def note(self, item: Instruction, variables: set[str]) -> None:
+        """That the instruction, which comes next in the body, may name one of these."""
+        named = _named(item, variables)
+        if named and item.opcode.startswith(("ld.", "st.")) and ".param" in item.opcode:
+            self.moves.append((len(self.kernel.body), named))
+        elif named:
+            self.addressed.add(named)
+
+    def read(self, item: Instruction, variable: Operand) -> Operand:
+        """A register with the value of a call variable."""
+        if not isinstance(variable, Symbol):
+            return variable
+        bits = 8 * self.sizes.get(variable.name, 0)
+        if bits not in (32, 64):
+            raise PtxError(item.line, f"{variable.name} has no value in {one_line(item)!r}")
+        register = self.scratch(variable.name, bits)
+        self.move(replace(item, opcode=f"ld.param.b{bits}", operands=(register, Address(variable, 0))))
+        return register
+
+    def scratch(self, variable: str, bits: int) -> Register:
+        register = Register(f"{variable}!{len(self.kernel.registers)}")
+        self.kernel.registers[register.name] = f"b{bits}"
+        return register
+
+    def move(self, item: Instruction) -> None:
+        """Appends an ld.param or st.param of a call variable."""
+        address = next(operand for operand in item.operands if isinstance(operand, Address))
+        assert isinstance(address.base, Symbol)
+        self.moves.append((len(self.kernel.body), address.base.name))
+        self.kernel.body.append(item)
+
+    def resolve(self) -> None:
+        """A call variable becomes one register for each of its parts; one whose bytes are seen in several ways, or
+        whose address is taken, becomes a local variable."""
+        parts: dict[str, set[tuple[int, int]]] = {name: set() for name in self.addressed}
+        for place, name in self.moves:
+            parts.setdefault(name, set()).update(_parts(self.kernel.body[place]))
+        for name, spans in parts.items():
+            if name in self.addressed or _overlap(spans):
+                offset = align_up(self.kernel.local_bytes, 16)
+                self.kernel.local[name] = offset
+                end = max((start + size for start, size in spans), default=0)
+                self.kernel.local_bytes = align_up(offset + max(end, self.sizes[name]), 16)
+        body, start = [], 0
+        for place, name in self.moves:
+            item = self.kernel.body[place]
+            assert isinstance(item, Instruction)
+            body += self.kernel.body[start:place]
+            if name in self.kernel.local:
+                body.append(replace(item, opcode=_PARAM_SPACE.sub(".local", item.opcode)))
+            else:
+                body += self.register_moves(item, name)
+            start = place + 1
+        self.kernel.body = body + self.kernel.body[start:]
+
+    def register_moves(self, item: Instruction, variable: str) -> list[Instruction]:
+        """ld.param or st.param as moves from or to the registers that stand for those bytes."""
+        values = next(o for o in item.operands if not isinstance(o, Address))
+        scalar = SCALARS[item.opcode.rsplit(".", 1)[1]]
+        out = []
+        for (offset, _), part in zip(
+            _parts(item), values.items if isinstance(values, Vector) else (values,), strict=False
+        ):
+            slot = Register(f"{variable}+{offset}")
+            self.kernel.registers[slot.name] = f"b{scalar.bits}"
+            load = item.opcode.startswith("ld")
+            opcode = f"mov.b{scalar.bits}"
+            if isinstance(part, Register):
+                width = SCALARS[self.kernel.registers.get(part.name, f"b{scalar.bits}")].bits
+                sign = "s" if scalar.signed else "u"
+                narrow = f"{sign}{scalar.bits}"
+                if width != scalar.bits:
+                    opcode = f"cvt.{sign}{width}.{narrow}" if load else f"cvt.{narrow}.{sign}{width}"
+            out.append(replace(item, opcode=opcode, operands=(part, slot) if load else (slot, part)))
+        return out
+
+
+def _named(item: Instruction, variables: set[str]) -> str:
+    """The one of these variables that the instruction names; "" if none."""
+    for operand in item.operands:
+        symbol = operand.base if isinstance(operand, Address) else operand
+        if isinstance(symbol, Symbol) and symbol.name in variables:
+            return symbol.name
+    return ""
+
+
+def _parts(item: Instruction | Label) -> list[tuple[int, int]]:
+    """(offset, size) in bytes of what an ld.param or st.param moves."""
+    assert isinstance(item, Instruction)
+    address = next((o for o in item.operands if isinstance(o, Address)), None)
+    values = next((o for o in item.operands if not isinstance(o, Address)), None)
+    scalar = SCALARS.get(item.opcode.rsplit(".", 1)[1])
+    if address is None or values is None or scalar is None or len(item.operands) != 2:
+        raise PtxError(item.line, f"not a move of a parameter: {one_line(item)}")
+    count = len(values.items) if isinstance(values, Vector) else 1
+    size = scalar.bits // 8
+    return [(address.offset + index * size, size) for index in range(count)]
+
+
+def _overlap(spans: set[tuple[int, int]]) -> bool:
+    ordered = sorted(spans)
+    return any(start + size > after for (start, size), (after, _) in pairwise(ordered))
+
+
+def one_line(item: Instruction) -> str:
+    return " ".join(item.text.split())

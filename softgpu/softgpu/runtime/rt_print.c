@@ -1,0 +1,160 @@
+/* printf and assert of compiled kernels, lane after lane. */
+#define _GNU_SOURCE
+#include "block.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { LINE_BYTES = 4096, SPEC_BYTES = 64 }; /* what one call prints is cut off there */
+
+typedef struct text {
+  char bytes[LINE_BYTES];
+  size_t length;
+} text;
+
+static void put(text *out, const char *bytes, size_t count) {
+  size_t room = sizeof out->bytes - out->length;
+  if (count > room) count = room;
+  memcpy(out->bytes + out->length, bytes, count);
+  out->length += count;
+}
+
+/* The next of the packed arguments, each aligned to its size. */
+static uint64_t take(const uint8_t **at, size_t size) {
+  uintptr_t start = ((uintptr_t)*at + size - 1) / size * size;
+  uint64_t value = 0;
+  memcpy(&value, (const void *)start, size);
+  *at = (const uint8_t *)(start + size);
+  return value;
+}
+
+/* A conversion as C writes it: a copy with every * replaced by its argument and the length by that of our values. */
+typedef struct conversion {
+  char spec[SPEC_BYTES];
+  size_t length;
+  size_t value_bytes; /* of an integer */
+  int arguments;
+} conversion;
+
+static void add_to_spec(conversion *c, const char *bytes, size_t count) {
+  if (count > sizeof c->spec - 8 - c->length) count = sizeof c->spec - 8 - c->length;
+  memcpy(c->spec + c->length, bytes, count);
+  c->length += count;
+}
+
+static const char *read_conversion(const char *format, conversion *c, const uint8_t **arguments) {
+  size_t longs = 0;
+  *c = (conversion){.spec = "%", .length = 1, .value_bytes = 4};
+  for (format++; *format && strchr("-+ #0123456789.*lhjzt", *format); format++) {
+    if (*format == '*') {
+      char number[16];
+      add_to_spec(c, number, (size_t)snprintf(number, sizeof number, "%d", (int)take(arguments, 4)));
+      c->arguments++;
+    } else if (*format == 'l' || *format == 'j' || *format == 'z' || *format == 't') longs++;
+    else if (*format == 'h') add_to_spec(c, "h", 1);
+    else add_to_spec(c, format, 1);
+  }
+  if (longs) c->value_bytes = 8;
+  return format;
+}
+
+static void end_spec(conversion *c, const char *end) {
+  memcpy(c->spec + c->length, end, strlen(end) + 1); /* add_to_spec left room */
+}
+
+static void print_number(text *out, conversion *c, char kind, uint64_t value) {
+  char made[512], end[4] = {kind, 0};
+  if (c->value_bytes == 8) memcpy(end, (char[]){'l', 'l', kind, 0}, 4);
+  end_spec(c, end);
+  int count = c->value_bytes == 8 ? snprintf(made, sizeof made, c->spec, (unsigned long long)value)
+                                  : snprintf(made, sizeof made, c->spec, (unsigned)value);
+  if (count > 0) put(out, made, (size_t)count < sizeof made ? (size_t)count : sizeof made - 1);
+}
+
+static void print_real(text *out, conversion *c, char kind, uint64_t bits) {
+  char made[512];
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  end_spec(c, (char[]){kind, 0});
+  int count = snprintf(made, sizeof made, c->spec, value);
+  if (count > 0) put(out, made, (size_t)count < sizeof made ? (size_t)count : sizeof made - 1);
+}
+
+static void print_string(text *out, conversion *c, const char *value) {
+  char made[LINE_BYTES];
+  end_spec(c, "s");
+  int count = snprintf(made, sizeof made, c->spec, value ? value : "(null)");
+  if (count > 0) put(out, made, (size_t)count < sizeof made ? (size_t)count : sizeof made - 1);
+}
+
+/* Prints one conversion; what is none is printed as it stands. */
+static const char *convert(text *out, const char *format, const uint8_t **arguments, int *taken) {
+  conversion c;
+  const char *start = format, *end = read_conversion(format, &c, arguments);
+  switch (*end) {
+    case '%': put(out, "%", 1); break;
+    case 'd': case 'i': case 'u': case 'x': case 'X': case 'o': case 'c':
+      if (*end == 'c') c.value_bytes = 4;
+      print_number(out, &c, *end, take(arguments, c.value_bytes));
+      c.arguments++;
+      break;
+    case 'f': case 'F': case 'e': case 'E': case 'g': case 'G': case 'a': case 'A':
+      print_real(out, &c, *end, take(arguments, 8));
+      c.arguments++;
+      break;
+    case 'p': {
+      c.value_bytes = 8;
+      add_to_spec(&c, "#", c.length < 2);
+      print_number(out, &c, 'x', take(arguments, 8));
+      c.arguments++;
+      break;
+    }
+    case 's':
+      print_string(out, &c, (const char *)(uintptr_t)take(arguments, 8));
+      c.arguments++;
+      break;
+    default: put(out, start, (size_t)(end - start)); *taken += c.arguments; return end;
+  }
+  *taken += c.arguments;
+  return end + 1;
+}
+
+static int print(const sg_block *block, const char *format, const uint8_t *arguments) {
+  text out;
+  int taken = 0;
+  out.length = 0;
+  if (!format) return -1;
+  while (*format) {
+    const char *next = strchrnul(format, '%');
+    put(&out, format, (size_t)(next - format));
+    format = *next ? convert(&out, next, &arguments, &taken) : next;
+  }
+  softgpu_write(block->launch->device, out.bytes, out.length);
+  return taken;
+}
+
+/* vprintf(format, arguments) in each of the lanes; its result is the number of arguments, as in CUDA. */
+void sg_rt_vprintf(sg_warp *warp, const uint64_t *formats, const uint64_t *arguments, uint32_t lanes,
+                     uint32_t *results) {
+  for (; lanes; lanes &= lanes - 1) {
+    uint32_t lane = (uint32_t)__builtin_ctz(lanes);
+    results[lane] = (uint32_t)print(warp->block, (const char *)(uintptr_t)formats[lane],
+                                    (const uint8_t *)(uintptr_t)arguments[lane]);
+  }
+}
+
+/* __assertfail(message, file, line, function): the first of the lanes tells, and the launch ends. */
+void sg_rt_assert(sg_warp *warp, const uint64_t *messages, const uint64_t *files, const uint32_t *lines,
+                    const uint64_t *functions, uint32_t lanes) {
+  uint32_t lane = (uint32_t)__builtin_ctz(lanes), at[3];
+  const uint32_t *block = warp->ctaid;
+  char said[400];
+  sg_thread_index(warp, lane, at);
+  snprintf(said, sizeof said, "%s:%u: %s: block: [%u,%u,%u], thread: [%u,%u,%u] Assertion `%s` failed.",
+           (const char *)(uintptr_t)files[lane], lines[lane], (const char *)(uintptr_t)functions[lane], block[0],
+           block[1], block[2], at[0], at[1], at[2], (const char *)(uintptr_t)messages[lane]);
+  softgpu_write(warp->block->launch->device, said, strlen(said));
+  softgpu_write(warp->block->launch->device, "\n", 1);
+  sg_abandon(warp->block, ASSERT, said);
+}

@@ -1,0 +1,216 @@
+"""`make map`: files, lines and imports of every folder, import cycles, the longest files; the picture in
+docs/architecture.md is drawn from the same counts.
+
+`python -m tests.map` prints them, `--write` draws the picture again, `--json` prints one line as benchmarks do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from benchmarks.report import report
+
+ROOT = Path(__file__).parent.parent
+DISTRIBUTIONS = {
+    "kaas": ROOT,
+    "softgpu": ROOT / "softgpu",
+    "tvm_backend": ROOT / "compilers" / "tvm_backend",
+    "cutlass_blas": ROOT / "libraries" / "cutlass_blas",
+}
+"""Packages, and the folders in which they stand."""
+
+ORDER = (
+    ("softgpu",),
+    ("errors", "store", "cache_folders", "import_target", "optional_ray", "futures"),
+    ("config",),
+    ("ktask",),
+    ("code",),
+    ("executor",),
+    ("scheduling",),
+    ("wire",),
+    ("worker",),
+    ("pool",),
+    ("api",),
+    ("models",),
+    ("client",),
+    ("server",),
+    ("remote",),
+    ("cli",),
+)
+"""Folders and modules of kaas from the bottom up: each imports its own level and those below."""
+
+TABLES = {
+    "kaas.errors": "every error, its fields and its sentence",
+    "softgpu.instructions": "every instruction of PTX and what makes code of it",
+}
+"""Files that may be longer than LINES, and what their rows are."""
+
+LINES, FILES = 400, 14
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- made by `make map` -->", "<!-- end of what `make map` makes -->"
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Return the modules of a package of this repository, tests inside it left out, by dotted name."""
+    folder = DISTRIBUTIONS[package]
+    found = {}
+    for path in sorted((folder / package).rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        if "tests" not in parts and "__pycache__" not in parts:
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = {name: path for package in DISTRIBUTIONS for name, path in modules(package).items()}
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Return what a module imports anywhere in it, inside functions and for types too, as full dotted names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+            base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            inner = (f"{origin}.{alias.name}" for alias in node.names)
+            found.update(name if name in MODULES else origin for name in inner)
+    return frozenset(found)
+
+
+def cycles(graph: Mapping[str, frozenset[str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one node (Tarjan), each sorted; a node that names itself
+    is one of its own."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    path: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        path.append(node)
+        for other in sorted(graph[node] & graph.keys()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in path:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            place = path.index(node)
+            members, path[place:] = path[place:], []
+            if len(members) > 1 or node in graph[node]:
+                found.append(sorted(members))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def level(module: str) -> int:
+    """Return the place of a module of kaas, or of softgpu, in ORDER; `kaas` itself stands above all."""
+    if module == "kaas":
+        return len(ORDER)
+    part = module.split(".")[1] if module.startswith("kaas.") else module.split(".")[0]
+    places = [place for place, names in enumerate(ORDER) if part in names]
+    assert len(places) == 1, f"{module} has no place: give {part} one in ORDER of {__file__}"
+    return places[0]
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n")
+
+
+def files_per_folder() -> Counter[str]:
+    """Return the number of files on each level of kaas, folders of policies left out: there each policy is a file."""
+    count: Counter[str] = Counter()
+    for name, path in MODULES.items():
+        if name.split(".")[0] == "kaas":
+            count[str(path.parent.relative_to(ROOT))] += 1
+    del count["kaas/scheduling/policies"]
+    return count
+
+
+def longest() -> list[tuple[int, str]]:
+    """Return lines and names of all files that are no tables, the longest first."""
+    return sorted(((lines(path), name) for name, path in MODULES.items() if name not in TABLES), reverse=True)
+
+
+def parts() -> dict[str, list[str]]:
+    """Return the modules of each folder of kaas, and of each other package, from the bottom up."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for module in sorted((name for name in MODULES if name.startswith(("kaas.", "softgpu"))), key=level):
+        names = module.split(".")
+        single = names[0] == "kaas" and MODULES[f"kaas.{names[1]}"].name != "__init__.py"
+        found["kaas/*.py" if single else names[0] if names[0] != "kaas" else f"kaas/{names[1]}"].append(module)
+    return dict(found)
+
+
+def imported_parts(part: str) -> list[str]:
+    """Return the parts that a part imports, itself left out."""
+    of = {module: name for name, members in parts().items() for module in members}
+    return sorted({of[other] for module in parts()[part] for other in imports(module) if other in of} - {part})
+
+
+def purpose(part: str) -> str:
+    """Return the first sentence of a folder's docstring."""
+    path = DISTRIBUTIONS[part] / part if part in DISTRIBUTIONS else ROOT / part
+    if not path.is_dir():
+        return "Public names; what everybody needs"
+    docstring = ast.get_docstring(ast.parse((path / "__init__.py").read_text())) or ""
+    return docstring.split("\n\n")[0].replace("\n", " ").rstrip(".")
+
+
+def picture() -> Iterator[str]:
+    """Yield the lines of the picture: a table of the folders of kaas from top to bottom, and what each imports."""
+    yield "| folder | files | lines | what | imports |"
+    yield "| --- | --- | --- | --- | --- |"
+    for part, members in reversed(parts().items()):
+        below = ", ".join(f"`{name.removeprefix('kaas/')}`" for name in imported_parts(part)) or "nothing"
+        size = sum(lines(MODULES[member]) for member in members)
+        yield f"| `{part}` | {len(members)} | {size} | {purpose(part)} | {below} |"
+
+
+def page(text: str) -> str:
+    """Return the page with the picture as it is to be."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([before + BEGIN, *picture(), END + after])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one line, as benchmarks print it")
+    parser.add_argument("--write", action="store_true", help="draw the picture in docs/architecture.md again")
+    options = parser.parse_args()
+    if options.write:
+        PAGE.write_text(page(PAGE.read_text()))
+    found = cycles({name: imports(name) for name in MODULES})
+    count = files_per_folder()
+    if not options.json:
+        print(*picture(), sep="\n")
+        print(*(f"cycle: {', '.join(members)}" for members in found), sep="\n")
+        print(*(f"{size:5} {name}" for size, name in longest()[:20]), sep="\n")
+    bars = {
+        "cycles": (len(found), "<=", 0),
+        "files_on_a_level": (max(count.values()), "<=", FILES),
+        "lines_of_a_file": (longest()[0][0], "<=", LINES),
+    }
+    detail = {
+        "files": len(MODULES),
+        "lines": sum(map(lines, MODULES.values())),
+        "longest": longest()[0][1],
+        "fullest": max(count, key=lambda folder: count[folder]),
+    }
+    report("map", bars, detail, options.json)
+
+
+if __name__ == "__main__":
+    main()
