@@ -51,8 +51,8 @@ check: $(VENV)/.dev ## lint, formatting and types
 	@$(BIN)/mypy
 
 fuzz: setup ## 10,000 bad images and 3,000 random programs on the software GPU; ARGS='--seed 7' chooses others
-	@$(BIN)/python -m tests.softgpu.fuzz $(ARGS)
-	@$(BIN)/python -m tests.softgpu.random --programs 3000 $(ARGS)
+	@$(BIN)/python -m softgpu.tests.compiler.fuzz $(ARGS)
+	@$(BIN)/python -m softgpu.tests.compiler.random --programs 3000 $(ARGS)
 
 bench: libs ## every benchmark against its bars, and docs/benchmarks.md of the results; ARGS=launch runs one
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -71,7 +71,7 @@ map: setup ## files, lines and imports of each folder, import cycles, the longes
 	@$(BIN)/python -m tests.map --write $(ARGS)
 
 tables: setup ## the tables of softgpu/docs/softgpu.md, docs/api.md and docs/benchmarks.md again, from code, tests and results
-	@$(BIN)/python -m tests.softgpu.tables --write
+	@$(BIN)/python -m softgpu.tests.compiler.tables --write
 	@$(BIN)/python -m tests.reference --write
 	@$(BIN)/python -m benchmarks.page
 

@@ -64,9 +64,9 @@ ALLOWED_IMPORTERS = {
 }
 """Foreign package -> the modules, or packages with all they hold, that may import it."""
 
-DECIDERS = ("kaas.scheduling.events", "kaas.scheduling.policies", "kaas.scheduling.checks", "kaas.scheduling.simulation.simulator",
-            "kaas.scheduling.simulation", "kaas.executor.cache.cache", "kaas.executor.cache.ranges", "kaas.executor.cache.tiers",
-            "kaas.executor.cache.eviction", "kaas.executor.plan.arena")  # fmt: skip
+DECIDERS = ("kaas.scheduling.events", "kaas.scheduling.policies", "kaas.scheduling.checks",
+            "kaas.scheduling.simulation", "kaas.executor.cache.cache", "kaas.executor.cache.ranges",
+            "kaas.executor.cache.tiers", "kaas.executor.cache.eviction", "kaas.executor.plan.arena")  # fmt: skip
 """What decides: values in, values out. No clock, no chance, no environment, no event loop, no device."""
 
 PURE = ("kaas.config", "kaas.errors", "kaas.ktask")

@@ -298,7 +298,7 @@ class Function:
         return NotInitialized(f"{self!r} was registered in a Ray that has ended: register it again")
 
     def upkeep(self) -> tuple[tuple[Signature, ...], list[Any]]:
-        """Return what cache commands say of it: its signatures, and the references to its constants, awaited ones too."""
+        """Return what cache commands say of it: its signatures and the references to its constants."""
         return self._signatures, [
             *(() if self._bound.constants is None else (self._bound.constants,)),
             *self._bound.awaited,

@@ -52,7 +52,7 @@ class Framed(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A value in memory that the sender shares (`kaas.wire.connections.shared_memory`): part of a file that process pid has open as fd."""
+    """A value in shared memory (`wire.connections.shared_memory`): part of a file that process pid has open as fd."""
 
     pid: int
     fd: int

@@ -18,6 +18,7 @@ import ray
 from typer.testing import CliRunner
 
 import kaas
+import softgpu
 from kaas import errors
 from kaas.cli.main import app
 from tests.api.conftest import DEVICE_BYTES, crash_task, numbers, scale_task, spin_task
@@ -25,7 +26,7 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.ray
 
-OUTPUT = kaas.Library.from_file(Path(__file__).parents[1] / "softgpu" / "kernels" / "output.ptx")
+OUTPUT = kaas.Library.from_file(Path(softgpu.__file__).parent / "tests" / "compiler" / "kernels" / "output.ptx")
 LIMIT_S = 3.0
 FOR_EVER = 1 << 60
 

@@ -94,7 +94,8 @@ def test_init_is_idempotent_and_keeps_the_users_ray(attached: str) -> None:
 
 SECOND_DRIVER = """
 import ray, kaas
-from kaas import errors, softgpu
+import softgpu
+from kaas import errors
 from kaas.cache_folders import cache_root
 from kaas.scheduling.policies.fcfs import FirstComeFirstServed
 from tests.api.conftest import numbers, scale_task

@@ -17,7 +17,7 @@ import kaas
 from examples import cgemm, chained_gemm, chained_matmul, jacobi, nearest_neighbours, pipeline, server
 from kaas.executor.local import check, run_local
 from kaas.executor.plan.plan import Plan
-from tests.makers.present import present
+from tests.code.present import present
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent

@@ -202,7 +202,7 @@ def test_every_status_has_its_error(code: int, error: str) -> None:
 LOST = """
 import sys
 import kaas
-from kaas import softgpu
+import softgpu
 from kaas.errors import DeviceLost
 from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor, Request

@@ -70,7 +70,7 @@ def test_requests_before_and_after_run_as_a_graph(executor: Executor, task: kaas
 MODELLED = """
 import sys
 import kaas
-from kaas import softgpu
+import softgpu
 from kaas.executor.device.device import open_device
 from kaas.executor.executor import Executor, Request
 

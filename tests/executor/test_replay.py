@@ -157,7 +157,7 @@ def test_a_million_iterations_of_two_kernels() -> None:
 ENDING = """
 import sys, threading
 import kaas
-from kaas import softgpu
+import softgpu
 from kaas.errors import DeviceLost
 from kaas.executor.device.device import GraphInstance, open_device
 from kaas.executor.executor import Executor, Request

@@ -17,7 +17,7 @@ DESCRIBED = """
 import sys
 import numpy as np
 import kaas
-from kaas import softgpu
+import softgpu
 from kaas.errors import DeviceLost, OutOfDeviceMemory
 from kaas.executor import software
 from kaas.executor.device.device import open_device

@@ -17,9 +17,9 @@ from kaas.errors import DeviceUnavailable, NotContiguous, WrongDtype, WrongSize
 from kaas.executor.device.device import Device, open_device
 from kaas.executor.device.host_arrays import on_host
 from kaas.executor.executor import Executor, Request, Source
+from softgpu.tests.driver.calls import ok
 from tests.executor.conftest import MakeExecutor
 from tests.exporters import DeviceArray, Exporter, strides
-from tests.softgpu_driver.calls import ok
 
 N = 1000
 A, B, C = (kaas.Buffer(name, N, "int32") for name in "abc")

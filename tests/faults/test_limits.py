@@ -25,7 +25,7 @@ from tests.faults.test_sticky import chain
 from tests.faults.workload import right
 from tests.patience import PATIENCE_S
 
-ENDLESS = kaas.Library.from_file(Path(__file__).parents[1] / "softgpu" / "kernels" / "endless.ptx")
+ENDLESS = kaas.Library.from_file(Path(software.__file__).parent / "tests" / "compiler" / "kernels" / "endless.ptx")
 LIMIT_S = 1.5
 """Longer than it takes until a kernel runs, on a busy machine too."""
 

@@ -32,7 +32,7 @@ from kaas.executor.executor import Executor, Request, Source
 from tests.faults.conftest import ORDINAL, Open, new_context
 from tests.faults.workload import CACHE_BYTES, cached
 
-OUTPUT = kaas.Library.from_file(Path(__file__).parents[1] / "softgpu" / "kernels" / "output.ptx")
+OUTPUT = kaas.Library.from_file(Path(software.__file__).parent / "tests" / "compiler" / "kernels" / "output.ptx")
 N = 64
 
 

@@ -25,7 +25,7 @@ KINDS = {
     "ecc": "CUDA_ERROR_ECC_UNCORRECTABLE",
     "device_lost": "CUDA_ERROR_UNKNOWN",
 }
-ENDLESS = Path(__file__).parents[1] / "softgpu" / "kernels" / "endless.ptx"
+ENDLESS = Path(software.__file__).parent / "tests" / "compiler" / "kernels" / "endless.ptx"
 LOSSES = 100
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.softgpu.corpus import device, printing
-from tests.softgpu.corpus.registry import CASES
+from softgpu.tests.compiler.corpus import device, printing
+from softgpu.tests.compiler.corpus.registry import CASES
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ from secrets import token_hex
 import pytest
 
 import kaas
-from tests.remote.conftest import serve
+from tests.server.conftest import serve
 
 __all__ = ["serve"]
 

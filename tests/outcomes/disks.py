@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from kaas.server.state.reserve import RESERVE_BYTES
-from tests.remote.servers import Server
+from tests.server.servers import Server
 
 DISK_BYTES = RESERVE_BYTES + (10 << 20)
 MOUNT = f'mount -t tmpfs -o size={DISK_BYTES},mode=700 none "$1" && shift && exec "$@"'

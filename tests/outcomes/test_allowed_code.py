@@ -14,7 +14,7 @@ from kaas.errors import NotAllowed
 from kaas.server.peers.allow import Allowed
 from kaas.server.peers.signing import public_key, sign
 from tests.api.conftest import STEPS, add_task, scale_task
-from tests.remote.states import Had
+from tests.server.state.states import Had
 
 N = 1000
 TASK = scale_task(N)

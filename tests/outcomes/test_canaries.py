@@ -7,7 +7,7 @@ import signal
 
 from kaas.server.canary import CLIENT
 from kaas.wire import protocol
-from tests.remote.conftest import Serve
+from tests.server.conftest import Serve
 
 ASKED = 100
 

@@ -13,7 +13,7 @@ from kaas.errors import InvalidConfig
 from kaas.server.config.serve_config import parse, read_file
 from kaas.server.peers.keys import new_client
 from tests.patience import PATIENCE_S
-from tests.remote.servers import ROOT
+from tests.server.servers import ROOT
 
 
 def kaas_serve(config: Path, *arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:

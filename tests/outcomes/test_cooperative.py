@@ -18,8 +18,8 @@ from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, ObjectCode, launch
 
 import softgpu as software
+from softgpu.tests.driver.calls import NO_STREAM, Error, Kernels, device_array, fails, kernel_params, ok, synchronize
 from tests.patience import PATIENCE_S
-from tests.softgpu_driver.calls import NO_STREAM, Error, Kernels, device_array, fails, kernel_params, ok, synchronize
 
 PTX = (Path(__file__).parent / "kernels" / "cooperative.ptx").read_bytes() + b"\0"
 POINTER, NUMBER = ctypes.c_void_p, ctypes.c_uint32
@@ -236,7 +236,7 @@ def test_two_cooperative_launches_beside_each_other(kernels: Kernels) -> None:
 
 
 CHECKED = """
-from kaas import softgpu
+import softgpu
 softgpu.load((64 << 20,), force=True)
 from tests.outcomes import test_cooperative as these
 from cuda.bindings import driver

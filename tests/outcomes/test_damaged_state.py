@@ -21,9 +21,9 @@ from kaas.server.usage.usage_file import NAME, SEGMENT
 from kaas.wire import protocol
 from tests.api.conftest import add_task
 from tests.patience import PATIENCE_S
-from tests.remote.conftest import Serve
-from tests.remote.servers import WIDTH, Server, scaled
-from tests.remote.states import Had, hash_of
+from tests.server.conftest import Serve
+from tests.server.servers import WIDTH, Server, scaled
+from tests.server.state.states import Had, hash_of
 
 PAGE = 4096
 VALUES = {f"value {number}": np.full(20_000, number, np.float32) for number in range(12)}

@@ -40,7 +40,7 @@ def test_the_driver_is_linked_with_full_relro() -> None:
 
 LOOK = """
 import ctypes, struct, sys
-from kaas import softgpu
+import softgpu
 softgpu.load((1 << 20,), force=True)
 table = softgpu._state["driver"].compiler.callbacks
 functions = set(struct.unpack(f"<{ctypes.sizeof(table) // 8}Q", bytes(table)))

@@ -14,8 +14,8 @@ import kaas
 from kaas.errors import InvalidConfig, InvalidRequest, NotAllowed, UnknownFunction
 from kaas.server.peers.keys import new_client
 from tests.patience import PATIENCE_S
-from tests.remote.conftest import Serve
-from tests.remote.servers import ROOT, scaled
+from tests.server.conftest import Serve
+from tests.server.servers import ROOT, scaled
 
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; "
 """Before a program: it finds no Ray, as if none were installed."""

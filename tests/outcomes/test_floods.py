@@ -24,7 +24,7 @@ from kaas.server.peers.unfinished import (
 )
 from kaas.wire.connections import zmq_connection
 from tests.patience import PATIENCE_S, until
-from tests.remote.doors import LOCAL, Client, Open, client_keys, echo
+from tests.server.peers.listeners import LOCAL, Client, Open, client_keys, echo
 
 FRAME_BYTES = 1 << 20
 ELSEWHERE = "127.0.0.2"

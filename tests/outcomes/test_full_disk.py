@@ -19,8 +19,8 @@ from kaas.server.usage.metering import Meter
 from kaas.server.usage.usage_file import Journal
 from tests.outcomes.disks import DISK_BYTES, can_mount, fill, on_small_disk, within
 from tests.patience import PATIENCE_S
-from tests.remote.servers import WIDTH, Server, scaled
-from tests.remote.states import Had
+from tests.server.servers import WIDTH, Server, scaled
+from tests.server.state.states import Had
 
 ONES = np.ones(WIDTH, np.float32)
 FULL = r"No space left|disk is full"

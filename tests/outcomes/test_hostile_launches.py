@@ -11,8 +11,8 @@ import kaas
 from kaas.errors import ArgumentMismatch, NotAllowed
 from tests.outcomes.test_allowed_code import OTHER_LAUNCHES
 from tests.patience import PATIENCE_S
-from tests.remote.conftest import Serve
-from tests.remote.servers import STEPS, WIDTH, Server, scaled
+from tests.server.conftest import Serve
+from tests.server.servers import STEPS, WIDTH, Server, scaled
 
 CANARY = np.full(WIDTH, 7, np.float32)
 NUMBERS = {"a literal": kaas.u64(1 << 40), "a signed one": kaas.i64(1 << 40), "a scalar": kaas.Scalar("address", "u64")}

@@ -13,7 +13,7 @@ import kaas
 from kaas.errors import KeyReused
 from kaas.wire import protocol
 from tests.patience import PATIENCE_S
-from tests.remote.servers import STEPS, WIDTH, Server, Speaker, scaled
+from tests.server.servers import STEPS, WIDTH, Server, Speaker, scaled
 
 SMALL, LARGE = WIDTH, 1 << 20
 

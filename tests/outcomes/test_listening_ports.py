@@ -10,8 +10,8 @@ import numpy as np
 
 import kaas
 from tests.patience import PATIENCE_S
-from tests.remote.conftest import Serve
-from tests.remote.servers import WIDTH, refused, scaled
+from tests.server.conftest import Serve
+from tests.server.servers import WIDTH, refused, scaled
 
 LISTENS = "0A"
 

@@ -12,8 +12,8 @@ from kaas.server.reply_tracker import FAILURE_BYTES
 from kaas.server.usage.usage_file import read_usage
 from kaas.wire import protocol
 from kaas.wire.sent_ktasks import NAME_BYTES, encode_task
-from tests.remote.conftest import Serve
-from tests.remote.servers import WIDTH, Speaker, scaled
+from tests.server.conftest import Serve
+from tests.server.servers import WIDTH, Speaker, scaled
 
 LONG = 1 << 20
 PTX = """

@@ -15,8 +15,8 @@ import kaas
 from kaas.errors import KaasError
 from tests.patience import PATIENCE_S, until
 from tests.providers import write_metadata
-from tests.remote.conftest import Serve
-from tests.remote.servers import ROOT, WIDTH, Server
+from tests.server.conftest import Serve
+from tests.server.servers import ROOT, WIDTH, Server
 
 PROVIDER = """
 import os, subprocess

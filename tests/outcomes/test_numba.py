@@ -8,7 +8,7 @@ from importlib.metadata import distributions
 
 import pytest
 
-from tests.makers.present import present
+from tests.code.present import present
 from tests.patience import PATIENCE_S
 
 if not present("numba_cuda"):
@@ -19,7 +19,7 @@ if any(found.name.startswith("nvidia-nvjitlink") for found in distributions()):
 PROGRAM = """
 import warnings
 warnings.simplefilter("ignore")
-from kaas import softgpu
+import softgpu
 softgpu.load((64 << 20,), force=True)
 import numpy as np
 from numba import cuda, float32

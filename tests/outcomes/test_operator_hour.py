@@ -24,7 +24,7 @@ from tests.outcomes.disks import can_mount, fill, on_small_disk, within
 from tests.outcomes.test_operator_log import TRAP
 from tests.outcomes.test_unusable_device import get
 from tests.patience import PATIENCE_S, until
-from tests.remote.servers import DEVICE, ROOT, WIDTH, Server, Speaker, scaled
+from tests.server.servers import DEVICE, ROOT, WIDTH, Server, Speaker, scaled
 
 ONES = np.ones(WIDTH, np.float32)
 EVENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: .*")

@@ -17,10 +17,10 @@ import kaas
 from kaas.server.peers.keys import OwnKeys
 from kaas.wire import protocol, sent_ktasks
 from tests.patience import until
-from tests.remote.servers import WIDTH, Server, Speaker, scaled
+from tests.server.servers import WIDTH, Server, Speaker, scaled
 
 ONES = np.ones(WIDTH, np.float32).tobytes()
-FAIL = {"fail": "tests.remote.steps:fail"}
+FAIL = {"fail": "tests.server.steps:fail"}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_what_a_step_raised_is_told_with_its_traceback(server: Server) -> None:
     assert "steps.py" not in answer.message
     told = awaited(server, "a step failed")
     assert (told["step"], told["client"], told["function"]) == ("fail", "alice", "chain")
-    assert "tests/remote/steps.py" in told["traceback"]
+    assert "tests/server/steps.py" in told["traceback"]
     assert "LookupError" in told["traceback"]
     speaker.close()
 

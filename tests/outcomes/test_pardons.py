@@ -10,8 +10,8 @@ from kaas.cli.main import app
 from kaas.errors import InvalidRequest, KaasError, Quarantined
 from tests.api.conftest import crash_task
 from tests.patience import PATIENCE_S
-from tests.remote.conftest import Serve
-from tests.remote.servers import Server
+from tests.server.conftest import Serve
+from tests.server.servers import Server
 
 
 def client(server: Server, name: str) -> kaas.Client:

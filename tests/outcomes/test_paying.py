@@ -12,7 +12,7 @@ import pytest
 import kaas
 from kaas.errors import DeadlineExceeded, DeviceLost, Quarantined, QuotaExceeded
 from tests.patience import PATIENCE_S
-from tests.remote.servers import STEPS, WIDTH, Server, scaled
+from tests.server.servers import STEPS, WIDTH, Server, scaled
 
 LIMIT_S = 0.5
 ENDLESS = 1 << 60

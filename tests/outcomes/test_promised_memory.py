@@ -13,7 +13,7 @@ from kaas.server.config.serve_config import Limits, Settings
 from kaas.server.config.serve_memory import of_quotas
 from kaas.server.peers.keys import new_client, prepare
 from kaas.server.usage.quotas import Quotas
-from tests.remote.servers import Server
+from tests.server.servers import Server
 
 GIB = 1 << 30
 LIMITS = {"credit_bytes": 1 << 20, "frame_bytes": 1 << 20, "answers_bytes": 1 << 20}

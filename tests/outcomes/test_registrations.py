@@ -17,7 +17,7 @@ from kaas.errors import QuotaExceeded
 from kaas.wire import protocol
 from kaas.wire.sent_ktasks import encode_task
 from tests.patience import PATIENCE_S
-from tests.remote.servers import STEPS, WIDTH, Server, scaled
+from tests.server.servers import STEPS, WIDTH, Server, scaled
 
 Serve = Callable[..., Server]
 

@@ -16,8 +16,8 @@ from kaas.server.peers.keys import ClientKey, Keys, own_keys
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
 from tests.patience import PATIENCE_S, until
-from tests.remote.conftest import Serve
-from tests.remote.servers import WIDTH, Server, Speaker, scaled
+from tests.server.conftest import Serve
+from tests.server.servers import WIDTH, Server, Speaker, scaled
 
 ONES = np.ones(WIDTH, np.float32)
 

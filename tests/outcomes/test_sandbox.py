@@ -19,7 +19,7 @@ from kaas.errors import InvalidConfig
 from kaas.server.config.serve_config import Settings
 from kaas.worker import sandbox
 from tests.patience import PATIENCE_S
-from tests.remote.servers import Server, scaled
+from tests.server.servers import Server, scaled
 
 pytestmark = pytest.mark.skipif(not sandbox.available(), reason="this Linux has no Landlock")
 

@@ -14,8 +14,8 @@ import pytest
 import kaas
 from kaas.errors import InvalidConfig
 from tests.patience import PATIENCE_S
-from tests.remote.conftest import Serve
-from tests.remote.servers import ROOT, WIDTH, scaled
+from tests.server.conftest import Serve
+from tests.server.servers import ROOT, WIDTH, scaled
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 

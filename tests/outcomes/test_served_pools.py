@@ -14,8 +14,8 @@ import kaas
 from kaas.wire import protocol
 from tests.outcomes.test_paying import ENDLESS, spinning
 from tests.patience import PATIENCE_S, until
-from tests.remote.conftest import Serve
-from tests.remote.servers import ROOT, WIDTH, Server, scaled
+from tests.server.conftest import Serve
+from tests.server.servers import ROOT, WIDTH, Server, scaled
 
 ONES = np.ones(WIDTH, np.float32)
 VISIT = """

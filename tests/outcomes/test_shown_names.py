@@ -11,8 +11,8 @@ import numpy as np
 import kaas
 from kaas.wire import protocol
 from tests.patience import PATIENCE_S
-from tests.remote.conftest import Serve
-from tests.remote.servers import ROOT, WIDTH, Server, Speaker, scaled
+from tests.server.conftest import Serve
+from tests.server.servers import ROOT, WIDTH, Server, Speaker, scaled
 
 EVIL = "\x1b[2J\x1b]0;title\x07\nforged"
 DATA = np.ones(WIDTH, np.float32).tobytes()

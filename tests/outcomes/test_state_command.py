@@ -18,9 +18,9 @@ from kaas.server.state.state import CLIENTS
 from kaas.server.usage.usage_file import NAME, SEGMENT
 from tests.api.conftest import add_task
 from tests.patience import PATIENCE_S
-from tests.remote.conftest import Serve
-from tests.remote.servers import WIDTH, scaled
-from tests.remote.states import Had
+from tests.server.conftest import Serve
+from tests.server.servers import WIDTH, scaled
+from tests.server.state.states import Had
 
 ONES = np.ones(WIDTH, np.float32)
 

@@ -14,8 +14,8 @@ import pytest
 
 from kaas.executor.device.device import gpu_count
 from tests.patience import PATIENCE_S, until
-from tests.remote.conftest import Serve
-from tests.remote.servers import DEVICE, Server, refused
+from tests.server.conftest import Serve
+from tests.server.servers import DEVICE, Server, refused
 
 pytestmark = pytest.mark.skipif(gpu_count() > 0, reason="it has a GPU that could be used")
 

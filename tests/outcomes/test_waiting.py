@@ -18,7 +18,7 @@ import pytest
 import kaas
 from tests.api.conftest import spin_task
 from tests.patience import PATIENCE_S, until
-from tests.remote.servers import DEVICE, Server
+from tests.server.servers import DEVICE, Server
 
 Ask = Callable[..., kaas.Future]
 

@@ -14,10 +14,10 @@ import pytest
 
 import kaas
 from tests.patience import PATIENCE_S, until
-from tests.remote.servers import ROOT, WIDTH, Server, scaled
+from tests.server.servers import ROOT, WIDTH, Server, scaled
 
 TEXT = np.frombuffer(b"1 " * WIDTH, np.uint8)
-STEPS = {name: f"tests.remote.steps:{name}" for name in ("from_text", "total")}
+STEPS = {name: f"tests.server.steps:{name}" for name in ("from_text", "total")}
 
 
 @pytest.fixture(scope="module")

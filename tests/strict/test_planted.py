@@ -13,9 +13,9 @@ import kaas
 from kaas.errors import DeviceLost
 from kaas.executor.device.device import Graph, ParameterBlock, Stream, Watch
 from kaas.executor.executor import Executor, Request, Source
+from softgpu.tests.compiler.test_stray_shuffles import CONSTANT, text
 from tests.executor.interpreter import interpret
 from tests.faults.conftest import new_context
-from tests.softgpu.test_stray_shuffles import CONSTANT, text
 
 N = 1000
 SEEDS = range(8)

@@ -296,7 +296,7 @@ class Pool:
         return stats
 
     async def trace(self, seconds: float) -> bytes:
-        """Return what is answered in the next seconds, or until the pool ends, as `observing.tracing.chrome` takes it."""
+        """Return what is answered in the next seconds, or until the pool ends, for `tracing.chrome`."""
         self._check_open()
         return await self.reports.trace(seconds)
 

@@ -81,7 +81,7 @@ class Reports:
         return device_status(device, self._workers.values(), pins, reason)
 
     async def trace(self, seconds: float) -> bytes:
-        """Return what is answered in the next seconds, or until the pool ends, as `observing.tracing.chrome` takes it."""
+        """Return what is answered in the next seconds, or until the pool ends, for `tracing.chrome`."""
         tracer = Tracer(self._loop.time())
         self._tracers.append(tracer)
         over = self._background.begin(asyncio.sleep(seconds))

@@ -1,0 +1,22 @@
+"""Kernels that real compilers made, on the software GPU, against NumPy."""
+
+from __future__ import annotations
+
+import pytest
+
+from softgpu.tests.compiler.corpus import device, printing
+from softgpu.tests.compiler.corpus.registry import CASES
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("softgpu")
+def test_as_numpy_says(name: str) -> None:
+    case = CASES[name]()
+    before = {name: case.arrays[name].ravel() for name in case.expected}
+    assert any((before[name] != value.ravel()).any() for name, value in case.expected.items())
+    case.check(device.run(case))
+
+
+@pytest.mark.usefixtures("softgpu")
+def test_printing(capfd: pytest.CaptureFixture[str]) -> None:
+    printing.check(capfd)

@@ -1,0 +1,16 @@
+"""Bad images end in an error with a type, or run: no crash, no hang. `make fuzz` tries 10,000."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from softgpu.tests.compiler.fuzz.campaign import campaign
+
+IMAGES = 300
+
+
+def test_bad_images(tmp_path: Path) -> None:
+    findings, outcomes = campaign(20261121, IMAGES, tmp_path)
+    assert not findings
+    assert sum(outcomes.values()) == IMAGES
+    assert min(outcomes[one] for one in ("refused", "ran", "failed")) > 0  # each of them is tried

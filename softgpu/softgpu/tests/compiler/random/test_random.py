@@ -1,0 +1,59 @@
+"""Random PTX against an interpreter of the tree that it was written from. `make fuzz` runs more of it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, note, settings
+
+from softgpu.tests.compiler.random import lanes
+from softgpu.tests.compiler.random.programs import programs
+from softgpu.tests.compiler.random.text import ptx
+from softgpu.tests.compiler.random.tree import Program, used
+
+FILL = 0xAB
+
+
+def check(gpu: Any, program: Program) -> None:
+    """Runs the program, and compares its registers and memory, bit by bit but for what is no number."""
+    text = ptx(program)
+    note(f"grid {program.grid}, block {program.block}\n{text}")
+    names = used(program.body)
+    total = prod(program.grid) * prod(program.block)
+    out = np.full(8 * total * max(1, len(names)), FILL, np.uint8)
+    memory = lanes.Memory.of(program)
+    expected = lanes.run(program, memory.copy())
+    gpu.run(text, "k", program.grid, program.block, memory.given, memory.own, memory.column, memory.acc, out)
+    for name, row in zip(names, out.reshape(-1, total, 8), strict=False):
+        value = expected.registers[name].ravel()
+        dtype = np.dtype(np.uint32) if name.startswith("p") else value.dtype
+        actual = np.ascontiguousarray(row[:, : dtype.itemsize]).view(dtype)[:, 0]
+        wanted = np.where(expected.ended.ravel(), np.full(8, FILL, np.uint8).view(dtype)[0], value.astype(dtype))
+        _same(name, actual, wanted)
+    for name in ("own", "column", "acc", "given"):
+        _same(name, getattr(memory, name), getattr(expected.memory, name))
+
+
+def _same(name: str, actual: np.ndarray, wanted: np.ndarray) -> None:
+    bits = f"u{actual.dtype.itemsize}"
+    differ = actual.view(bits) != wanted.view(bits)
+    if actual.dtype.kind == "f":
+        differ &= ~(np.isnan(actual) & np.isnan(wanted))
+    where = np.nonzero(differ)[0]
+    assert not len(where), (
+        f"{name} differs at {len(where)} places, first {where[:6]}: {actual[where[:6]]}, not {wanted[where[:6]]}"
+    )
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+)
+@given(program=programs())
+def test_random_programs(gpu: Any, program: Program) -> None:
+    check(gpu, program)

@@ -1,0 +1,40 @@
+"""What compiling costs grows with the length of a kernel: a branch is no reason to look at all others."""
+
+from __future__ import annotations
+
+import llvmlite.binding as llvm
+import pytest
+
+from softgpu import examination, machine_code, target
+from softgpu.codegen import kernel as codegen
+from softgpu.tests.compiler.harness import HEADER
+
+
+def long(branches: int, kept: int = 20) -> str:
+    """Floats that live as long as the kernel, and after each step a branch at which lanes part."""
+    lines = [f".reg .f32 %f<{kept}>; .reg .b64 %a, %w; .reg .b32 %t; .reg .pred %p;"]
+    lines += ["ld.param.u64 %a, [a]; mov.u32 %t, %tid.x; mul.wide.u32 %w, %t, 4; add.s64 %a, %a, %w;"]
+    lines += [f"ld.global.f32 %f{i}, [%a+{128 * i}];" for i in range(kept)]
+    for step in range(branches):
+        a, b = f"%f{step % kept}", f"%f{(step + 7) % kept}"
+        lines += [f"fma.rn.f32 {a}, {a}, {b}, {b}; setp.gt.f32 %p, {a}, 0f40A00000; @%p bra L{step};"]
+        lines += [f"mul.f32 {a}, {a}, 0f3F000000; L{step}:"]
+    lines += [f"st.global.f32 [%a+{128 * i}], %f{i};" for i in range(kept)]
+    return HEADER + "\n".join([".visible .entry k(.param .u64 a) {", *lines, "ret; }"])
+
+
+def merges(branches: int) -> int:
+    """How often the compiler merges what a register holds on two ways."""
+    _, kernels = examination.examine(long(branches))
+    module = llvm.parse_assembly(codegen.generate(kernels["k"], (32, 1, 1), target.host()).text, llvm.create_context())
+    tuning = llvm.create_pipeline_tuning_options(speed_level=1)
+    builder = llvm.create_pass_builder(machine_code._machine(target.host()), tuning)
+    for function in module.functions:
+        if not function.is_declaration:
+            machine_code._passes().run(function, builder)
+    return str(module).count(" phi ")
+
+
+@pytest.mark.parametrize("branches", [25, 100])
+def test_a_branch_merges_what_it_changes(branches: int) -> None:
+    assert merges(branches) <= 4 * branches

@@ -1,0 +1,213 @@
+"""Memory mapped by hand: reserved addresses, handles of memory, access, and cuda.core's resource over them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+from cuda.core import Device, LaunchConfig, ObjectCode, VirtualMemoryResource, launch
+
+from softgpu.tests.driver.calls import Error, Gate, fails, ok, synchronize, view
+from softgpu.tests.driver.fake import IMAGE
+
+pytestmark = pytest.mark.usefixtures("ctx")
+
+WHOLE = 2 << 20
+READ = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+NONE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
+INVALID = Error.CUDA_ERROR_INVALID_VALUE
+
+
+def properties(ordinal: int = 0) -> driver.CUmemAllocationProp:
+    made = driver.CUmemAllocationProp()
+    made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    made.location.id = ordinal
+    return made
+
+
+def access(flags: Any, ordinal: int = 0) -> list[driver.CUmemAccessDesc]:
+    made = driver.CUmemAccessDesc()
+    made.location = properties(ordinal).location
+    made.flags = flags
+    return [made]
+
+
+def free_bytes() -> int:
+    return int(ok(driver.cuMemGetInfo())[0])
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    made = ok(driver.cuMemCreate(WHOLE, properties(), 0))
+    yield made
+    driver.cuMemRelease(made)
+
+
+@pytest.fixture
+def addresses() -> Iterator[Any]:
+    """Two units, reserved; whatever is mapped at the start of either is unmapped in the end."""
+    made = ok(driver.cuMemAddressReserve(2 * WHOLE, 0, 0, 0))
+    yield made
+    for part in (made, int(made) + WHOLE):
+        driver.cuMemUnmap(part, WHOLE)
+    ok(driver.cuMemAddressFree(made, 2 * WHOLE))
+
+
+def test_granularity_and_properties(memory: Any) -> None:
+    for option in driver.CUmemAllocationGranularity_flags:
+        assert ok(driver.cuMemGetAllocationGranularity(properties(), option)) == WHOLE
+    told = ok(driver.cuMemGetAllocationPropertiesFromHandle(memory))
+    assert (told.type, told.location.id) == (properties().type, 0)
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+    assert ok(driver.cuDeviceGetAttribute(attribute, 0)) == 1
+
+
+def test_mapped_memory_is_an_allocation(memory: Any, addresses: Any) -> None:
+    ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))
+    fails(INVALID, driver.cuMemsetD32, addresses, 7, 16)  # nobody may access it yet
+    ok(driver.cuMemSetAccess(addresses, WHOLE, access(WRITE), 1))
+    assert ok(driver.cuMemGetAccess(properties().location, addresses)) == int(WRITE)
+    assert ok(driver.cuMemGetAccess(properties(1).location, addresses)) == int(NONE)
+    ok(driver.cuMemsetD32(addresses, 7, WHOLE // 4))
+    read = np.zeros(WHOLE // 4, np.uint32)
+    ok(driver.cuMemcpyDtoH(read, addresses, WHOLE))
+    assert (read == 7).all()
+    base, size = ok(driver.cuMemGetAddressRange(int(addresses) + 512))
+    assert (int(base), size) == (int(addresses), WHOLE)
+    kind = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    assert ok(driver.cuPointerGetAttribute(kind, addresses)) == driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    fails(INVALID, driver.cuMemFree, addresses)
+    ok(driver.cuMemSetAccess(addresses, WHOLE, access(NONE), 1))
+    fails(INVALID, driver.cuMemsetD32, addresses, 7, 16)
+
+
+def test_the_same_memory_twice_and_what_it_keeps(memory: Any, addresses: Any) -> None:
+    second = int(addresses) + WHOLE
+    for address in (addresses, second):
+        ok(driver.cuMemMap(address, WHOLE, 0, memory, 0))
+    ok(driver.cuMemSetAccess(addresses, 2 * WHOLE, access(WRITE), 1))
+    ok(driver.cuMemsetD32(addresses, 5, 16))
+    synchronize()
+    assert view(second, np.uint32, 16).tolist() == [5] * 16
+    ok(driver.cuMemsetD8(addresses, 9, 2 * WHOLE))  # neighbours are one allocation
+    ok(driver.cuMemUnmap(addresses, WHOLE))
+    assert ok(driver.cuMemGetAddressRange(second))[1] == WHOLE
+    assert view(second, np.uint8, 4).tolist() == [9] * 4
+
+
+def test_memory_lives_while_somebody_has_it(addresses: Any) -> None:
+    before = free_bytes()
+    memory = ok(driver.cuMemCreate(WHOLE, properties(), 0))
+    assert free_bytes() == before - WHOLE
+    ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))
+    ok(driver.cuMemRelease(memory))
+    fails(INVALID, driver.cuMemRelease, memory)
+    fails(INVALID, driver.cuMemGetAllocationPropertiesFromHandle, memory)
+    again = ok(driver.cuMemRetainAllocationHandle(addresses))
+    ok(driver.cuMemUnmap(addresses, WHOLE))
+    assert free_bytes() == before - WHOLE
+    ok(driver.cuMemRelease(again))
+    assert free_bytes() == before
+    fails(INVALID, driver.cuMemRetainAllocationHandle, addresses)
+
+
+def test_what_cannot_be_made(library: ctypes.CDLL) -> None:
+    fails(INVALID, driver.cuMemCreate, WHOLE - 512, properties(), 0)
+    fails(INVALID, driver.cuMemCreate, 0, properties(), 0)
+    fails(INVALID, driver.cuMemCreate, WHOLE, properties(), 1)
+    fails(Error.CUDA_ERROR_INVALID_DEVICE, driver.cuMemCreate, WHOLE, properties(99), 0)
+    fails(Error.CUDA_ERROR_OUT_OF_MEMORY, driver.cuMemCreate, 1 << 50, properties(), 0)
+    shared = properties()
+    shared.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_WIN32
+    fails(Error.CUDA_ERROR_NOT_SUPPORTED, driver.cuMemCreate, WHOLE, shared, 0)
+    for arguments in ((0, 0, 0, 0), (4096, 0, 0, 0), (WHOLE, 3, 0, 0), (WHOLE, 0, 0, 1)):
+        fails(INVALID, driver.cuMemAddressReserve, *arguments)
+    assert library.cuMemCreate(None, ctypes.c_size_t(WHOLE), None, ctypes.c_uint64(0)) == int(INVALID)
+    assert library.cuMemAddressReserve(None, *map(ctypes.c_size_t, (WHOLE, 0, 0, 0))) == int(INVALID)
+
+
+def test_what_cannot_be_mapped(memory: Any, addresses: Any) -> None:
+    start = int(addresses)
+    for arguments in (
+        (start + 512, WHOLE, 0, memory, 0),
+        (start, 512, 0, memory, 0),
+        (start, WHOLE, WHOLE, memory, 0),
+        (start, 2 * WHOLE, 0, memory, 0),
+        (start + 2 * WHOLE, WHOLE, 0, memory, 0),
+        (start, WHOLE, 0, 0, 0),
+    ):
+        fails(INVALID, driver.cuMemMap, *arguments)
+    fails(INVALID, driver.cuMemUnmap, start, WHOLE)
+    fails(INVALID, driver.cuMemSetAccess, start, WHOLE, access(WRITE), 1)
+    fails(INVALID, driver.cuMemGetAccess, properties().location, start)
+    ok(driver.cuMemMap(start, WHOLE, 0, memory, 0))
+    fails(INVALID, driver.cuMemMap, start, WHOLE, 0, memory, 0)
+    fails(INVALID, driver.cuMemUnmap, start, 2 * WHOLE)
+    fails(INVALID, driver.cuMemAddressFree, start, 2 * WHOLE)
+    fails(INVALID, driver.cuMemAddressFree, start, WHOLE)
+    fails(Error.CUDA_ERROR_INVALID_DEVICE, driver.cuMemSetAccess, start, WHOLE, access(WRITE, 99), 1)
+
+
+def test_only_read(memory: Any, addresses: Any) -> None:
+    ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))
+    ok(driver.cuMemSetAccess(addresses, WHOLE, access(READ), 1))
+    read = np.ones(4, np.uint32)
+    ok(driver.cuMemcpyDtoH(read, addresses, read.nbytes))
+    assert not read.any()
+
+
+def test_unmapping_waits(memory: Any, addresses: Any) -> None:
+    ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))
+    ok(driver.cuMemSetAccess(addresses, WHOLE, access(WRITE), 1))
+    stream, gate = ok(driver.cuStreamCreate(1)), Gate()
+    ok(driver.cuMemsetD32Async(addresses, 7, 16, stream))
+    gate.note(stream)
+    ok(driver.cuMemUnmap(addresses, WHOLE))
+    assert gate.reached.is_set()
+
+
+def test_strict_mode_poisons_it(strict: Callable[[int], None], addresses: Any) -> None:
+    strict(0)
+    memory = ok(driver.cuMemCreate(WHOLE, properties(), 0))
+    ok(driver.cuMemMap(addresses, WHOLE, 0, memory, 0))
+    ok(driver.cuMemRelease(memory))
+    ok(driver.cuMemSetAccess(addresses, WHOLE, access(WRITE), 1))
+    assert view(addresses, np.uint8, 4).tolist() == [255] * 4
+
+
+def grow(device: Device, *, in_place: bool) -> None:
+    resource = VirtualMemoryResource(device)
+    stream, add = device.create_stream(), ObjectCode.from_ptx(IMAGE[:-1]).get_kernel("add")
+    buffer = resource.allocate(WHOLE, stream=stream)
+    view(buffer.handle, np.float32, 8)[:] = np.arange(8)
+    after = int(buffer.handle) + WHOLE
+    taken = ok(driver.cuMemAddressReserve(WHOLE, 0, after, 0)) if not in_place else None
+    start = int(buffer.handle)
+    grown = resource.modify_allocation(buffer, 2 * WHOLE)
+    if not in_place:
+        assert int(grown.handle) != start
+        ok(driver.cuMemAddressFree(taken, WHOLE))
+    assert grown.size == 2 * WHOLE
+    assert ok(driver.cuMemGetAddressRange(int(grown.handle)))[1] == 2 * WHOLE
+    assert view(grown.handle, np.float32, 8).tolist() == list(range(8))
+    end = int(grown.handle) + WHOLE - 64  # over both parts
+    view(end, np.int32, 32)[:] = 1
+    launch(stream, LaunchConfig(grid=1, block=32), add, np.uint64(end), np.int32(32), np.int32(4))
+    stream.sync()
+    assert view(end, np.int32, 32).tolist() == [5] * 32
+    address = int(grown.handle)
+    grown.close()
+    fails(Error.CUDA_ERROR_NOT_FOUND, driver.cuMemGetAddressRange, address)
+
+
+def test_cuda_core_grows_a_buffer() -> None:
+    device = Device(0)
+    device.set_current()
+    grow(device, in_place=True)
+    grow(device, in_place=False)

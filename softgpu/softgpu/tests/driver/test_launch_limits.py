@@ -1,0 +1,79 @@
+"""Launches as large as CUDA allows."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+from cuda.core import Device
+
+import softgpu as software
+from softgpu.tests.driver import calls
+from softgpu.tests.driver.calls import NO_STREAM, Error, Kernels, device_array, ok
+from tests.patience import PATIENCE_S
+
+TEXT = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry count(.param .u64 cell) {
+.reg .b64 %a; ld.param.u64 %a, [cell]; red.global.add.u32 [%a], 1; ret; }
+"""
+WHOLE = (1 << 31) - 1
+
+
+@pytest.fixture
+def kernels(softgpu: tuple[int, ...]) -> Iterator[Kernels]:
+    ordinal = len(softgpu) - 1
+    Device(ordinal).set_current()
+    context = ok(driver.cuCtxCreate(None, 0, ordinal))
+    yield Kernels(TEXT.encode() + b"\0")
+    ok(driver.cuCtxDestroy(context))
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "threads"),
+    [
+        ((1, 1, 1), (1024, 1, 1), 1024),
+        ((1, 1, 1), (1, 1024, 1), 1024),
+        ((1, 1, 1), (4, 4, 64), 1024),
+        ((1, 65535, 1), (1, 1, 1), 65535),
+        ((1, 1, 65535), (1, 1, 1), 65535),
+    ],
+)
+def test_shapes(kernels: Kernels, grid: Any, block: Any, threads: int) -> None:
+    address, seen = device_array(np.zeros(1, np.uint32))
+    status = calls.launch(kernels["count"], (int(address),), (ctypes.c_void_p,), grid=grid, block=block)
+    ok(driver.cuCtxSynchronize())
+    assert status == Error.CUDA_SUCCESS
+    assert seen[0] == threads
+
+
+def test_two_thousand_million_blocks_start_and_are_ended(softgpu: tuple[int, ...]) -> None:
+    ordinal = len(softgpu) - 1
+    Device(ordinal).set_current()
+    context = ok(driver.cuCtxCreate(None, 0, ordinal))
+    kernels = Kernels(TEXT.encode() + b"\0")
+    address, seen = device_array(np.zeros(1, np.uint32))
+    said = []
+
+    def launch() -> None:
+        ok(driver.cuCtxSetCurrent(context))
+        calls.launch(kernels["count"], (int(address),), (ctypes.c_void_p,), grid=(WHOLE, 65535, 65535))
+        said.append(driver.cuStreamSynchronize(NO_STREAM)[0])
+
+    thread = threading.Thread(target=launch, daemon=True)
+    thread.start()
+    end = time.monotonic() + PATIENCE_S
+    while not seen[0]:
+        assert time.monotonic() < end
+    software.cancel(ordinal)
+    thread.join(PATIENCE_S)
+    assert said == [Error.CUDA_ERROR_LAUNCH_TIMEOUT]
+    ok(driver.cuCtxDestroy(context))
+    ok(driver.cuCtxDestroy(ok(driver.cuCtxCreate(None, 0, ordinal))))  # what comes on this device is ended no more

@@ -1,0 +1,163 @@
+"""Calls across the lives of a pool: asked again where it starts again, ended where it is gone."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kaas.api.rpc_client import Calls
+from kaas.errors import DeviceLost, NotInitialized, PoolStopped
+from kaas.wire import messages
+from kaas.wire.connections.shared_memory import Inbox
+from kaas.wire.error_codec import encode_error
+from kaas.wire.messages import Block, Cancel, Failure, Result, Submit
+from tests.api.conftest import add_task, numbers
+from tests.api.fake_pool import LARGE, FakePool, FakeSession, Ref, calls_of, held_blocks, pool, sent, session
+from tests.patience import PATIENCE_S
+
+__all__ = ["pool", "session"]
+
+
+@pytest.fixture
+def next_pool() -> Iterator[FakePool]:
+    pool = FakePool()
+    yield pool
+    pool.close()
+
+
+# --- the pool's lives
+
+
+def test_a_pool_that_starts_again_is_asked_again(session: FakeSession, pool: FakePool, next_pool: FakePool) -> None:
+    session.lives.append(next_pool)
+    ref = Ref(3)
+    futures = [sent(session), sent(session, a=ref, b=numbers())]
+    known = [pool.expect_submit()[0], pool.expect(Submit)[0]]
+    x = numbers(LARGE)
+    futures.append(sent(session, add_task(LARGE), a=x, b=x))
+    known.append(pool.expect_submit()[0])
+    calls_of(session).moved(next_pool.address.life)
+    again = [next_pool.expect_submit()[0], next_pool.expect(Submit)[0], next_pool.expect_submit()[0]]
+    assert again == known
+    assert session.held == [(pool.address.life, [ref]), (next_pool.address.life, [ref])]
+    for submit in again:
+        next_pool.send(Result(submit.number), x.tobytes() if submit is again[2] else numbers().tobytes())
+    for future in futures:
+        future.result(PATIENCE_S)
+
+
+class Slow(FakeSession):
+    """Its next pool is there when the test says so."""
+
+    may_go_on = threading.Event()
+
+    def address(self) -> tuple[messages.Address, str]:
+        assert self.may_go_on.wait(PATIENCE_S)
+        return super().address()
+
+
+def test_memory_of_what_is_cancelled_between_lives_is_used_again(pool: FakePool, next_pool: FakePool) -> None:
+    session = Slow([pool, next_pool])
+    session.may_go_on.set()
+    session.calls = Calls.connected(session)
+    cancelled, before = held_blocks(session, pool)
+    sent(session)
+    pool.expect_submit()
+    session.may_go_on.clear()
+    session.calls.moved(next_pool.address.life)
+    assert cancelled.cancel()
+    session.may_go_on.set()
+    next_pool.expect_submit()
+    assert {*held_blocks(session, next_pool)[1].beside} == {*before.beside}
+    session.calls.end(PoolStopped("the test has ended"))
+
+
+def test_what_is_cancelled_while_it_is_asked_again_does_not_run(pool: FakePool, next_pool: FakePool) -> None:
+    class Cancelling(FakeSession):
+        def hold(self, life: str, refs: list[Any]) -> None:
+            super().hold(life, refs)
+            if life == next_pool.address.life:
+                future.cancel()
+
+    session = Cancelling([pool, next_pool])
+    session.calls = Calls.connected(session)
+    sent(session, a=Ref(3), b=numbers())
+    future = sent(session)
+    session.calls.moved(next_pool.address.life)
+    number = next_pool.expect(Cancel)[0].number
+    next_pool.expect_submit()
+    assert [next_pool.expect(kind)[0].number for kind in (Submit, Cancel)] == [number, number]
+    session.calls.end(PoolStopped("the test has ended"))
+
+
+def test_memory_of_what_has_no_answer_ends_with_the_pool(session: FakeSession, pool: FakePool) -> None:
+    open_until_then, submit = held_blocks(session, pool)
+    cancelled, running = held_blocks(session, pool)
+    cancelled.cancel()
+    calls_of(session).end(PoolStopped("pool 'fake' was shut down"))
+    assert isinstance(open_until_then.exception(), PoolStopped)
+    for block in (*submit.beside, *running.beside):
+        assert isinstance(block, Block)
+        with pytest.raises(OSError, match="No such file"):
+            Inbox().view(block)
+
+
+def test_the_end_of_a_line_is_noticed_by_who_waits(session: FakeSession, pool: FakePool, next_pool: FakePool) -> None:
+    session.lives.append(next_pool)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(sent(session).result, PATIENCE_S) for _ in range(2)]
+        pool.close()
+        for _ in waiting:
+            next_pool.send(Result(next_pool.expect_submit()[0].number), numbers().tobytes())
+        for wait in waiting:
+            np.testing.assert_array_equal(wait.result(PATIENCE_S), numbers())
+
+
+def test_a_pool_that_is_gone_ends_all_calls(session: FakeSession, pool: FakePool) -> None:
+    future, watched = sent(session), sent(session)
+    heard: queue.Queue[Any] = queue.Queue()
+    watched.add_done_callback(heard.put)
+    pool.close()
+    assert heard.get(timeout=PATIENCE_S) is watched
+    for ended in (future, watched):
+        with pytest.raises(PoolStopped, match="gone"):
+            ended.result(PATIENCE_S)
+    with pytest.raises(PoolStopped, match="gone"):
+        sent(session)
+
+
+def test_answers_that_have_come_outlive_the_pool(session: FakeSession, pool: FakePool) -> None:
+    answered, other, last = sent(session), sent(session), sent(session)
+    submits = [pool.expect_submit()[0], pool.expect(Submit)[0], pool.expect(Submit)[0]]
+    pool.send(Result(submits[0].number), numbers().tobytes())
+    pool.send(Failure(submits[1].number), encode_error(DeviceLost("a kernel failed", kernel="k")))
+    with pytest.raises(DeviceLost):
+        other.result(PATIENCE_S)
+    calls_of(session).end(PoolStopped("pool 'fake' was shut down"))
+    np.testing.assert_array_equal(answered.result(), numbers())
+    with pytest.raises(PoolStopped, match="shut down"):
+        last.result()
+
+
+def test_a_fork_has_no_line(session: FakeSession, pool: FakePool) -> None:
+    future = sent(session)
+    header, _ = pool.expect_submit()
+    child = os.fork()
+    if not child:
+        refused = 0
+        for use in (lambda: sent(session), lambda: future.result(0)):
+            try:
+                use()
+            except NotInitialized:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    pool.send(Result(header.number), numbers().tobytes())
+    np.testing.assert_array_equal(future.result(PATIENCE_S), numbers())

@@ -1,0 +1,117 @@
+"""What stands beside a call: shared memory and references, which a request holds as long as it may read them."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import kaas
+from kaas.errors import KaasError
+from kaas.wire.connections.shared_memory import LEASED_AT_MOST, Inbox
+from kaas.wire.error_codec import encode_error
+from kaas.wire.messages import Block, Cancel, Drop, Failure, Framed, Named, Release, Result, Submit
+from kaas.wire.packing import Caller, Signature, pack
+from tests.api.conftest import add_task, numbers
+from tests.api.fake_pool import LARGE, FakePool, FakeSession, FakeStore, Ref, calls_of, held_blocks, pool, sent, session
+from tests.patience import PATIENCE_S
+
+__all__ = ["pool", "session"]
+
+
+# --- what stands beside
+
+
+def test_large_values_go_by_shared_memory(session: FakeSession, pool: FakePool) -> None:
+    x = numbers(LARGE)
+    blocks = []
+    for _ in range(2):
+        future = sent(session, add_task(LARGE), a=x, b=x)
+        header, _frames = pool.expect_submit()
+        blocks.append([item for item in header.beside if isinstance(item, Block)])
+        assert len(blocks[-1]) == 2
+        for block in blocks[-1]:
+            np.testing.assert_array_equal(np.frombuffer(Inbox().view(block), np.float32), x)
+        pool.send(Result(header.number), x.tobytes())
+        np.testing.assert_array_equal(future.result(PATIENCE_S), x)
+    assert {block.fd for block in blocks[0]} == {block.fd for block in blocks[1]}
+
+
+def test_memory_of_a_request_that_still_runs_is_not_used_again(session: FakeSession, pool: FakePool) -> None:
+    future, late = held_blocks(session, pool)
+    pool.send(Failure(late.number, held=True), encode_error(KaasError("too late")))
+    with pytest.raises(KaasError, match="too late"):
+        future.result(PATIENCE_S)
+    cancelled, running = held_blocks(session, pool)
+    cancelled.cancel()
+    pool.expect(Cancel)
+    _, third = held_blocks(session, pool)
+    assert not {*late.beside, *running.beside} & {*third.beside}
+    pool.send(Release(late.number))
+    pool.send(Release(running.number))
+    pool.send(Result(third.number), numbers(LARGE).tobytes())
+    _.result(PATIENCE_S)
+    again = [*held_blocks(session, pool)[1].beside, *held_blocks(session, pool)[1].beside]
+    assert {*again} <= {*late.beside, *running.beside, *third.beside}
+
+
+def test_a_program_with_many_large_values_on_their_way_has_files_left(session: FakeSession, pool: FakePool) -> None:
+    x = numbers(LARGE)
+    submits = []
+    for _ in range(LEASED_AT_MOST // 2 + 1):
+        future = sent(session, add_task(LARGE), a=x, b=x)
+        submits.append(pool.expect_submit())
+    assert all(isinstance(item, Block) for header, _ in submits[:-1] for item in header.beside)
+    header, frames = submits[-1]
+    assert [*header.beside] == [Framed(2), Framed(3)]
+    assert [bytes(frame) for frame in frames[1:]] == [x.tobytes()] * 2
+    pool.send(Result(submits[0][0].number), x.tobytes())
+    pool.send(Result(header.number), x.tobytes())
+    np.testing.assert_array_equal(future.result(PATIENCE_S), x)
+    assert all(isinstance(item, Block) for item in held_blocks(session, pool)[1].beside)
+
+
+def test_what_is_wrong_with_a_later_input_frees_the_memory_of_earlier_ones(
+    session: FakeSession, pool: FakePool
+) -> None:
+    x = numbers(LARGE)
+    with pytest.raises(kaas.errors.WrongSize):
+        sent(session, add_task(LARGE), a=x, b=x[1:])
+    (freed,) = calls_of(session)._outbox._idle
+    _, submit = held_blocks(session, pool)
+    assert freed.fd in {block.fd for block in submit.beside if isinstance(block, Block)}
+
+
+def test_references_are_held_while_a_call_names_them(session: FakeSession, pool: FakePool) -> None:
+    ref = Ref(7)
+    first, second = (sent(session, a=ref, b=numbers()) for _ in range(2))
+    submits = [pool.expect_submit()[0], pool.expect(Submit)[0]]
+    assert [submit.beside for submit in submits] == [[Named(ref.binary())]] * 2
+    assert session.held == [(pool.address.life, [ref])]
+    for submit in submits:
+        pool.send(Result(submit.number), numbers().tobytes())
+    first.result(PATIENCE_S)
+    second.result(PATIENCE_S)
+    assert pool.expect(Drop)[0].keys == [ref.binary()]
+
+
+def test_constants_are_held_while_their_function_lives(session: FakeSession, pool: FakePool) -> None:
+    class Owner:
+        pass
+
+    owner, constants, calls = Owner(), Ref(9), calls_of(session)
+    signature = Signature.of(add_task())
+    for _ in range(2):
+        message, beside = pack(
+            signature, {"a": numbers(), "b": numbers()}, None, Caller("client"), calls.aside(FakeStore()), constants
+        )
+        future = calls.submit(signature, message, beside, constants, owner)
+        header, _frames = pool.expect_submit()
+        pool.send(Result(header.number), numbers().tobytes())
+        future.result(PATIENCE_S)
+    assert session.held == [(pool.address.life, [constants])]
+    assert pool.arrived.empty()
+    del owner
+    gc.collect()
+    assert pool.expect(Drop)[0].keys == [constants.binary()]

@@ -1,0 +1,220 @@
+"""A client whose connection, server or own life ends: what was asked runs once, or ends with an error."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from typing import Any
+
+import pytest
+
+import kaas
+from kaas.client import timer_thread
+from kaas.client.open_calls import Call
+from kaas.client.remote_calls import RemoteCalls
+from kaas.errors import DeadlineExceeded, NotInitialized, Unreachable
+from kaas.wire import protocol
+from kaas.wire.connections import reply_reader
+from tests.client.client_setting import ONES, TASK, asked, client, server
+from tests.client.fake_server import FakeServer
+from tests.patience import PATIENCE_S
+
+__all__ = ["client", "server"]
+
+
+# --- connections and lives
+
+
+@pytest.mark.parametrize("life", ["first", "second"])
+def test_what_has_no_answer_is_asked_again(server: FakeServer, client: kaas.Client, life: str) -> None:
+    function = client.register(TASK)
+    server.silent = True
+    futures = [client.call(function, {"x": ONES * n}, deadline_s=60.0) for n in range(3)]
+    asked(server, 3)
+    server.silent = False
+    server.again(life)
+    assert [future.result(PATIENCE_S)[0] for future in futures] == [0, 2, 4]
+    first, second = server.of(protocol.Invoke)[:3], server.of(protocol.Invoke)[3:]
+    assert [(invoke.number, invoke.key) for invoke in first] == [(invoke.number, invoke.key) for invoke in second]
+    assert all(0 < invoke.deadline_s < 60.0 for invoke in second)
+    assert len({hello.session for hello in server.of(protocol.Hello)}) == 1
+
+
+def test_calls_wait_for_a_server_that_is_coming(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.stop()
+    futures = [client.call(function, {"x": ONES}) for _ in range(3)]
+    server.start()
+    assert all((future.result(PATIENCE_S) == 2).all() for future in futures)
+
+
+def test_a_cancelled_call_is_not_asked_again(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.silent = True
+    future = client.call(function, {"x": ONES})
+    asked(server, 1)
+    server.stop()
+    assert future.cancel()
+    server.start()
+    server.silent = False
+    client.call(function, {"x": ONES}).result(PATIENCE_S)
+    assert len(server.of(protocol.Invoke)) == 2
+
+
+def test_nothing_new_goes_to_a_server_that_ends(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.silent = True
+    before = client.call(function, {"x": ONES})
+    asked(server, 1)
+    server.say(protocol.Goodbye("it ends"))
+    assert client.status() == {"asked": "status"}  # Goodbye came before its answer
+    after = client.call(function, {"x": 2 * ONES})
+    server.answer_all()
+    assert (before.result(PATIENCE_S) == 2).all()
+    assert len(server.of(protocol.Invoke)) == 1
+    server.again("second")
+    assert (after.result(PATIENCE_S) == 4).all()
+
+
+def test_a_server_that_has_forgotten_the_session_is_greeted_again(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.failing = [protocol.Failure(0, "UnknownSession", "who is there?")]
+    assert (client.call(function, {"x": ONES}).result(PATIENCE_S) == 2).all()
+    assert len(server.of(protocol.Hello)) == 2
+
+
+def test_where_nobody_is_a_call_says_so(server: FakeServer) -> None:
+    server.stop()
+    with kaas.Client(server.address, patience_s=0.1) as client:
+        with pytest.raises(Unreachable) as raised:
+            client.register(TASK)
+        assert raised.value.address == server.address
+        server.start()
+        function = client.register(TASK)
+        server.stop()
+        server.silent = True
+        future = client.call(function, {"x": ONES})
+        with pytest.raises(Unreachable):
+            future.result(PATIENCE_S)
+
+
+def test_a_deadline_ends_while_nobody_is_there(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.stop()
+    ended = threading.Event()
+    future = client.call(function, {"x": ONES}, deadline_s=0.05)
+    future.add_done_callback(lambda _: ended.set())  # nobody waits for it
+    assert ended.wait(PATIENCE_S)
+    assert isinstance(future.exception(), DeadlineExceeded)
+
+
+def test_a_closed_client_ends_what_is_open(server: FakeServer) -> None:
+    server.silent = True
+    client = kaas.Client(server.address)
+    future = client.call(TASK, {"x": ONES})
+    asked(server, 1)
+    client.close()
+    client.close()
+    with pytest.raises(NotInitialized):
+        future.result(PATIENCE_S)
+    with pytest.raises(NotInitialized):
+        client.call(TASK, {"x": ONES})
+    server.until(lambda: bool(server.of(protocol.Cancel)))
+
+
+def test_what_is_asked_while_a_client_closes_ends(client: kaas.Client) -> None:
+    def make(number: int) -> protocol.Ask:
+        client.close()
+        return protocol.Ask(number, "status")
+
+    question = client.calls.ask(make)
+    assert isinstance(question.error, NotInitialized)
+
+
+def test_who_has_no_credit_while_a_client_closes_waits_for_none(
+    client: kaas.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = client.calls
+
+    def no_credit(*_: Any, **__: Any) -> bool:
+        client.close()
+        return False
+
+    monkeypatch.setattr(calls, "_entered", no_credit)
+    with pytest.raises(NotInitialized):
+        calls.submit(Call(calls, protocol.Invoke(1, "f"), (), 10, tuple, "f"))
+
+
+def test_a_forked_process_needs_a_client_of_its_own(client: kaas.Client) -> None:
+    function = client.register(TASK)
+    child = os.fork()
+    if child == 0:
+        try:
+            client.call(function, {"x": ONES})
+        except NotInitialized:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_forked_process_may_close_what_is_not_its_own(server: FakeServer, client: kaas.Client) -> None:
+    function = client.register(TASK)
+    server.silent = True
+    future = client.call(function, {"x": ONES})
+    asked(server, 1)
+    child = os.fork()
+    if child == 0:
+        client.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    server.answer_all()
+    assert (future.result(PATIENCE_S) == 2).all()
+    assert not server.of(protocol.Cancel)
+
+
+def assert_rid_of(calls: weakref.ref[RemoteCalls]) -> None:
+    """Nobody has them any more, once threads that have nothing to do have ended: each may still begin the next."""
+    for name in ("kaas-connection", "kaas-answers", "kaas-later"):
+        for thread in threading.enumerate():
+            if thread.name == name:
+                thread.join(PATIENCE_S)
+    gc.collect()
+    assert calls() is None
+
+
+def test_a_client_that_is_forgotten_is_closed(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (reply_reader, timer_thread):
+        monkeypatch.setattr(module, "LINGER_S", 0.01)
+
+    def used() -> weakref.ref[RemoteCalls]:
+        client, done = kaas.Client(server.address), threading.Event()
+        client.call(TASK, {"x": ONES}).add_done_callback(lambda _: done.set())
+        assert done.wait(PATIENCE_S)
+        return weakref.ref(client.calls)
+
+    assert_rid_of(used())
+
+
+def test_whose_cancellation_is_interrupted_is_watched_until_its_answer_comes(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (reply_reader, timer_thread):
+        monkeypatch.setattr(module, "LINGER_S", 0.01)
+
+    def interrupt(_: kaas.Future) -> None:
+        raise KeyboardInterrupt
+
+    def used() -> weakref.ref[RemoteCalls]:
+        client = kaas.Client(server.address)
+        server.silent = True
+        future = client.call(TASK, {"x": ONES})
+        future.add_done_callback(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            future.cancel()
+        asked(server, 1)
+        server.answer_all()
+        return weakref.ref(client.calls)
+
+    assert_rid_of(used())

@@ -1,0 +1,252 @@
+"""How a client comes to its server: what it makes of those who hang up, and what is left if it is closed meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import pytest
+import zmq
+
+import kaas
+from kaas.client import connecting
+from kaas.client.connecting import HANG_UPS, HANG_UPS_SHARE, Connected, Way
+from kaas.client.server_connection import HUNG_UP, NOBODY, NOWHERE
+from kaas.errors import NotInitialized, Unreachable
+from kaas.server.peers.keys import Keys
+from kaas.wire import protocol
+from kaas.wire.connections.connection import LineLost
+from tests.client.fake_server import FakeServer
+from tests.patience import PATIENCE_S, until
+from tests.server.peers.listeners import Open, client_keys
+
+GREETING_BYTES = 10
+"""The part of a peer's greeting that comes before it has heard anything."""
+TORN_OFF = struct.pack("ii", 1, 0)
+STATUS = {"asked": "status"}
+
+
+class HangsUp:
+    """Lets in whoever comes, and ends the connection once something has come.
+
+    Fields:
+        came: how many.
+    """
+
+    def __init__(self, port: int, *, torn_off: bool) -> None:
+        self.came = 0
+        self._torn_off = torn_off
+        self._socket = socket.create_server(("127.0.0.1", port))
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            connected, _ = self._socket.accept()
+            with connected:
+                if not connected.recv(GREETING_BYTES):  # it is `close` that came
+                    return
+                self.came += 1
+                if self._torn_off:
+                    connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, TORN_OFF)
+
+    def close(self) -> None:
+        with socket.create_connection(self._socket.getsockname()) as last:
+            last.shutdown(socket.SHUT_WR)
+            self._thread.join(PATIENCE_S)
+        self._socket.close()
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    server = FakeServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as threads:
+        yield threads
+
+
+# --- a server that hangs up
+
+
+def test_a_server_with_another_key_is_told_from_one_that_is_not_there(
+    tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "HANG_UPS_SHARE", 0.0)
+    own = client_keys(tmp_path / "keys", "alice")
+    opened = Open(Keys(tmp_path / "keys"))
+    another = zmq.curve_keypair()[0].decode()
+    try:
+        with kaas.Client(opened.door.endpoint, keys=own, server_key=another, patience_s=PATIENCE_S) as client:
+            error = threads.submit(client.status).exception(PATIENCE_S / 2)
+    finally:
+        opened.close()
+    assert isinstance(error, Unreachable)
+    assert error.reason == HUNG_UP
+    assert "server_key" in error.message
+
+
+def replaced(server: FakeServer, *, torn_off: bool) -> None:
+    """For a while somebody is in its place who hangs up: more often than it takes to give up on a stranger."""
+    other = HangsUp(server.port, torn_off=torn_off)
+    until(lambda: other.came > HANG_UPS)
+    other.close()
+
+
+def test_a_server_that_was_met_is_looked_for_further(
+    server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "HANG_UPS_S", 0.0)
+    monkeypatch.setattr(connecting, "HANG_UPS_SHARE", 0.0)
+    with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
+        assert client.status() == STATUS
+        server.stop()
+        asked = threads.submit(client.status)
+        replaced(server, torn_off=False)
+        server.start()
+        assert asked.result(PATIENCE_S) == STATUS
+
+
+@pytest.mark.parametrize(("torn_off", "share"), [(True, 0.0), (False, HANG_UPS_SHARE)])
+def test_a_relay_without_a_server_behind_it_is_no_server_with_another_key(
+    server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, torn_off: bool, share: float
+) -> None:
+    """One that ends connections in good order cannot be told from it, but by what comes within a share of patience."""
+    monkeypatch.setattr(connecting, "HANG_UPS_S", 0.0)
+    monkeypatch.setattr(connecting, "HANG_UPS_SHARE", share)
+    server.stop()
+    with kaas.Client(server.address, patience_s=PATIENCE_S) as client:
+        asked = threads.submit(client.status)
+        replaced(server, torn_off=torn_off)
+        server.start()
+        assert asked.result(PATIENCE_S) == STATUS
+
+
+@pytest.mark.parametrize(("host", "reason"), [("127.0.0.1", NOBODY), ("n" * 64, NOWHERE)])
+def test_what_is_not_there_is_called_so(server: FakeServer, host: str, reason: str) -> None:
+    """No host has a name so long: nobody is asked for it."""
+    server.stop()
+    way = Way(f"tcp://{host}:{server.port}", None, 0.0)
+    with pytest.raises(Unreachable) as raised:
+        way.connect(token_hex(16), threading.Event(), lambda: None)
+    assert raised.value.reason == reason
+    way.close()
+
+
+def test_who_looks_for_a_server_in_vain_says_where(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, while it goes on looking: whoever has given a wrong port need not wait to its end."""
+    monkeypatch.setattr(connecting, "SAID_S", 0.0)
+    server.stop()
+    stopped, attempts = threading.Event(), [0]
+
+    def meanwhile() -> None:
+        attempts[0] += 1
+        if attempts[0] == 3:
+            stopped.set()
+
+    way = Way(server.address, None, PATIENCE_S)
+    with pytest.raises(NotInitialized):
+        way.connect(token_hex(16), stopped, meanwhile)
+    way.close()
+    (said,) = caplog.messages
+    assert f"{server.address} cannot be reached so far: {NOBODY}" in said
+    assert f"{PATIENCE_S:g} s" in said
+
+
+# --- closed meanwhile
+
+
+def begun(threads: ThreadPoolExecutor, way: Way, stopped: threading.Event, meanwhile: Any) -> Future[Connected]:
+    return threads.submit(way.connect, token_hex(16), stopped, meanwhile)
+
+
+def address_of(listening: socket.socket) -> str:
+    return f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def over(way: Way) -> None:
+    """Nothing is left of it."""
+    until(lambda: way._context.closed)
+    with pytest.raises(NotInitialized):
+        way.connect(token_hex(16), threading.Event(), lambda: None)
+
+
+def test_it_is_closed_between_attempts(server: FakeServer, threads: ThreadPoolExecutor) -> None:
+    server.stop()
+    way, stopped, missed = Way(server.address, None, PATIENCE_S), threading.Event(), threading.Event()
+    connected = begun(threads, way, stopped, missed.set)
+    assert missed.wait(PATIENCE_S)
+    stopped.set()
+    way.close()
+    way.close()
+    assert isinstance(connected.exception(PATIENCE_S), NotInitialized)
+    over(way)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_it_is_closed_in_an_attempt(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, tells: bool) -> None:
+    """With whoever says nothing; as if for ever. tells: whether whoever connects is stopped as well."""
+    monkeypatch.setattr(connecting, "ATTEMPT_S", 10 * PATIENCE_S)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        way, stopped = Way(address_of(silent), None, PATIENCE_S), threading.Event()
+        connected = begun(threads, way, stopped, lambda: None)
+        inside, _ = silent.accept()
+        if tells:
+            stopped.set()
+        way.close()
+        with inside:
+            assert isinstance(connected.exception(PATIENCE_S), NotInitialized)
+            over(way)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_it_is_closed_as_it_is_welcomed(
+    server: FakeServer, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
+    way, stopped = Way(server.address, None, PATIENCE_S), threading.Event()
+    welcomed = connecting._welcome
+
+    def closed_meanwhile(line: Any) -> protocol.Welcome:
+        welcome = welcomed(line)
+        if tells:
+            stopped.set()
+        way.close()
+        return welcome
+
+    monkeypatch.setattr(connecting, "_welcome", closed_meanwhile)
+    connected = begun(threads, way, stopped, lambda: None)
+    if tells:
+        assert isinstance(connected.exception(PATIENCE_S), NotInitialized)
+    else:
+        line, _ = connected.result(PATIENCE_S)
+        with pytest.raises(LineLost):
+            line.send(protocol.Hello(protocol.VERSION, token_hex(16)))
+    over(way)
+
+
+def test_a_client_that_is_closed_while_it_connects_leaves_nobody_waiting(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "ATTEMPT_S", 10 * PATIENCE_S)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = kaas.Client(address_of(silent), patience_s=PATIENCE_S)
+        asked = threads.submit(client.status)
+        inside, _ = silent.accept()
+        with inside:
+            client.close()
+            assert isinstance(asked.exception(PATIENCE_S), NotInitialized)
+            with pytest.raises(NotInitialized):
+                client.status()
+            until(lambda: client._way._context.closed)

@@ -1,0 +1,76 @@
+"""What a client says of a server that does not let it in, or is another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import zmq
+
+from kaas.client.server_connection import FULL, HUNG_UP, NOT_IT, REFUSED, CurveKeys, RemoteLine
+from kaas.server.peers.keys import Keys, OwnKeys
+from kaas.wire import protocol
+from kaas.wire.connections.connection import LineLost
+from tests.patience import PATIENCE_S
+from tests.server.peers.listeners import Open, client_keys, echo
+
+HELLO = protocol.Hello(protocol.VERSION, "0" * 32)
+
+
+@pytest.fixture
+def alice(tmp_path: Path) -> OwnKeys:
+    return client_keys(tmp_path / "keys", "alice")
+
+
+@pytest.fixture
+def opened(tmp_path: Path, alice: OwnKeys) -> Iterator[Open]:  # noqa: ARG001
+    """A door for one connection of alice."""
+    opened = Open(Keys(tmp_path / "keys"), connections=1)
+    echo(opened)
+    yield opened
+    opened.close()
+
+
+def curve(own: OwnKeys, server_key: str = "") -> CurveKeys:
+    return CurveKeys(*(key.encode() for key in (server_key or own.server_key, own.public_key, own.secret_key)))
+
+
+def come(stack: ExitStack, opened: Open, keys: CurveKeys) -> RemoteLine:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stack.callback(context.term)
+    line = stack.enter_context(closing(RemoteLine(context, opened.door.endpoint, keys, PATIENCE_S)))
+    line.send(HELLO)
+    return line
+
+
+def refusal(opened: Open, keys: CurveKeys) -> str:
+    with ExitStack() as stack, pytest.raises(LineLost) as lost:
+        come(stack, opened, keys).receive(PATIENCE_S)
+    return str(lost.value)
+
+
+def test_a_key_that_the_server_does_not_know(opened: Open, alice: OwnKeys) -> None:
+    public_key, secret_key = zmq.curve_keypair()
+    assert refusal(opened, CurveKeys(alice.server_key.encode(), public_key, secret_key)) == REFUSED
+
+
+def test_more_connections_than_a_key_may_have(opened: Open, alice: OwnKeys) -> None:
+    with ExitStack() as stack:
+        inside = come(stack, opened, curve(alice))
+        assert inside.receive(PATIENCE_S) is not None
+        assert refusal(opened, curve(alice)) == FULL
+
+
+def test_a_server_with_another_key(opened: Open, alice: OwnKeys) -> None:
+    another = zmq.curve_keypair()[0].decode()
+    assert refusal(opened, curve(alice, another)) == HUNG_UP
+
+
+def test_a_server_without_keys(alice: OwnKeys) -> None:
+    unlocked = Open(None)
+    try:
+        assert refusal(unlocked, curve(alice)) in (NOT_IT, HUNG_UP)  # either end may be the first to see it
+    finally:
+        unlocked.close()

@@ -1,0 +1,159 @@
+"""Code that is named only: asked for where it runs, once, and told of where it cannot be had."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kaas
+from kaas import errors
+from kaas.code import kernels, providers
+from kaas.ktask.images import Image
+from tests.ktask.strategies import PTX
+from tests.patience import PATIENCE_S
+from tests.providers import install
+
+NAMED = kaas.Library.provided("shapes", "round", "2")
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[str, str], Any]], None]:
+    """Installs a provider `shapes` that answers as it is told."""
+    monkeypatch.setattr(providers, "_answers", {})
+    monkeypatch.setattr(providers, "_providers", {})
+
+    def install_it(images: Callable[[str, str], Any]) -> None:
+        install(monkeypatch, tmp_path, "shapes", images)
+
+    return install_it
+
+
+class Recorder:
+    """A provider that writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def __call__(self, name: str, version: str) -> kaas.Library:
+        self.asked.append((name, version))
+        return kaas.Library.from_ptx(PTX)
+
+
+def code(library: kaas.Library) -> tuple[Image, ...]:
+    (image,) = library.images
+    return providers.code(image)
+
+
+def test_other_images_are_themselves() -> None:
+    (image,) = kaas.Library.from_ptx(PTX).images
+    assert providers.code(image) == (image,)
+
+
+def test_a_provider_is_asked_once(answers: Any) -> None:
+    provider = Recorder()
+    answers(provider)
+    assert code(NAMED) == code(NAMED) == kaas.Library.from_ptx(PTX).images
+    assert provider.asked == [("round", "2")]
+
+
+def test_threads_wait_for_one_that_asks(answers: Any) -> None:
+    asked, started, go_on = [], threading.Event(), threading.Event()
+
+    def images(name: str, _: str) -> kaas.Library:
+        asked.append(name)
+        started.set()
+        go_on.wait(PATIENCE_S)
+        return kaas.Library.from_ptx(PTX)
+
+    answers(images)
+    found: list[tuple[Image, ...]] = []
+    threads = [threading.Thread(target=lambda: found.append(code(NAMED))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert started.wait(PATIENCE_S)
+    go_on.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert found == [kaas.Library.from_ptx(PTX).images] * 4
+    assert asked == ["round"]
+
+
+def test_answers_are_bounded(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = Recorder()
+    answers(provider)
+    monkeypatch.setattr(providers, "KEPT", 2)
+    for name in ("a", "b", "c", "b", "a"):
+        code(kaas.Library.provided("shapes", name, "2"))
+    assert [name for name, _ in provider.asked] == ["a", "b", "c", "a"]
+
+
+def test_no_such_provider(answers: Any) -> None:
+    answers(lambda *_: kaas.Library.from_ptx(PTX))
+    with pytest.raises(errors.MissingProvider, match=r"'colours'.*shapes") as caught:
+        code(kaas.Library.provided("colours", "red", "1"))
+    error = caught.value
+    assert (error.provider, error.name, error.version) == ("colours", "red", "1")
+    assert "shapes" in error.installed
+
+
+def test_what_a_provider_does_not_know_is_told_with_what_was_asked(answers: Any) -> None:
+    def images(name: str, version: str) -> kaas.Library:
+        raise errors.NotProvided(f"no {name} {version}", has=("1",))
+
+    answers(images)
+    with pytest.raises(errors.NotProvided, match="no round 2") as caught:
+        code(NAMED)
+    assert caught.value.fields == {"provider": "shapes", "name": "round", "version": "2", "has": ("1",)}
+    assert pickle.loads(pickle.dumps(caught.value)).fields == caught.value.fields
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [(OSError("disk full"), "OSError: disk full"), (errors.MissingPackage("no nvcc", package="nvcc"), "2: no nvcc")],
+)
+def test_a_failure_of_a_provider_is_translated_and_not_kept(answers: Any, failure: Exception, words: str) -> None:
+    outcomes: list[Any] = [failure]
+
+    def images(*_: str) -> kaas.Library:
+        if outcomes:
+            raise outcomes.pop()
+        return kaas.Library.from_ptx(PTX)
+
+    answers(images)
+    with pytest.raises(errors.ProviderFailed, match=words) as caught:
+        code(NAMED)
+    assert type(caught.value.__cause__) is type(failure)
+    assert caught.value.fields == {"provider": "shapes", "name": "round", "version": "2"}
+    assert type(pickle.loads(pickle.dumps(caught.value)).__cause__) is type(failure)
+    assert code(NAMED) == kaas.Library.from_ptx(PTX).images
+
+
+@pytest.mark.parametrize(("answer", "words"), [(NAMED, "another name"), (b"code", "gave bytes"), (None, "NoneType")])
+def test_what_is_no_code_is_refused(answers: Any, answer: Any, words: str) -> None:
+    answers(lambda *_: answer)
+    with pytest.raises(errors.ProviderFailed, match=words):
+        code(NAMED)
+
+
+def test_a_provider_that_cannot_be_imported(answers: Any, tmp_path: Path) -> None:
+    answers(lambda *_: kaas.Library.from_ptx(PTX))
+    (entry_points,) = tmp_path.glob("*.dist-info/entry_points.txt")
+    entry_points.write_text("[kaas.libraries]\nshapes = no_such_module:images\n")
+    with pytest.raises(errors.ProviderFailed, match="no_such_module"):
+        code(NAMED)
+
+
+def test_kaas_provides_its_own_kernels() -> None:
+    own, here = kernels.provided, version("kaas-gpu")
+    assert own("nearest_neighbours", here) == kernels.library("nearest_neighbours")
+    with pytest.raises(errors.NotProvided, match=r"'\.\./x'; it ships nearest_neighbours"):
+        own("../x", here)
+    with pytest.raises(errors.NotProvided, match="of KaaS 0") as caught:
+        own("nearest_neighbours", "0")
+    assert caught.value.has == (here,)

@@ -1,0 +1,45 @@
+"""Which runs the pool's one timer ends, and when."""
+
+from __future__ import annotations
+
+from kaas.errors import DeadlineExceeded
+from kaas.pool.core.core import Pool
+from kaas.pool.executors.transport import Call, Reply
+from tests.api.flows import WorkerForEachFlow
+from tests.pool.executors.test_etask_workers import etask
+from tests.pool.fake_workers import RECORD, TIMED_OUT, TWO_SLOTS, FakeWorkers, begin, failure_of, play, settle
+
+
+def test_an_etask_that_begins_after_a_kernel_has_its_own_limit() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        await begin(pool.submit(Call("ktask", "a", None, 0)))
+        pool._limits.look()  # which then waits for the kTask, and it has some time more
+        error = await failure_of(await begin(pool.submit(etask("a"))))
+        assert isinstance(error, DeadlineExceeded)
+        assert workers.killed == [1]
+
+    play(scenario, devices=2, policy=WorkerForEachFlow, run_limit_s=1e-3)
+
+
+def test_who_has_told_of_its_devices_loss_runs_no_more() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        for label in ("first", "second"):
+            await begin(pool.submit(Call(label, "a", None, 0)))
+        workers.reply(Reply(error=TIMED_OUT, lost=TIMED_OUT.message))
+        await settle()
+        assert [request.call.label for request, _, _ in pool._limits.runs()] == ["first"]
+
+    play(scenario, workers=FakeWorkers(TWO_SLOTS))
+
+
+def test_what_ended_just_before_its_device_was_lost_has_its_record() -> None:
+    async def scenario(pool: Pool, workers: FakeWorkers) -> None:
+        request = pool.begin(Call("f", "a", None, 0))
+        records: list[object] = []
+        request.answer.add_done_callback(lambda _: records.append(request.record))
+        await settle()
+        workers.reply(Reply("value", record=RECORD, lost=TIMED_OUT.message))
+        await settle()
+        assert (request.answer.result(), records) == ("value", [RECORD])
+
+    play(scenario)

@@ -1,0 +1,153 @@
+"""Executors start, end and survive their pool: all that was asked of each fails with it or goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from kaas.pool.executors import executors
+from kaas.pool.executors.payloads import Left
+from kaas.pool.executors.transport import Reply, WorkerLost
+from kaas.pool.executors.workers import Workers
+from kaas.scheduling.events import StartWorker, WorkerKind
+from kaas.wire import messages
+from kaas.wire.messages import Done, Meet, Run
+from kaas.worker.epochs import Adoption, Orphan
+from tests.pool.executors.executor_stage import FUNCTION, PEER, RECORD, START, FakePeer, Stage, begin, play, small
+from tests.pool.fake_workers import INFO, settle
+
+# --- workers
+
+
+def test_a_worker_has_started_when_its_process_and_its_line_are_there() -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.greet(FakePeer("early"), worker=5)
+        starting = await begin(stage.executors.start(START))
+        stage.greet()
+        await settle()
+        assert not starting.done()
+        stage.hosts.started.set_result(INFO)
+        assert await starting is INFO
+        assert await stage.executors.ended(3) == "3 ended"
+
+    play(scenario, opened=False)
+
+
+def test_all_that_was_asked_of_a_worker_fails_with_it() -> None:
+    async def scenario(stage: Stage) -> None:
+        waits = [await stage.run(small()), await stage.run(Left()), await begin(stage.executors.evict(3, [b"x"]))]
+        stage.executors.kill(3)
+        for wait in waits:
+            with pytest.raises(WorkerLost):
+                await wait
+        assert (stage.hosts.killed, stage.exchange.forgotten) == ([3], [PEER])
+        with pytest.raises(WorkerLost):
+            await (await stage.run(small()))
+        stage.say(Done(1, RECORD), b"")
+        stage.executors.kill(3)
+
+    play(scenario)
+
+
+def test_a_line_that_begins_again_has_lost_what_was_asked_and_met() -> None:
+    again = FakePeer("again")
+
+    async def scenario(stage: Stage) -> None:
+        run = await stage.run(small())
+        stage.greet(again)
+        with pytest.raises(WorkerLost, match="line"):
+            await run
+        stage.exchange.sent.clear()
+        run = await stage.run(small())
+        assert [(peer, type(header)) for peer, header, _ in stage.exchange.sent] == [(again, Meet), (again, Run)]
+        stage.say(Done(2, RECORD), b"")
+        assert not run.done()
+        stage.say(Done(2, RECORD), b"", peer=again)
+        assert (await run).record == RECORD
+
+    play(scenario)
+
+
+def adoption(**running: Orphan) -> Adoption:
+    slots = {int(slot.removeprefix("slot")): orphan for slot, orphan in running.items()}
+    return Adoption(START, INFO, slots, frozenset({FUNCTION.key}), (b"x",))
+
+
+def test_survivors_bring_what_they_run_and_know() -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.hosts.adoptions = [adoption(slot1=Orphan("bob", "f", "f of bob"))]
+        finding = await begin(stage.executors.survivors())
+        stage.greet()
+        stage.say(messages.Orphaned(1, RECORD))  # before anybody knows what it is
+        stage.hosts.adopting.set()
+        (survivor,) = await finding
+        assert (survivor.start, survivor.info, survivor.cached) == (START, INFO, (b"x",))
+        (call,) = survivor.running.values()
+        assert (call.label, call.client, call.function, call.payload) == ("f of bob", "bob", "f", Left())
+        assert await stage.executors.run(3, 1, call) == Reply(record=RECORD)
+        await stage.run(small())
+        assert stage.exchange.headers() == [Run(1, 0)]  # it had met the function
+
+    play(scenario, opened=False)
+
+
+def test_an_orphan_is_waited_for() -> None:
+    async def scenario(stage: Stage) -> None:
+        wait = await stage.run(Left(), slot=1)
+        stage.say(messages.Orphaned(0, RECORD))
+        await settle()
+        assert not wait.done()
+        stage.say(messages.Orphaned(1))
+        assert await wait == Reply()
+
+    play(scenario)
+
+
+def test_a_survivor_without_a_line_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "GREETING_LIMIT_S", 0)
+
+    async def scenario(stage: Stage) -> None:
+        stage.hosts.adoptions = [adoption()]
+        stage.hosts.adopting.set()
+        assert await stage.executors.survivors() == []
+        assert stage.hosts.killed == [3]
+
+    play(scenario, opened=False)
+
+
+def test_each_worker_is_reached_the_way_of_its_kind() -> None:
+    class Told:
+        """Gives the name of what was called."""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.killed: list[int] = []
+
+        def __getattr__(self, method: str) -> Callable[..., Awaitable[str]]:
+            async def call(*_: Any) -> str:
+                return f"{self.name}.{method}"
+
+            return call
+
+        def kill(self, worker: int) -> None:
+            self.killed.append(worker)
+
+    async def main() -> None:
+        of_executors, of_etasks = Told("executors"), Told("etasks")
+        workers: Any = Workers(of_executors, of_etasks)  # type: ignore[arg-type]
+        assert await workers.start(START) == "executors.start"
+        assert await workers.start(StartWorker(4, WorkerKind.ETASK, 1)) == "etasks.start"
+        for worker, kind in ((3, "executors"), (4, "etasks")):
+            for method in ("run", "ended", "stop"):
+                arguments = (worker, 0, None) if method == "run" else (worker,)
+                assert await getattr(workers, method)(*arguments) == f"{kind}.{method}"
+        for method in ("upkeep", "prefetch", "evict", "write_back", "discard"):
+            assert await getattr(workers, method)(3, None) == f"executors.{method}"
+        workers.kill(4)
+        workers.kill(3)
+        assert (of_executors.killed, of_etasks.killed) == ([3], [4])
+
+    asyncio.run(main())

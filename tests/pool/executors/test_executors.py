@@ -1,0 +1,245 @@
+"""The way to the executors, over an exchange that keeps what it is given."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kaas.errors import InputFailed, KaasError, UnknownSymbol
+from kaas.pool.executors import executor_connection
+from kaas.pool.executors.payloads import Payload
+from kaas.pool.executors.residents import Placed
+from kaas.pool.executors.transport import WorkerLost
+from kaas.wire import specs
+from kaas.wire.connections.shared_memory import Outbox
+from kaas.wire.error_codec import decode_error, encode_error
+from kaas.wire.messages import Block, Done, Filed, Forget, Framed, Meet, Named, Need, Run, Supply
+from tests.open_files import memory_files
+from tests.pool.executors.executor_stage import (
+    FUNCTION,
+    LARGE,
+    MESSAGE,
+    PEER,
+    RECORD,
+    FakeChannel,
+    FakePeer,
+    Ref,
+    Stage,
+    play,
+    small,
+)
+from tests.pool.fake_workers import settle
+
+(DTYPE, SHAPE) = FUNCTION.outputs[0]
+
+
+# --- runs
+
+
+def test_a_function_is_introduced_once_before_its_first_run() -> None:
+    async def scenario(stage: Stage) -> None:
+        first, second = await stage.run(small()), await stage.run(small(), slot=1)
+        assert stage.exchange.sent == [
+            (PEER, Meet(), [specs.encode(FUNCTION.spec), b"its kTask"]),
+            (PEER, Run(1, 0), [MESSAGE]),
+            (PEER, Run(2, 1), [MESSAGE]),
+        ]
+        stage.say(Done(1, failed=True), encode_error(UnknownSymbol("no such kernel", symbol="sale", near=())))
+        error = (await first).error
+        assert isinstance(error, UnknownSymbol)
+        assert error.symbol == "sale"
+        assert not second.done()
+        await stage.run(small())
+        assert stage.exchange.headers()[3:] == [Run(3, 0)]
+
+    play(scenario)
+
+
+def test_functions_that_were_met_first_are_forgotten_before_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_connection, "MET_AT_MOST", 3)
+    monkeypatch.setattr(executor_connection, "MET_BYTES", 100)
+    functions = [
+        replace(FUNCTION, key=key, introduction=(b"", bytes(size)))
+        for key, size in {"a": 10, "b": 10, "c": 10, "d": 40, "e": 90}.items()
+    ]
+
+    async def scenario(stage: Stage) -> None:
+        async def met(*keys: str) -> list[Any]:
+            before = len(stage.exchange.sent)
+            for key in keys:
+                await stage.run(Payload(functions["abcde".index(key)], [MESSAGE]))
+            return [header for header in stage.exchange.headers()[before:] if type(header) is not Run]
+
+        assert await met("a", "b", "c", "a") == [Meet()] * 3
+        assert await met("d") == [Forget("a"), Meet()]
+        assert await met("e", "e") == [Forget("b"), Forget("c"), Forget("d"), Meet()]
+        assert await met("a", "b") == [Meet(), Forget("e"), Meet()]
+
+    play(scenario)
+
+
+def test_outputs_come_in_frames_and_become_arrays_where_they_arrive() -> None:
+    array = np.arange(np.prod(SHAPE), dtype=DTYPE).reshape(SHAPE)
+
+    async def scenario(stage: Stage) -> None:
+        run = await stage.run(small())
+        stage.say(Done(1, RECORD), array.data)
+        reply = await run
+        assert (reply.error, reply.record, reply.lost) == (None, RECORD, "")
+        (value,) = reply.value
+        there = pickle.loads(pickle.dumps(value))
+        assert (there.dtype, there.shape) == (array.dtype, array.shape)
+        assert (there == array).all()
+
+    play(scenario)
+
+
+def test_who_wants_frames_gets_them_as_they_came() -> None:
+    data = bytearray(1 << 20)
+
+    async def scenario(stage: Stage) -> None:
+        run = await stage.run(Payload(LARGE, [MESSAGE], direct=True))
+        assert stage.exchange.headers()[-1] == Run(1, 0)
+        stage.say(Done(1, RECORD), data, b"other")
+        value = (await run).value
+        assert value[0] is data
+
+    play(scenario)
+
+
+def test_large_outputs_are_collected_and_kept_ones_stay() -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.hosts.parcels[7] = ["first", "second"]
+        run = await stage.run(Payload(LARGE, [MESSAGE]))
+        assert stage.exchange.headers()[-1] == Run(1, 0, parcel=True)
+        stage.say(Done(1, RECORD, parcel=7))
+        assert (await run).value == ("first", "second")
+
+        stage.residents.expect(b"kept", None)
+        stage.hosts.parcels[8] = ["first"]
+        run = await stage.run(Payload(LARGE, [MESSAGE], keep={1: b"kept"}))
+        assert stage.exchange.headers()[-1] == Run(2, 0, keep=(b"kept",), parcel=True)
+        stage.say(Done(2, RECORD, parcel=8))
+        assert (await run).value == ("first", Placed(b"kept", 1))
+        assert stage.residents.ask(b"kept") == 3
+
+        run = await stage.run(Payload(LARGE, [MESSAGE], keep={0: b"one", 1: b"two"}))
+        stage.say(Done(3, RECORD))  # nothing is left to collect
+        assert (await run).value == (Placed(b"one", 1), Placed(b"two", 1))
+
+    play(scenario)
+
+
+def test_a_worker_that_ends_before_its_outputs_are_collected_is_lost() -> None:
+    async def scenario(stage: Stage) -> None:
+        run = await stage.run(Payload(LARGE, [MESSAGE]))
+        stage.say(Done(1, RECORD, parcel=7))
+        with pytest.raises(WorkerLost, match="gone with its parcels"):
+            await run
+
+    play(scenario)
+
+
+def test_a_device_that_is_lost_is_told_of() -> None:
+    async def scenario(stage: Stage) -> None:
+        run = await stage.run(small())
+        stage.say(Done(1, None, "an illegal address", failed=True), encode_error(KaasError("it failed")))
+        reply = await run
+        assert (str(reply.error), reply.lost) == ("it failed", "an illegal address")
+
+    play(scenario)
+
+
+def test_answers_to_nobody_mean_nothing() -> None:
+    async def scenario(stage: Stage) -> None:
+        run = await stage.run(small())
+        stage.say(Done(9, RECORD))
+        stage.say(Done(1, RECORD), b"of another", peer=FakePeer("other"))
+        assert not run.done()
+        run.cancel()
+        await settle()
+        stage.say(Done(1, RECORD), b"")
+        stage.say(Done(1, RECORD), b"")
+        assert run.cancelled()
+
+    play(scenario)
+
+
+# --- inputs
+
+
+def test_what_stands_beside_an_invocation_goes_as_it_came() -> None:
+    async def scenario(stage: Stage) -> None:
+        frames = [MESSAGE, b"a large value"]
+        await stage.run(small(Framed(2), Ref(b"x"), frames=frames))
+        assert stage.exchange.sent[-1] == (PEER, Run(1, 0, beside=[Framed(2), Named(b"x")]), frames)
+
+    play(scenario)
+
+
+def test_a_clients_memory_goes_to_an_executor_as_an_open_file() -> None:
+    outbox = Outbox()
+    two, one = outbox.put_all([b"a" * 64, b"b" * 8]), outbox.put(b"c")
+    gone = Block(one.block.pid, 1 << 20, 0, 8)
+
+    async def scenario(stage: Stage) -> None:
+        await stage.run(small(*two.blocks, one.block))
+        (_, second), (third,) = two.blocks, one.blocks
+        beside = [Filed(0, 0, 64), Filed(0, second.offset_bytes, 8), Filed(1, third.offset_bytes, 1)]
+        assert stage.exchange.sent[-1][1].beside == beside
+        assert stage.exchange.files == [b"a" * 64 + b"b" * 8, b"c"]
+        files = memory_files()
+        reply = await (await stage.run(small(one.block, gone)))
+        assert isinstance(reply.error, InputFailed)
+        assert memory_files() == files
+
+    play(scenario)
+
+
+def test_an_executor_that_cannot_read_a_clients_memory_gets_a_frame() -> None:
+    outbox = Outbox()
+    lease = outbox.put(b"of a client")
+    gone = Block(lease.block.pid, 1 << 20, 0, 8)
+
+    async def scenario(stage: Stage) -> None:
+        await stage.open(FakePeer("elsewhere", FakeChannel(local=False)))
+        await stage.run(small(Framed(2), lease.block, frames=[MESSAGE, b"a large value"]))
+        beside, frames = stage.exchange.sent[-1][1].beside, stage.exchange.sent[-1][2]
+        assert beside == [Framed(2), Framed(3)]
+        assert frames == [MESSAGE, b"a large value", b"of a client"]
+        reply = await (await stage.run(small(gone)))
+        assert isinstance(reply.error, InputFailed)
+
+    play(scenario, opened=False)
+
+
+def test_objects_that_a_cache_lacks_are_supplied() -> None:
+    lease = Outbox().put(b"shared")
+
+    async def scenario(stage: Stage) -> None:
+        await stage.run(small(Framed(2), Ref(b"x")))
+        stage.say(Need(1))
+        assert stage.hosts.supplied == [(3, 1, [None, Ref(b"x")])]
+        assert isinstance(stage.exchange.headers()[-1], Run)
+
+        stage.hosts.has = [[], [b"first", lease.block, b"second"]]
+        stage.say(Need(1))
+        supply = Supply(1, [[], [Framed(1), Filed(0, 0, 6), Framed(2)]])
+        assert stage.exchange.sent[-1] == (PEER, supply, [b"first", b"second"])
+        assert stage.exchange.files == [b"shared"]
+
+        stage.hosts.has = InputFailed("nobody has it", reason="forgotten")
+        stage.say(Need(1))
+        assert stage.exchange.headers()[-1] == Supply(1, error=True)
+        assert decode_error(stage.exchange.sent[-1][2][0]).message == "nobody has it"
+
+        stage.say(Done(1, RECORD), b"")
+        sent = len(stage.exchange.sent)
+        stage.say(Need(1))
+        assert len(stage.exchange.sent) == sent
+
+    play(scenario)

@@ -1,0 +1,62 @@
+"""The policy that docs/policies.md shows is one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kaas.errors import PolicyError
+from kaas.scheduling.events import Dispatch, PolicyFactory
+from kaas.scheduling.simulation.scenario_file import read
+from kaas.scheduling.simulation.simulator import simulate
+from tests.scheduling.policies.world import World
+
+PAGE = Path(__file__).parents[3] / "docs" / "policies.md"
+
+
+def policy_of_the_page() -> PolicyFactory:
+    *_, source = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, type] = {}
+    exec(source, names)
+    return names["OneAtATime"]
+
+
+def test_the_policy_of_the_documentation_runs() -> None:
+    world = World(policy_of_the_page())
+    world.tick()
+    requests = [world.arrive() for _ in range(3)]
+    world.up(0)
+    world.cancel(requests[0])
+    world.finish(requests[2], 1.0)
+    assert world.dispatched == [Dispatch(2, 0, 0), Dispatch(1, 0, 0)]
+
+
+SCENARIO = {
+    "policy": {"name": "cfs_affinity"},
+    "devices": [{"cached": ["f"]}, {"busy_until_s": 1}],
+    "functions": {"f": {"run_s": 1, "memory_mb": 1}},
+    "requests": [{"function": "f"}] * 3,
+}
+
+
+def test_the_policy_of_the_documentation_runs_in_the_simulator() -> None:
+    result = simulate(read(SCENARIO), policy_of_the_page())
+    assert [(each.request, each.device) for each in result.dispatches] == [(0, 0), (2, 0), (1, 0)]
+
+
+class Stubborn:
+    """Forgets every request."""
+
+    def __init__(self, devices: object) -> None:
+        pass
+
+    def handle(self, _: object) -> list[object]:
+        return []
+
+
+def test_the_simulator_names_the_policy_that_went_wrong() -> None:
+    with pytest.raises(PolicyError, match="'Stubborn' left requests") as caught:
+        simulate(read(SCENARIO), Stubborn)  # type: ignore[arg-type]
+    assert caught.value.policy == "Stubborn"

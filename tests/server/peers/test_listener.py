@@ -1,0 +1,556 @@
+"""Where remote clients come in: who has a key the server knows, and nobody else; what strangers can do harms nobody."""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from kaas.errors import InvalidConfig
+from kaas.server.peers import listener, tcp_connections
+from kaas.server.peers.keys import Keys, OwnKeys
+from kaas.server.peers.listener import FRAMES
+from kaas.server.peers.tcp_connections import STRANGER_BYTES, STRANGERS
+from kaas.wire import protocol
+from kaas.wire.connections import zmq_reader
+from kaas.wire.connections.connection import LARGE_BYTES
+from kaas.wire.connections.zmq_reader import TURN
+from tests.patience import PATIENCE_S, until
+from tests.server.peers.listeners import Client, Crowd, Open, Plain, client_keys, echo, resident_bytes
+
+FRAME_BYTES = 1 << 20
+DONE = protocol.encode(protocol.Done(1))
+
+
+def greeting(mechanism: bytes) -> bytes:
+    """Of ZMTP 3.1."""
+    return b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def command(body: bytes) -> bytes:
+    return struct.pack(">BQ", 6, len(body)) + body
+
+
+READY = command(b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def alice(folder: Path) -> OwnKeys:
+    return client_keys(folder, "alice")
+
+
+@pytest.fixture
+def bob(folder: Path) -> OwnKeys:
+    return client_keys(folder, "bob")
+
+
+@pytest.fixture
+def opened(folder: Path, alice: OwnKeys, bob: OwnKeys, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:  # noqa: ARG001
+    """A door for alice and bob, which echoes."""
+    monkeypatch.setattr(listener, "GONE_S", 0.01)
+    monkeypatch.setattr(listener, "REFRESH_S", 0.01)
+    opened = Open(Keys(folder), frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, connections=4)
+    echo(opened)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def unlocked() -> Iterator[Open]:
+    """A door for everybody here, whom it calls "all", which echoes."""
+    opened = Open(None, frame_bytes=FRAME_BYTES, message_bytes=4 * FRAME_BYTES, nobody="all")
+    echo(opened)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def come(opened: Open) -> Iterator[Callable[..., Client]]:
+    with ExitStack() as stack:
+
+        def come(own: OwnKeys | None, **options: Any) -> Client:
+            client = Client(opened, own, **options)
+            stack.callback(client.close)
+            return client
+
+        yield come
+
+
+@pytest.fixture
+def plain(opened: Open) -> Iterator[Callable[[], Plain]]:
+    with ExitStack() as stack:
+
+        def come() -> Plain:
+            stranger = Plain(opened)
+            stack.callback(stranger.close)
+            return stranger
+
+        yield come
+
+
+def echoes(client: Client, *frames: bytes) -> None:
+    client.send(*frames or (b"here",))
+    assert client.receive() == [DONE, *(frames or (b"here",))]
+
+
+Come = Callable[..., Client]
+
+
+def test_messages_go_both_ways(opened: Open, come: Come, alice: OwnKeys) -> None:
+    client = come(alice)
+    frames = [b"header", b"", b"x" * LARGE_BYTES]
+    echoes(client, *frames)
+    channel, arrived = opened.arrived()
+    assert channel.user == "alice"
+    assert "alice" in repr(channel)
+    assert [type(frame) for frame in arrived] == [bytes, bytes, memoryview]
+    assert arrived[2].readonly
+    assert arrived == frames
+    echoes(client)
+    assert opened.arrived()[0] is channel
+
+
+def test_each_connection_is_a_channel_of_its_client(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys) -> None:
+    clients = [come(own) for own in (alice, alice, bob)]
+    for number, client in enumerate(clients):
+        echoes(client, b"%d" % number)
+    channels = {bytes(frames[0]): channel for channel, frames in (opened.arrived() for _ in clients)}
+    assert len(set(channels.values())) == 3
+    assert [channels[b"%d" % number].user for number in range(3)] == ["alice", "alice", "bob"]
+    assert all(opened.do(lambda: [channel.send(protocol.Done(2)) for channel in channels.values()]))
+    assert [client.receive() for client in clients] == [[protocol.encode(protocol.Done(2))]] * 3
+
+
+@pytest.mark.parametrize("turn_s", [0.0, zmq_reader.TURN_S, 1000.0])
+def test_more_messages_than_fit_in_a_turn(
+    opened: Open, come: Come, alice: OwnKeys, turn_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_reader, "TURN_S", turn_s)
+    client = come(alice)
+    for number in range(3 * TURN):
+        client.send(b"%d" % number)
+    assert [client.receive()[1] for _ in range(3 * TURN)] == [b"%d" % number for number in range(3 * TURN)]
+    assert opened.received.qsize() == 3 * TURN
+
+
+def test_an_error_of_who_receives_keeps_nobody_waiting(opened: Open, come: Come, alice: OwnKeys) -> None:
+    def fail(channel: Any, frames: Any) -> None:
+        if frames == [b"bad"]:
+            raise ValueError("of mine")
+        channel.send(protocol.Done(1), frames)
+
+    opened.on_receive = fail
+    client = come(alice)
+    client.send(b"bad")
+    echoes(client, b"good")
+    assert "of mine" in str(opened.faults.get(timeout=PATIENCE_S)["exception"])
+
+
+def test_what_a_client_has_not_taken_yet_is_known(opened: Open, come: Come, alice: OwnKeys) -> None:
+    client = come(alice, rcvhwm=1)
+    echoes(client)
+    channel, _ = opened.arrived()
+    answer = protocol.Listed(1, [{"name": "x" * 1000}] * 250)
+
+    def send() -> int:
+        assert all(channel.send(answer) for _ in range(64))
+        return channel.leaving_bytes
+
+    assert opened.do(send) > 1 << 20
+    for _ in range(64):
+        assert client.receive() == [protocol.encode(answer)]
+    until(lambda: opened.do(lambda: channel.leaving_bytes) == 0)
+
+
+# --- who comes in
+
+
+def stranger_keys(server: OwnKeys) -> OwnKeys:
+    public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
+    return OwnKeys("stranger", public_key, secret_key, server.server_key)
+
+
+def test_a_key_that_is_not_known_gets_nothing(opened: Open, come: Come, alice: OwnKeys) -> None:
+    stranger = come(stranger_keys(alice))
+    stranger.try_to_send(b"let me in")
+    assert stranger.refused()
+    echoes(come(alice))
+    assert opened.received.qsize() == 1
+
+
+def test_too_many_keys_that_are_not_known_shut_their_address(
+    opened: Open, come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_connections, "REFUSALS", 2)
+    monkeypatch.setattr(tcp_connections, "REFUSED_S", 1000.0)
+    inside = come(alice)
+    echoes(inside)
+    for _ in range(2):
+        assert come(stranger_keys(alice)).refused()
+    assert come(alice).put_out()
+    echoes(inside)
+    assert opened.received.qsize() == 2
+    monkeypatch.setattr(tcp_connections, "REFUSED_S", 0.001)
+    until(lambda: bool(come(alice).happened() & zmq.Event.HANDSHAKE_SUCCEEDED))
+
+
+def test_nor_does_who_has_none(opened: Open, come: Come, alice: OwnKeys) -> None:
+    stranger = come(None)
+    stranger.try_to_send(b"let me in")
+    assert stranger.refused()
+    echoes(come(alice))
+    assert opened.received.qsize() == 1
+
+
+def test_nor_who_says_plain_names(opened: Open, come: Come, alice: OwnKeys) -> None:
+    stranger = come(None, plain_username=b"alice", plain_password=b"secret")
+    stranger.try_to_send(b"let me in")
+    assert stranger.refused()
+    echoes(come(alice))
+    assert opened.received.qsize() == 1
+
+
+def test_nor_who_has_only_somebodys_public_key(opened: Open, come: Come, alice: OwnKeys) -> None:
+    other = stranger_keys(alice)
+    stranger = come(msgspec.structs.replace(other, public_key=alice.public_key))
+    stranger.try_to_send(b"let me in")
+    assert stranger.put_out()
+    echoes(come(alice))
+    assert opened.received.qsize() == 1
+
+
+def test_nor_who_takes_another_for_the_server(opened: Open, come: Come, alice: OwnKeys) -> None:
+    client = come(alice, server_key=stranger_keys(alice).public_key)
+    client.try_to_send(b"let me in")
+    assert client.put_out()
+    assert opened.received.empty()
+
+
+def test_a_key_counts_from_when_its_file_is_there(
+    folder: Path,
+    alice: OwnKeys,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "REFRESH_S", 1000.0)
+    opened = Open(Keys(folder))
+    echo(opened)
+    with closing(opened), closing(Client(opened, client_keys(folder, "carol"))) as client:
+        echoes(client)
+        assert opened.arrived()[0].user == "carol"
+
+
+def test_who_loses_the_key_is_put_out(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys, folder: Path) -> None:
+    client, other = come(alice), come(bob)
+    echoes(client)
+    channel, _ = opened.arrived()
+    echoes(other)
+    (folder / "clients" / "alice.toml").unlink()
+    assert client.put_out()
+    assert opened.gone.get(timeout=PATIENCE_S) is channel
+    assert not opened.do(lambda: channel.send(protocol.Done(1)))
+    assert come(alice).refused()
+    echoes(other)
+
+
+def test_so_is_whose_key_is_somebody_elses_now(come: Come, alice: OwnKeys, folder: Path) -> None:
+    client = come(alice)
+    echoes(client)
+    file = folder / "clients" / "alice.toml"
+    file.write_text(file.read_text().replace("alice", "anna"))
+    assert client.put_out()
+
+
+# --- who is who
+
+
+@pytest.mark.parametrize("identity", [b"mine", b"\1\2\3\4\5", b"x" * 255])
+def test_who_chooses_an_identity_is_put_out(opened: Open, come: Come, alice: OwnKeys, identity: bytes) -> None:
+    client = come(alice, routing_id=identity)
+    client.send(b"hello")
+    assert client.put_out()
+    assert opened.received.empty()
+
+
+def test_nothing_of_a_dropped_channel_counts(opened: Open, come: Come, alice: OwnKeys) -> None:
+    client = come(alice)
+    opened.on_receive = lambda channel, _frames: channel.drop()
+    for number in range(10):
+        client.try_to_send(b"%d" % number)
+    channel, frames = opened.arrived()
+    assert frames == [b"0"]
+    assert client.put_out()
+    assert opened.gone.get(timeout=PATIENCE_S) is channel
+    assert opened.received.empty()
+    opened.do(channel.drop)
+
+
+def test_who_has_gone_is_noticed(opened: Open, come: Come, alice: OwnKeys) -> None:
+    client = come(alice)
+    echoes(client)
+    channel, _ = opened.arrived()
+    client.send(b"last words")
+    assert opened.arrived() == (channel, [b"last words"])
+    client.close()
+    assert opened.gone.get(timeout=PATIENCE_S) is channel
+    assert not opened.do(lambda: channel.send(protocol.Done(1)))
+    echoes(come(alice))
+    assert opened.arrived()[0] is not channel
+
+
+# --- how much
+
+
+def test_a_client_has_so_many_connections(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys) -> None:
+    clients = [come(alice) for _ in range(4)]
+    for client in clients:
+        echoes(client)
+    late = come(alice)
+    late.try_to_send(b"one more")
+    assert late.put_out()
+    echoes(come(bob))
+    clients[0].close()
+    opened.gone.get(timeout=PATIENCE_S)
+    echoes(come(alice))
+
+
+def test_a_frame_has_so_many_bytes(come: Come, alice: OwnKeys, bob: OwnKeys) -> None:
+    other = come(bob)
+    echoes(other)
+    client = come(alice)
+    echoes(client, bytes(FRAME_BYTES - 1000))
+    client.send(bytes(FRAME_BYTES + 1))
+    assert client.put_out()
+    echoes(other)
+
+
+@pytest.mark.parametrize("extra", [1, 2, 3, FRAMES, 3 * FRAMES + 1])
+def test_a_message_has_so_many_frames(opened: Open, come: Come, alice: OwnKeys, bob: OwnKeys, extra: int) -> None:
+    other, client, second = come(bob), come(alice), come(alice)
+    frames = [b"%d" % number for number in range(FRAMES)]
+    echoes(client, *frames)
+    for each in (other, second):
+        echoes(each)
+    client.send(*frames, *[b"more"] * extra)
+    assert client.put_out()
+    assert second.put_out()
+    assert come(alice).refused()
+    echoes(other)
+    assert opened.received.qsize() == 4
+
+
+def test_who_was_put_out_comes_in_later(come: Come, alice: OwnKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "OUT_S", 0.01)
+    client = come(alice)
+    for _ in range(3):
+        client.send(*[b""] * (FRAMES + 1))
+        assert client.put_out()
+
+        def comes() -> bool:
+            nonlocal client
+            client = come(alice)
+            return bool(client.happened() & zmq.Event.HANDSHAKE_SUCCEEDED)
+
+        until(comes)
+
+
+def send_for_ever(stranger: Plain, said: bytes) -> None:
+    while True:
+        stranger.socket.sendall(said)
+
+
+@pytest.mark.parametrize("before", [b"", b"\x00\x05hello"])
+def test_a_message_has_an_end(unlocked: Open, before: bytes) -> None:
+    """ZeroMQ itself would take frames for as long as memory lasts: a message counts once its last one is there."""
+    with closing(Plain(unlocked)) as endless, closing(Client(unlocked, None)) as other:
+        endless.socket.sendall(greeting(b"NULL") + READY)
+        said = b""
+        while b"READY" not in said:  # or what follows is part of the handshake
+            said += endless.socket.recv(1 << 16)
+        endless.socket.sendall(before)
+        with pytest.raises(ConnectionError):
+            send_for_ever(endless, (b"\x01\x64" + bytes(100)) * 1000)
+        echoes(other)
+        assert unlocked.received.qsize() == 1 + bool(before)
+
+
+def test_who_reads_nothing_gets_so_much_and_is_put_out(folder: Path, alice: OwnKeys) -> None:
+    opened = Open(Keys(folder), queued=8)
+    with closing(opened), closing(Client(opened, alice, rcvhwm=1)) as client:
+        client.send(b"hello")
+        channel, _ = opened.arrived()
+
+        def fill() -> int:
+            sent = 0
+            while channel.send(protocol.Done(1), [bytes(1 << 20)]):
+                sent += 1
+                assert sent < 1000
+            return sent
+
+        assert opened.do(fill) >= 8
+        assert opened.gone.get(timeout=PATIENCE_S) is channel  # the client notices when it reads
+
+
+# --- strangers
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" * 20,
+        os.urandom(1000),
+        bytes(1000),
+        b"\x01\x00" + b"\x04more" * 100,  # ZMTP 1.0
+        b"\xff" + bytes(7) + b"\x01\x7f\x01" + bytes(100),  # ZMTP 2.0
+        greeting(b"NULL") + READY,
+        greeting(b"PLAIN") + command(b"\x05HELLO\x05alice\0"),
+        greeting(b"CURVE") + command(b"\x05HELLO" + os.urandom(194)),
+        greeting(b"CURVE") + command(b"\x05READY" + bytes(100)),
+        greeting(b"CURVE") + command(b"\x08INITIATE" + bytes(500)),
+        greeting(b"CURVE") + command(b"\x07MESSAGE" + bytes(500)),
+        greeting(b"CURVE") + b"\x00\x05hello",
+        greeting(b"CURVE") + struct.pack(">BQ", 6, 2**63),
+        greeting(b"CURVE") + struct.pack(">BQ", 6, FRAME_BYTES + 1),
+    ],
+)
+def test_who_speaks_otherwise_is_put_out(
+    opened: Open, come: Come, plain: Callable[[], Plain], alice: OwnKeys, said: bytes
+) -> None:
+    client = come(alice)
+    echoes(client)
+    stranger = plain()
+    stranger.socket.sendall(said)
+    assert stranger.put_out()
+    echoes(client)
+    assert opened.received.qsize() == 2
+
+
+@pytest.mark.parametrize("said", [b"", b"\xff", greeting(b"CURVE"), greeting(b"CURVE") + command(bytes(100))[:50]])
+def test_who_does_not_finish_a_handshake_is_put_out(
+    come: Come,
+    plain: Callable[[], Plain],
+    alice: OwnKeys,
+    said: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp_connections, "STRANGER_S", 0.1)
+    stranger = plain()
+    stranger.socket.sendall(said)
+    assert stranger.put_out()
+    echoes(come(alice))
+
+
+def test_so_is_who_comes_in_and_says_nothing(
+    come: Come,
+    alice: OwnKeys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp_connections, "STRANGER_S", 0.5)
+    silent = come(alice)
+    assert silent.happened() & zmq.Event.HANDSHAKE_SUCCEEDED
+    assert silent.put_out()
+
+
+def test_strangers_cannot_fill_the_memory(
+    come: Come,
+    plain: Callable[[], Plain],
+    alice: OwnKeys,
+) -> None:
+    """Half of a large frame, and then nothing."""
+    stranger = plain()
+    stranger.socket.sendall(greeting(b"CURVE") + struct.pack(">BQ", 6, FRAME_BYTES) + bytes(2 * STRANGER_BYTES))
+    assert stranger.put_out()
+    echoes(come(alice))
+
+
+def test_many_strangers_keep_nobody_out(opened: Open, come: Come, plain: Callable[[], Plain], alice: OwnKeys) -> None:
+    client = come(alice)
+    echoes(client)
+    strangers = [plain() for _ in range(2 * STRANGERS)]
+    assert strangers[0].put_out()
+    until(lambda: opened.do(lambda: len(opened.door._connections)) <= STRANGERS + 1)
+    echoes(client)
+    echoes(come(alice))
+
+
+def test_half_of_the_descriptors_is_for_those_inside(
+    folder: Path, alice: OwnKeys, bob: OwnKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (2, 2))
+    opened = Open(Keys(folder))
+    echo(opened)
+    with closing(opened), closing(Client(opened, alice)) as client:
+        echoes(client)
+        with closing(Client(opened, bob)) as late:
+            late.try_to_send(b"hello")
+            assert late.put_out()
+        echoes(client)
+
+
+def test_idle_connections_take_little_memory(folder: Path, alice: OwnKeys) -> None:
+    many = 200
+    opened = Open(Keys(folder), connections=many + 1)
+    echo(opened)
+    with closing(opened), closing(Crowd(opened, alice)) as crowd:
+        crowd.come(1)
+        before_bytes = resident_bytes()
+        crowd.come(many)
+        assert (resident_bytes() - before_bytes) / many <= 100_000
+
+
+# --- without keys
+
+
+def test_without_keys_it_is_loud(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(Open(None)) as opened:
+        assert "INSECURE" in caplog.text
+        assert opened.door.endpoint in caplog.text
+
+
+def test_without_keys_everybody_is_the_same(unlocked: Open) -> None:
+    with closing(Client(unlocked, None)) as client:
+        echoes(client)
+        assert unlocked.arrived()[0].user == "all"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", "*", "eth0"])
+def test_without_keys_it_is_nowhere_else(host: str) -> None:
+    with pytest.raises(InvalidConfig, match="only on loopback"):
+        Open(None, host)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.2", "::1"])
+def test_places_on_loopback(host: str) -> None:
+    opened = Open(None, host)
+    echo(opened)
+    with closing(opened), closing(Client(opened, None, ipv6=True)) as client:
+        echoes(client)
+
+
+def test_a_place_where_it_cannot_be(folder: Path, alice: OwnKeys) -> None:  # noqa: ARG001
+    for host in ("192.0.2.1", "no such place"):
+        with pytest.raises(InvalidConfig, match="no server can be at"):
+            Open(Keys(folder), host)
+
+
+def test_what_was_said_last_arrives(alice: OwnKeys, folder: Path) -> None:
+    opened = Open(Keys(folder))
+    with closing(Client(opened, alice, reconnect_ivl=60_000)) as client:  # one that gives up drops what it has not read
+        client.send(b"hello")
+        channel, _ = opened.arrived()
+        assert opened.do(lambda: channel.send(protocol.Goodbye("at night")))
+        opened.close(PATIENCE_S)
+        assert protocol.decode_from_server(client.receive()[0]) == protocol.Goodbye("at night")
+        assert client.put_out()

@@ -1,0 +1,80 @@
+"""`kaas code`: keys that sign code, signatures, hashes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kaas.cli.main import app
+from kaas.errors import InvalidConfig, InvalidRequest
+from kaas.server.peers.allow import Allowed
+from kaas.server.peers.signing import new_signer, public_key, read_signatures, sign, signer, write_signatures
+from tests.api.conftest import STEPS, add_task
+from tests.server.state.states import Had
+
+KERNELS = Path(__file__).parents[2] / "api" / "kernels" / "steps.ptx"
+
+
+def run(*args: object) -> Result:
+    result = CliRunner().invoke(app, ["code", *map(str, args)], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result
+
+
+def test_what_is_signed_is_taken_by_servers_that_trust_the_signer(tmp_path: Path) -> None:
+    (tmp_path / "task.json").write_text(add_task().to_json())
+    key, signatures = tmp_path / "signer.pem", tmp_path / "signatures.json"
+    said = run("signer", key).output
+    assert key.stat().st_mode & 0o777 == 0o600
+    found = re.search(r"signers: \[([0-9a-f]{64})\]", said)
+    assert found is not None
+    trusted = bytes.fromhex(found.group(1))
+    assert trusted == public_key(signer(key))
+    run("sign", tmp_path / "task.json", "--key", key, "--to", signatures)
+    known = read_signatures(signatures)
+    assert list(known) == [add_task().key]
+    assert run("hashes", tmp_path / "task.json").output.split()[0] == add_task().key
+    for file in (KERNELS, tmp_path / "task.json"):
+        assert run("libraries", file).output.split()[0] == STEPS.hash
+    with pytest.raises(InvalidRequest, match="code image and no kTask"):
+        run("sign", KERNELS, "--key", key)
+
+    async def life() -> None:
+        async with Had(tmp_path / "state", allowed=Allowed(signers=(trusted,))) as had:
+            await had.register("ada", add_task(), signature=known[add_task().key])
+        async with Had(tmp_path / "state", allowed=Allowed(signers=(trusted,))) as had:  # nor is it asked for again
+            assert had.functions.named("ada", add_task().key).key == add_task().key
+
+    asyncio.run(life())
+
+
+def test_signatures_come_beside_those_that_are_there(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    new_signer(key)
+    write_signatures(tmp_path / "all", {"a": b"1"})
+    write_signatures(tmp_path / "all", {"b": sign(signer(key), "b"), "a": b"2"})
+    assert read_signatures(tmp_path / "all") == {"a": b"2", "b": sign(signer(key), "b")}
+
+
+def test_a_key_is_never_overwritten_nor_read_by_others(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    new_signer(key)
+    with pytest.raises(InvalidConfig, match="cannot be made"):
+        new_signer(key)
+    key.chmod(0o644)
+    with pytest.raises(InvalidConfig, match="other users"):
+        signer(key)
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        signer(tmp_path / "none")
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        read_signatures(tmp_path / "none")
+    (tmp_path / "senseless").write_text('{"a": "no hex"}')
+    (tmp_path / "senseless").chmod(0o600)
+    with pytest.raises(InvalidConfig, match="no signatures"):
+        read_signatures(tmp_path / "senseless")
+    with pytest.raises(InvalidConfig, match="no key"):
+        signer(tmp_path / "senseless")

@@ -1,0 +1,12 @@
+"""A module that prints, as does what it runs, for tests."""
+
+from __future__ import annotations
+
+import subprocess
+
+from tests.server.steps import same
+
+__all__ = ["same"]
+
+print("a line of a module's")
+subprocess.run(["echo", "and of what it runs"], check=True)

@@ -1,0 +1,291 @@
+"""`kaas serve` from outside: it starts, says so, answers, and ends as it should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+import kaas
+from kaas.errors import InvalidConfig
+from kaas.scheduling.policies import factory
+from kaas.scheduling.policies.cfs_affinity import CfsAffinity
+from kaas.scheduling.policies.exclusive import Exclusive
+from kaas.server.config.serve_config import Limits, parse, read
+from kaas.server.peers.keys import OwnKeys
+from kaas.server.usage.quotas import Quotas
+from kaas.wire import protocol
+from kaas.worker.processes import pidfd
+from tests.patience import PATIENCE_S
+from tests.server.conftest import Serve
+from tests.server.servers import ROOT, WIDTH, Server, Speaker, scaled
+
+ONES = np.ones(WIDTH, np.float32).tobytes()
+
+
+def result_of(frame: bytes) -> Any:
+    return np.frombuffer(frame, np.float32)
+
+
+def test_one_that_is_asked_to_end_answers_first_what_is_open(serve: Serve) -> None:
+    server = serve()
+    speaker = server.speaker()
+    speaker.register(scaled(), "f")
+    numbers = [speaker.invoke("f", ONES) for _ in range(20)]
+    speaker.send(protocol.Ask(100, "health"))
+    answers: dict[int, protocol.FromServer] = {}
+    while 100 not in answers:  # then all were taken in
+        answer, _ = speaker.receive()
+        answers[answer.number] = answer  # type: ignore[union-attr]
+    server.terminate()
+    while not answers.keys() >= {*numbers}:
+        answer, frames = speaker.receive()
+        if isinstance(answer, protocol.Result):
+            assert (result_of(frames[0]) == 2).all()
+        if not isinstance(answer, protocol.Goodbye):
+            answers[answer.number] = answer  # type: ignore[union-attr]
+    assert all(isinstance(answers[number], protocol.Result) for number in numbers)
+    speaker.received(numbers)
+    assert server.wait() == 0
+    speaker.close()
+
+
+def test_nothing_is_taken_in_while_it_drains(serve: Serve) -> None:
+    server = serve({"administrators": ["boss"], "drain_s": 60})
+    boss, other = server.speaker("boss"), server.speaker()
+    other.register(scaled(), "f")
+    waits = other.invoke("f", ONES)
+    assert isinstance(other.receive()[0], protocol.Result)  # not received: the server waits for that
+    refused = other.told(protocol.Failure, protocol.Ask(90, "drain"))[0]
+    assert refused.error == "InvalidRequest"
+    boss.send(protocol.Ask(1, "drain"))
+    came = [boss.receive()[0], boss.receive()[0]]
+    assert {type(each) for each in came} == {protocol.Goodbye, protocol.Told}
+    goodbye = other.receive()[0]
+    assert isinstance(goodbye, protocol.Goodbye)
+    assert "boss" not in goodbye.reason
+    assert "an administrator has the server drain client=boss\n" in server.errors.read_text()
+    other.invoke("f", ONES, number=91)
+    answer, _ = other.receive()
+    assert isinstance(answer, protocol.Failure)
+    assert (answer.number, answer.error) == (91, "PoolStopped")
+    assert answer.retry_s
+    assert not other.ask("health")["ready"]
+    other.received([waits])
+    assert server.wait() == 0
+    boss.close()
+    other.close()
+
+
+def test_it_waits_only_so_long(serve: Serve) -> None:
+    server = serve({"drain_s": 0.1})
+    speaker = server.speaker()
+    speaker.register(scaled(), "f")
+    speaker.invoke("f", ONES)
+    speaker.receive()
+    server.terminate()
+    assert server.wait() == 0  # though the answer was never received
+    speaker.close()
+
+
+def test_its_executors_end_with_it(serve: Serve) -> None:
+    server = serve()
+    speaker = server.speaker()
+    assert speaker.ask("health", b"canary")["canary_s"] < PATIENCE_S
+    watched = [pidfd(pid) for pid in server.children()]
+    assert watched
+    server.process.kill()
+    poller = zmq.Poller()
+    for file in filter(None, watched):
+        poller.register(file, zmq.POLLIN)
+        assert poller.poll(int(PATIENCE_S * 1000))
+        poller.unregister(file)
+        os.close(file)
+    speaker.close()
+
+
+def test_functions_outlive_it(serve: Serve) -> None:
+    first = serve()
+    speaker = first.speaker()
+    life = speaker.greet().life
+    speaker.register(scaled(), "f")
+    first.process.kill()
+    first.close()
+    speaker.close()
+    second = serve()
+    speaker = second.speaker()
+    assert speaker.greet().life != life
+    speaker.invoke("f", ONES)
+    answer, frames = speaker.receive()
+    assert isinstance(answer, protocol.Result)
+    assert (result_of(frames[0]) == 2).all()
+    speaker.close()
+
+
+@pytest.fixture(scope="module")
+def without_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """It ends as by Ctrl-C."""
+    server = Server(tmp_path_factory.mktemp("without_keys"), insecure=True)
+    yield server
+    server.process.send_signal(signal.SIGINT)
+    assert server.wait() == 0
+    server.close()
+
+
+def test_programs_on_its_machine_use_it_too(without_keys: Server) -> None:
+    program = """
+import sys
+from kaas.api.program import attach, status
+attach(sys.argv[1], ray=False)
+print(len(status().devices))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", program, without_keys.name]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout == "1\n"
+
+
+def test_two_of_one_name_are_refused(without_keys: Server) -> None:
+    config = without_keys.folder / "kaas.yaml"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "kaas.cli", "serve", "--insecure", "--config", str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 1
+    assert "runs on this machine already" in ended.stderr
+
+
+def test_one_without_keys_says_so_loudly(without_keys: Server) -> None:
+    speaker = without_keys.speaker()
+    assert speaker.greet().client == "local"
+    assert "INSECURE" in without_keys.errors.read_text()
+    speaker.close()
+
+
+def test_a_stranger_gets_nothing(server: Server) -> None:
+    keys = server.key_of("alice")
+    assert keys is not None
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    stranger = Speaker(server.endpoint, OwnKeys("alice", public, secret, keys.server_key))
+    stranger.send(protocol.Hello(protocol.VERSION, "a" * 32))
+    speaker = server.speaker()
+    assert speaker.ask("health", b"canary")["live"]
+    assert not stranger.socket.poll(0)
+    stranger.close()
+    speaker.close()
+
+
+# --- its configuration
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (b"colour: red", "colour"),
+        (b"pool: {colour: red}", "pool.colour"),
+        (b"listen: {port: many}", "listen.port"),
+        (b"limits: {requests: many}", "limits.requests"),
+        (b"pool: {devices: [{kind: software, colour: red}]}", "pool.devices[0].colour"),
+        (b"pool: {clients: {ada: {wieght: 2}}}", "pool.clients[...].wieght"),
+        (b"]", ""),
+    ],
+)
+def test_what_is_wrong_is_named(text: bytes, field: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        parse(text)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("listen: {host: 0.0.0.0}", "listen.host"),
+        ("listen: {host: everywhere}", "listen.host"),
+        ("listen: {port: 65536}", "listen.port"),
+        ("limits: {credit_bytes: 0}", "limits.credit_bytes"),
+        ("drain_s: -1", "drain_s"),
+        ("metrics_port: 65536", "metrics_port"),
+        ("metrics_port: -1", "metrics_port"),
+        ("name: ''", "name"),
+        ("pool: {slots: 0}", "slots"),
+        ("code: {signers: [xyz]}", "code.signers"),
+        ("keys: somewhere", "keys"),
+        ("etasks: {e: {function: 'm:f', inputs: {}, outputs: {}}}", "etasks"),
+        ("{ray: true, etasks: {e: {function: f, inputs: {}, outputs: {y: [int8, [1]]}}}}", "etasks.e.function"),
+        ("{ray: true, etasks: {e: {function: 'm:f', inputs: {}, outputs: {y: [int9, [1]]}}}}", "etasks.e"),
+        ("{ray: true, etasks: {e: {function: 'm:f', inputs: {}, outputs: {}}}}", "etasks.e"),
+        ("{ray: true, etasks: {e: {function: 'm:f', inputs: {}, outputs: {y: [int8, [1]]}, after: s}}}", "etasks.e"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path: Path, text: str, field: str) -> None:
+    path = tmp_path / "kaas.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidConfig) as caught:
+        read(path, insecure=True)
+    assert caught.value.field == field
+
+
+def test_it_needs_keys_or_says_that_it_has_none(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        read(None)
+    assert caught.value.field == "keys"
+    assert read(None, insecure=True).code.any
+    with pytest.raises(InvalidConfig):
+        read(tmp_path / "nowhere.yaml", insecure=True)
+
+
+def test_a_key_says_more_than_the_server() -> None:
+    limits = Limits(quotas=Quotas(requests_per_s=5.0, burst=50, stored_bytes=100))
+    granted = limits.granted(Quotas(requests_per_s=1.0, concurrent_requests=3))
+    others: dict[str, Any] = {
+        "library_bytes": 256 << 20,
+        "kernels": 1 << 16,
+        "task_kernels": 8192,
+        "build_s_per_minute": 30.0,
+    }
+    assert granted == Quotas(requests_per_s=1.0, concurrent_requests=3, stored_bytes=100, **others)
+    told = limits.told(granted)
+    assert (told.requests, told.requests_per_s, told.stored_bytes) == (3, 1.0, 100)
+
+
+def test_its_pool_is_as_configured() -> None:
+    settings = parse(b"pool: {policy: static, slots: 2, devices: [{speed: 2.0}], clients: {alice: {weight: 2.0}}}")
+    config = settings.pool.config(None)
+    assert config == kaas.Config(
+        devices=(kaas.Device(speed=2.0),),
+        policy="static",
+        slots=2,
+        clients={"alice": kaas.ClientSettings(weight=2.0)},
+        client_faults_allowed=8,
+    )
+
+
+def test_a_server_is_fair_unless_told_otherwise() -> None:
+    assert parse(b"{}").pool.config(None).policy == "cfs_affinity"
+
+
+def test_its_policy_has_options_or_is_the_operator_s_own() -> None:
+    told = parse(b"pool: {policy: {name: cfs_affinity, penalty: 5.0}}").pool.config(None).policy
+    assert isinstance(told, partial)
+    assert (told.func, told.keywords) == (CfsAffinity, {"penalty": 5.0})
+    own = parse(b'pool: {policy: "kaas.scheduling.policies.exclusive:Exclusive"}').pool.config(None).policy
+    assert own is Exclusive
+    with pytest.raises(InvalidConfig) as caught:
+        parse(b"pool: {policy: fair}").pool.config(None)
+    assert caught.value.field == "pool.policy"
+
+
+def test_the_configuration_of_its_page_is_one() -> None:
+    page = (ROOT / "docs" / "serve.md").read_text()
+    text = page.partition("```yaml\n")[2].partition("```")[0]
+    settings = parse(text.encode())
+    factory(settings.pool.config(None).policy)  # there is one
+    assert {*settings.__struct_fields__} == {*msgspec.yaml.decode(text)}  # all that there is

@@ -1,0 +1,271 @@
+"""The processes of a server's steps: how they start, end and are replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kaas.errors import InvalidConfig, StepFailed
+from kaas.server.steps.steps import Steps
+from kaas.wire import protocol, sent_ktasks
+from kaas.worker.processes import on_end
+from tests.loops import run
+from tests.open_files import files_of_children
+from tests.patience import PATIENCE_S, until
+from tests.server.conftest import Serve
+from tests.server.servers import WIDTH, refused, scaled
+
+UNSAID = {
+    "fail_with_half_a_letter": r"LookupError: half a letter: \ud800",
+    "fail_without_text": "Mute: (its text raises RuntimeError)",
+    "name_by_half_a_letter": "UnicodeEncodeError: 'utf-8' codec can't encode character",
+}
+NAMED = {
+    name: f"tests.server.steps:{name}" for name in ("pid", "same", "end", "leave", "wait", "name_by_number", *UNSAID)
+}
+
+
+def with_steps(
+    scenario: Callable[[Steps], Awaitable[None]], processes: int = 1, named: Mapping[str, str] = NAMED
+) -> None:
+    async def opened() -> None:
+        steps = Steps(named, processes, PATIENCE_S)
+        await steps.open()
+        try:
+            await scenario(steps)
+        finally:
+            steps.close()
+
+    run(opened())
+
+
+async def pid_of(steps: Steps) -> int:
+    return int(np.frombuffer((await steps.run("pid", {}))["pid"].data, np.int64)[0])
+
+
+def end_of(pid: int) -> Awaitable[object]:
+    """From now on."""
+    ended = asyncio.Event()
+    on_end(asyncio.get_running_loop(), pid, ended.set)
+    return ended.wait()
+
+
+def test_one_that_has_ended_while_idle_is_replaced() -> None:
+    async def scenario(steps: Steps) -> None:
+        first = await pid_of(steps)
+        assert await pid_of(steps) == first
+        ended = end_of(first)
+        os.kill(first, signal.SIGKILL)
+        await ended
+        assert await pid_of(steps) != first
+
+    with_steps(scenario)
+
+
+@pytest.mark.parametrize("size", [1, 8 << 20])
+def test_so_is_one_that_ends_before_it_has_begun(size: int) -> None:
+    async def scenario(steps: Steps) -> None:
+        first = await pid_of(steps)
+        os.kill(first, signal.SIGSTOP)
+        made = asyncio.ensure_future(steps.run("same", {"x": bytes(size)}))
+        await asyncio.sleep(0)  # now it is asked, and does not hear it
+        os.kill(first, signal.SIGKILL)
+        assert len((await made)["x"].data) == size
+        assert await pid_of(steps) != first
+
+    with_steps(scenario)
+
+
+@pytest.mark.parametrize("step", ["end", "leave"])
+def test_one_that_ends_when_it_has_begun_fails_what_it_was_asked(step: str) -> None:
+    async def scenario(steps: Steps) -> None:
+        first = await pid_of(steps)
+        with pytest.raises(StepFailed, match="its process has ended"):
+            await steps.run(step, {"x": bytes(8 << 20)})
+        assert await pid_of(steps) != first
+
+    with_steps(scenario)
+
+
+def test_all_end_with_their_server_also_if_one_has_before() -> None:
+    async def scenario() -> None:
+        steps = Steps(NAMED, 2, PATIENCE_S)
+        first, second = await asyncio.gather(pid_of(steps), pid_of(steps))
+        assert first != second
+        ends = [end_of(first), end_of(second)]
+        os.kill(first, signal.SIGKILL)
+        await ends[0]
+        steps.close()
+        await ends[1]
+
+    run(scenario())
+
+
+def test_one_that_is_not_waited_for_is_ended() -> None:
+    async def scenario(steps: Steps) -> None:
+        ended = end_of(await pid_of(steps))
+        waits = asyncio.ensure_future(steps.run("wait", {}))
+        await asyncio.sleep(0)
+        waits.cancel()
+        await ended
+
+    with_steps(scenario)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20])
+def test_values_of_all_sizes_come_and_go(size: int) -> None:
+    values = {"x": os.urandom(size), "": b"more"}
+
+    async def scenario(steps: Steps) -> None:
+        made = await steps.run("same", values)
+        assert {name: (each.dtype, each.shape, bytes(each.data)) for name, each in made.items()} == {
+            name: (None, None, value) for name, value in values.items()
+        }
+
+    with_steps(scenario)
+
+
+@pytest.mark.parametrize(("step", "said"), UNSAID.items())
+def test_what_cannot_be_said_fails_one_step_and_not_its_process(step: str, said: str) -> None:
+    async def scenario(steps: Steps) -> None:
+        first = await pid_of(steps)
+        with pytest.raises(StepFailed, match=re.escape(said)):
+            await steps.run(step, {})
+        assert await pid_of(steps) == first
+
+    with_steps(scenario)
+
+
+def test_names_are_text() -> None:
+    async def scenario(steps: Steps) -> None:
+        assert list(await steps.run("name_by_number", {"x": b"", "y": b""})) == ["0", "1"]
+
+    with_steps(scenario)
+
+
+def test_what_a_module_starts_keeps_no_step_from_its_work() -> None:
+    async def scenario(steps: Steps) -> None:
+        assert (await steps.run("same", {"x": b"x"}))["x"].data == b"x"
+
+    with_steps(scenario, named={"same": "tests.server.starting_steps:same"})
+
+
+def test_one_that_ends_before_each_step_is_replaced_once() -> None:
+    async def scenario(steps: Steps) -> None:
+        for _ in range(2):  # with one that is idle, and with none
+            with pytest.raises(StepFailed, match="its process has ended"):
+                await steps.run("same", {"x": b"x"})
+
+    with_steps(scenario, named={"same": "tests.server.idle_steps:same"})
+
+
+@contextmanager
+def files_left(count: int) -> Iterator[None]:
+    """No more than these can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first = os.dup(0)
+    os.close(first)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_without_files_for_a_process_a_step_fails(count: int) -> None:
+    async def scenario() -> None:
+        steps = Steps(NAMED, 1, PATIENCE_S)
+        opened = files_of_children()
+        with files_left(count), pytest.raises(StepFailed, match="Too many open files"):
+            await steps.run("pid", {})
+        with files_left(count), pytest.raises(InvalidConfig, match="Too many open files") as caught:
+            await steps.open()
+        assert caught.value.field == "steps"
+        assert files_of_children() == opened
+        await pid_of(steps)
+        steps.close()
+
+    run(scenario())
+
+
+def test_a_step_is_a_function_of_a_module() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        Steps({"name": "function"}, 1, 1.0)
+    assert caught.value.field == "steps.name"
+
+
+@pytest.mark.parametrize(
+    ("target", "field", "said"),
+    [
+        ("tests.server.nowhere:f", "steps.bad", "No module named 'tests.server.nowhere'"),
+        ("tests.server.steps:nothing", "steps.bad", "module 'tests.server.steps' has no function 'nothing'"),
+        ("tests.server.steps:NOTHING", "steps.bad", "module 'tests.server.steps' has no function 'NOTHING'"),
+        ("tests.server.broken_steps:f", "steps.bad", "LookupError: as it must be"),
+        ("tests.server.leaving_steps:f", "steps", "exit status 3"),
+    ],
+)
+def test_what_is_not_there_is_refused_and_not_imported_here(target: str, field: str, said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said) as caught:
+        run(Steps({**NAMED, "bad": target}, 1, PATIENCE_S).open())
+    assert caught.value.field == field
+    assert not {"tests.server.broken_steps", "tests.server.leaving_steps"} & sys.modules.keys()
+
+
+def test_modules_that_take_too_long_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match="take longer than") as caught:
+        run(Steps(NAMED, 1, 0.0).open())
+    assert caught.value.field == "steps"
+
+
+def test_a_server_says_so_and_does_not_start(tmp_path: Path) -> None:
+    said = refused(tmp_path, {"steps": {"bad": "tests.server.steps:nothing"}, "log": {"level": "error"}})
+    assert said == (
+        "InvalidConfig: steps.bad is 'tests.server.steps:nothing': "
+        "module 'tests.server.steps' has no function 'nothing'\n"
+    )
+
+
+def test_what_modules_print_is_not_what_the_server_says(serve: Serve) -> None:
+    server = serve({"steps": {"same": "tests.server.printing_steps:same"}, "log": {"level": "error"}})
+    assert sorted(server.errors.read_text().splitlines()) == ["a line of a module's", "and of what it runs"]
+
+
+def test_a_server_without_its_folder_starts_no_step(serve: Serve, tmp_path: Path) -> None:
+    serve()
+    settings = {"steps": {"bad": "tests.server.broken_steps:f"}, "log": {"level": "error"}}
+    assert refused(tmp_path, settings).startswith("UsageUnavailable: ")
+
+
+def test_a_server_that_ends_leaves_nothing_of_its_steps(serve: Serve) -> None:
+    def gone(pid: int) -> bool:
+        return not Path(f"/proc/{pid}").exists()
+
+    server = serve({"steps": {"same": NAMED["same"]}, "log": {"level": "error"}})
+    with_server = server.speaker()
+    with_server.register(scaled())
+    message = protocol.Register(with_server.number(), "chain", before="same")
+    with_server.told(protocol.Registered, message, sent_ktasks.encode_task(scaled()))
+    with_server.told(
+        protocol.Result,
+        protocol.Invoke(1, "chain", {"x": protocol.Input(frame=1)}),
+        bytes(4 * WIDTH),
+    )
+    with_server.received([1])
+    with_server.close()
+    children = server.children()
+    server.terminate()
+    assert server.wait() == 0
+    for pid in children:
+        until(lambda pid=pid: gone(pid))  # type: ignore[misc]
+    assert not server.errors.read_text()

@@ -1,0 +1,553 @@
+"""Lines of peers on the pool's machine to its exchange: what is sent arrives, what makes no sense does no harm."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import msgspec
+import pytest
+
+from kaas.errors import ConfigMismatch, QueueFull
+from kaas.wire import messages
+from kaas.wire.connections.connect import connect
+from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, Line, LineLost
+from kaas.wire.connections.shared_memory import Outbox
+from kaas.wire.connections.stream import Stream
+from kaas.wire.error_codec import decode_error
+from kaas.wire.messages import Address, Cancel, Hello, Refused, Release, Result, Submit, Welcome
+from tests.open_files import connections_on
+from tests.patience import PATIENCE_S, readable, until
+from tests.wire.connections.routers import NODE, Running
+
+LOCAL = "127.0.0.1"
+
+
+@pytest.fixture
+def pool() -> Iterator[Running]:
+    running = Running()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def open_pool() -> Iterator[Running]:
+    """One that other nodes can reach."""
+    running = Running(LOCAL)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def line(pool: Running) -> Iterator[Line]:
+    line = pool.connect()
+    yield line
+    line.close()
+
+
+class Raw:
+    """Somebody who keeps to no rule."""
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(path)
+        self.stream = Stream(self.socket)
+        self._got: list[list[Any]] = []
+
+    def send(self, *frames: bytes) -> None:
+        assert self.stream.send(frames[0], frames[1:])
+
+    def receive(self) -> list[Any]:
+        """The next message."""
+        while not self._got:
+            assert readable(self.socket)
+            self._got += self.stream.read()
+        return self._got.pop(0)
+
+    def put_out(self) -> bool:
+        """Whether the pool ends this."""
+        try:
+            while True:
+                self.receive()
+        except EOFError:
+            return True
+
+
+@pytest.fixture
+def raw(pool: Running) -> Iterator[Callable[[], Raw]]:
+    with ExitStack() as stack:
+
+        def come() -> Raw:
+            stranger = Raw(pool.address.path)
+            stack.callback(stranger.stream.close)
+            return stranger
+
+        yield come
+
+
+def arrived(pool: Running) -> Any:
+    return pool.received.get(timeout=PATIENCE_S)
+
+
+def echo(pool: Running) -> None:
+    """From now on every request is answered with its own frames."""
+
+    def answer(peer: Any, header: Any, frames: Any) -> None:
+        pool.exchange.send(peer, Result(header.number), frames)
+
+    pool.on_receive = answer
+
+
+def test_messages_go_both_ways(pool: Running, line: Line) -> None:
+    peer, hello = pool.greeted.get(timeout=PATIENCE_S)
+    assert (peer.role, peer.name, peer.incarnation, peer.pid) == ("client", "a name", "first", os.getpid())
+    assert hello.version == messages.VERSION
+    line.send(Submit(7), [b"small", b"", b"x" * LARGE_BYTES])
+    sender, header, frames = arrived(pool)
+    assert sender is peer
+    assert header == Submit(7, [])
+    assert [bytes(frame) for frame in frames] == [b"small", b"", b"x" * LARGE_BYTES]
+    pool.do(lambda: pool.exchange.send(peer, Release(7)))
+    assert line.receive(PATIENCE_S) == (Release(7), [])
+
+
+def test_small_frames_are_bytes_and_large_ones_views(pool: Running, line: Line) -> None:
+    echo(pool)
+    line.send(Submit(1), [bytearray(LARGE_BYTES - 1), memoryview(bytearray(LARGE_BYTES))])
+    for frames in (arrived(pool)[2], line.receive(PATIENCE_S)[1]):  # type: ignore[index]
+        small, large = frames
+        assert type(small) is bytes
+        assert type(large) is memoryview
+        assert large.readonly
+        assert large.nbytes == LARGE_BYTES
+
+
+def test_many_messages_keep_their_order(pool: Running, line: Line) -> None:
+    echo(pool)
+    count = 320
+    for number in range(count):
+        line.send(Submit(number), [b"%d" % number])
+    answers = [line.receive(PATIENCE_S) for _ in range(count)]
+    assert answers == [(Result(number), [b"%d" % number]) for number in range(count)]
+
+
+def test_threads_send_over_one_line(pool: Running, line: Line) -> None:
+    def send(first: int) -> None:
+        for number in range(first, first + 100):
+            line.send(Submit(number), [b"%d" % number, b"x"])
+
+    threads = [threading.Thread(target=send, args=(100 * thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    got = [arrived(pool) for _ in range(400)]
+    assert sorted(header.number for _, header, _ in got) == list(range(400))
+    assert all(frames == [b"%d" % header.number, b"x"] for _, header, frames in got)
+
+
+def test_several_peers_are_told_apart(pool: Running, line: Line) -> None:
+    echo(pool)
+    other = pool.connect("executor")
+    other.send(Submit(2))
+    line.send(Submit(1))
+    assert line.receive(PATIENCE_S) == (Result(1), [])
+    assert other.receive(PATIENCE_S) == (Result(2), [])
+    (one, _, _), (another, _, _) = arrived(pool), arrived(pool)
+    assert {one.role, another.role} == {"client", "executor"}
+    other.close()
+
+
+# --- greetings
+
+
+def test_a_peer_may_be_refused(pool: Running) -> None:
+    def refuse(_peer: Any, _hello: Hello) -> None:
+        raise QueueFull("too many", limit=3)
+
+    pool.on_greet = refuse
+    with pytest.raises(QueueFull, match="too many") as caught:
+        pool.connect()
+    assert caught.value.limit == 3
+
+
+def test_what_is_sent_while_a_peer_is_greeted_arrives(pool: Running) -> None:
+    pool.on_greet = lambda peer, _hello: pool.exchange.send(peer, Release(3))
+    line = pool.connect()
+    assert line.receive(PATIENCE_S) == (Release(3), [])
+    line.close()
+
+
+def test_another_version_is_refused(raw: Callable[[], Raw]) -> None:
+    peer = raw()
+    peer.send(messages.encode(Hello(messages.VERSION + 1, "client", "", "", 1)))
+    header, error = peer.receive()
+    assert messages.decode_to_peer(header) == Refused()
+    refusal = decode_error(error)
+    assert type(refusal) is ConfigMismatch
+    assert refusal.differences == (f"messages: {messages.VERSION}, not {messages.VERSION + 1}",)
+
+
+def test_memory_is_shared_where_the_pool_can_read_it(pool: Running, line: Line, raw: Callable[[], Raw]) -> None:
+    assert line.shares
+    assert pool.greeted.get(timeout=PATIENCE_S)[0].shares
+    outbox = Outbox()
+    secret, other = os.urandom(PROBE_BYTES), os.urandom(PROBE_BYTES)
+    probe, pid = outbox.put(secret).block, os.getpid()
+    away = msgspec.structs.replace(probe, fd=1_000_000)
+    others = msgspec.structs.replace(probe, pid=pid + 1)
+    cases = [(probe, secret, True), (probe, other, False), (away, b"", False), (others, secret, False)]
+    guessed = [(msgspec.structs.replace(probe, nbytes=nbytes), secret[:nbytes], False) for nbytes in (0, 1)]
+    for block, said, shares in [*cases, *guessed, (None, b"", False)]:
+        peer = raw()
+        peer.send(messages.encode(Hello(messages.VERSION, "client", "", "", pid, block)), said)
+        assert messages.decode_to_peer(peer.receive()[0]) == Welcome(pool.address.life, shares)
+    outbox.close()
+
+
+# --- what makes no sense
+
+
+def test_what_makes_no_sense_is_dropped(pool: Running, line: Line, raw: Callable[[], Raw]) -> None:
+    strangers = [raw(), raw()]
+    hello = messages.encode(Hello(messages.VERSION, "client", "", "", 1))
+    bad = [
+        b"",
+        b"\xc1",
+        b"\x93\x0b",
+        b"\x91" * 100_000,
+        os.urandom(100),
+        hello.replace(b"client", b"\xff\xfeient"),
+        messages.encode(Submit(1)),
+        bytes(LARGE_BYTES),
+    ]
+    for stranger in strangers:
+        for message in bad:
+            stranger.send(message, b"and a frame")
+    line.send(Hello(messages.VERSION, "client", "", "", 1))  # once is enough
+    until(lambda: pool.do(lambda: pool.exchange.dropped) == 2 * len(bad) + 1)
+    strangers[0].send(hello)
+    assert messages.decode_to_peer(strangers[0].receive()[0]) == Welcome(pool.address.life, False)
+    line.send(Cancel(1))
+    assert arrived(pool)[1] == Cancel(1)
+    assert pool.faults.empty()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"\0\0\0\0", b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", pack("<IQ", 1, 2**63), pack("<I2Q", 2, 2**63, 2**63)],
+)
+def test_who_sends_no_messages_is_put_out(pool: Running, line: Line, raw: Callable[[], Raw], said: bytes) -> None:
+    stranger = raw()
+    stranger.socket.sendall(said)
+    assert stranger.put_out()
+    echo(pool)
+    line.send(Submit(1))
+    assert line.receive(PATIENCE_S) == (Result(1), [])
+    assert pool.faults.empty()
+
+
+def test_an_error_of_who_receives_keeps_nobody_waiting(pool: Running, line: Line) -> None:
+    def fail(_peer: Any, header: Any, _frames: Any) -> None:
+        if header == Cancel(1):
+            raise ValueError("of mine")
+
+    pool.on_receive = fail
+    line.send(Cancel(1))
+    line.send(Cancel(2))
+    assert [arrived(pool)[1], arrived(pool)[1]] == [Cancel(1), Cancel(2)]
+    assert "of mine" in str(pool.faults.get(timeout=PATIENCE_S)["exception"])
+
+
+def test_who_has_ended_is_sent_nothing_and_heard_no_more(pool: Running, line: Line) -> None:
+    peer, _ = pool.greeted.get(timeout=PATIENCE_S)
+    other = pool.connect("executor")
+    pool.do(lambda: pool.exchange.forget(peer))
+    line.send(Cancel(1))
+    other.send(Cancel(2))
+    assert arrived(pool)[1] == Cancel(2)
+    gone, _ = pool.greeted.get(timeout=PATIENCE_S)
+    other.close()
+    dropped = pool.exchange.dropped
+
+    def noticed() -> bool:
+        pool.do(lambda: pool.exchange.send(gone, Release(1)))
+        return pool.exchange.dropped > dropped
+
+    until(noticed)
+
+
+def test_nobody_is_let_in_while_no_descriptor_is_left_and_then_again(process: subprocess.Popen[str]) -> None:
+    path = address_of(process).path
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{process.pid}/fd")), 4096))
+    waiting = Raw(path)
+    waiting.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
+    with pytest.raises(LineLost, match="no answer"):
+        connect(msgspec.structs.replace(Address("", NODE, path)), NODE, "client", "", "", 0.5)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (4096, 4096))
+    assert type(messages.decode_to_peer(waiting.receive()[0])) is Welcome
+
+
+# --- who is slow
+
+
+def test_a_peer_that_takes_nothing_delays_nobody(pool: Running, line: Line) -> None:
+    """And what it is sent comes once it does."""
+    echo(pool)
+    slow = pool.connect("executor")
+    large = os.urandom(1 << 20)
+    for number in range(16):
+        slow.send(Submit(number), [large])
+    line.send(Submit(100))
+    assert line.receive(PATIENCE_S) == (Result(100), [])
+    answers = [slow.receive(PATIENCE_S) for _ in range(16)]
+    assert answers == [(Result(number), [large]) for number in range(16)]
+    slow.close()
+
+
+def test_a_pool_that_takes_nothing_delays_no_sender(process: subprocess.Popen[str]) -> None:
+    """And small ones stay behind the large ones that wait."""
+    line = line_to(process)
+    os.kill(process.pid, signal.SIGSTOP)
+    for number in range(0, 64, 2):
+        line.send(Submit(number), [bytes(LARGE_BYTES)])
+        line.send(Submit(number + 1), [b"small"])
+    os.kill(process.pid, signal.SIGCONT)
+    answers = [line.receive(PATIENCE_S) for _ in range(64)]
+    assert [header.number for header, _ in filter(None, answers)] == list(range(64))  # type: ignore[union-attr]
+    line.close()
+
+
+def test_a_line_is_closed_while_much_is_left_to_send(process: subprocess.Popen[str]) -> None:
+    line = line_to(process)
+    os.kill(process.pid, signal.SIGSTOP)
+    for number in range(64):
+        line.send(Submit(number), [bytes(LARGE_BYTES)])
+    line.close()
+    until(lambda: all(thread.name != "kaas-sends" for thread in threading.enumerate()))
+
+
+def _ask(line: Line) -> None:
+    line.send(Submit(1))
+    line.receive(PATIENCE_S)
+
+
+@pytest.mark.parametrize("during", ["send", "read"])
+def test_a_line_that_was_interrupted_is_lost(
+    pool: Running, line: Line, during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows how much of a message was sent or taken."""
+    echo(pool)
+    whole = getattr(Stream, during)
+
+    def interrupted(stream: Stream, *args: Any) -> Any:
+        got = whole(stream, *args)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return got
+
+    monkeypatch.setattr(Stream, during, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _ask(line)
+    for use in (lambda: line.send(Cancel(1)), line.receive):
+        with pytest.raises(LineLost, match="interrupted"):
+            use()
+
+
+# --- ends
+
+
+def test_who_ends_with_something_unread_is_forgotten(pool: Running) -> None:
+    """Of that the pool hears once: with what it has said itself and its end in one piece of news."""
+    before = connections_on(pool.address.path)
+    stranger = Raw(pool.address.path)
+    stranger.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
+    assert messages.decode_to_peer(stranger.receive()[0]) == Welcome(pool.address.life, False)
+    peer, _ = pool.greeted.get(timeout=PATIENCE_S)
+    assert connections_on(pool.address.path) > before
+
+    def end() -> None:
+        pool.exchange.send(peer, Release(1))
+        for number in range(3):
+            stranger.send(messages.encode(Cancel(number)))
+        stranger.stream.close()
+
+    pool.do(end)
+    assert [arrived(pool)[1] for _ in range(3)] == [Cancel(number) for number in range(3)]
+    until(lambda: connections_on(pool.address.path) == before)
+
+
+def test_receiving_ends_in_time(line: Line) -> None:
+    assert line.receive(0.0) is None
+    assert line.receive(0.01) is None
+
+
+def test_who_waits_is_woken(pool: Running, line: Line) -> None:
+    line.wake()
+    assert line.receive() is None
+    got: list[Any] = []
+    waiting = threading.Thread(target=lambda: got.append(line.receive()))
+    waiting.start()
+    line.wake()
+    waiting.join(PATIENCE_S)
+    assert got == [None]
+    echo(pool)
+    line.send(Submit(1))
+    assert line.receive(PATIENCE_S) == (Result(1), [])
+
+
+def test_a_closed_line_is_lost(line: Line) -> None:
+    lost: list[BaseException] = []
+
+    def receive() -> None:
+        try:
+            line.receive()
+        except LineLost as error:
+            lost.append(error)
+
+    waiting = threading.Thread(target=receive)
+    waiting.start()
+    line.close()
+    waiting.join(PATIENCE_S)
+    assert "closed" in str(lost[0])
+    line.close()
+    line.wake()
+    for use in (lambda: line.send(Cancel(1)), line.receive):
+        with pytest.raises(LineLost, match="closed"):
+            use()
+
+
+def test_nobody_at_an_address(tmp_path: Path) -> None:
+    pool = Running(LOCAL, str(tmp_path))
+    address = pool.address
+    pool.close()
+    closed = msgspec.structs.replace(address, tcp="tcp://127.0.0.1:1")
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(tmp_path / "left"))
+    stale.close()
+    left = msgspec.structs.replace(address, path=f"{tmp_path}/left")
+    with pytest.raises(LineLost, match="ended"):
+        connect(left, NODE, "client", "", "", PATIENCE_S)
+    gone = msgspec.structs.replace(address, tcp="")
+    with pytest.raises(LineLost, match="ended"):
+        connect(gone, NODE, "client", "", "", PATIENCE_S)
+    with pytest.raises(LineLost, match="no answer"):
+        connect(closed, NODE, "client", "", "", 0.1)
+
+
+POOL = """
+import asyncio, os, signal, sys
+from kaas.wire.connections.router import Exchange
+from kaas.wire.messages import Result, encode
+
+async def main():
+    exchange = Exchange(asyncio.get_running_loop(), "here", sys.argv[1] if len(sys.argv) > 1 else None)
+    def receive(peer, header, frames):
+        exchange.send(peer, Result(header.number), frames)
+        if header.number < 0:
+            exchange.close()
+            os.kill(os.getpid(), signal.SIGKILL)
+    exchange.open(receive, lambda peer, hello: None)
+    print(encode(exchange.address).hex(), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[str]]:
+    """A pool's, which writes its address."""
+    started = subprocess.Popen([sys.executable, "-c", POOL], stdout=subprocess.PIPE, text=True)
+    yield started
+    started.kill()
+    started.communicate()
+
+
+def address_of(process: subprocess.Popen[str]) -> Address:
+    assert process.stdout is not None
+    return msgspec.msgpack.decode(bytes.fromhex(process.stdout.readline()), type=Address)
+
+
+def line_to(process: subprocess.Popen[str]) -> Line:
+    return connect(address_of(process), NODE, "client", "a name", "first", PATIENCE_S)
+
+
+def test_the_end_of_the_pools_process_is_noticed(process: subprocess.Popen[str]) -> None:
+    line = line_to(process)
+    line.send(Submit(1), [b"x"])
+    assert line.receive(PATIENCE_S) == (Result(1), [b"x"])
+    process.kill()
+    for _ in range(2):
+        with pytest.raises(LineLost, match="has ended"):
+            line.receive(PATIENCE_S)
+    with pytest.raises(LineLost, match="has ended"):
+        line.send(Submit(2))
+    line.close()
+
+
+def test_who_only_sends_notices_it_too(process: subprocess.Popen[str]) -> None:
+    line = line_to(process)
+    process.kill()
+    process.wait()
+    with pytest.raises(LineLost, match="has ended"):
+        send_for_ever(line)
+    line.close()
+
+
+def send_for_ever(line: Line) -> None:
+    while True:
+        line.send(Submit(1))
+
+
+def test_the_last_words_of_a_pool_arrive(process: subprocess.Popen[str]) -> None:
+    line = line_to(process)
+    for number in range(100):
+        line.send(Submit(number), [b"x" * LARGE_BYTES])
+    line.send(Submit(-1))
+    numbers = [line.receive(PATIENCE_S)[0].number for _ in range(101)]  # type: ignore[index, union-attr]
+    assert numbers == [*range(100), -1]
+    with pytest.raises(LineLost, match="has ended"):
+        line.receive(PATIENCE_S)
+    line.close()
+
+
+def test_the_local_socket_is_for_its_user_only_and_goes_with_the_exchange() -> None:
+    pool = Running()
+    folder = Path(pool.address.path).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    pool.close()
+    assert not folder.exists()
+
+
+def test_a_pool_that_hides_keeps_who_is_connected(pool: Running, line: Line) -> None:
+    echo(pool)
+    pool.do(pool.exchange.hide)
+    assert not Path(pool.address.path).parent.exists()
+    line.send(Submit(1))
+    assert line.receive(PATIENCE_S) == (Result(1), [])
+    with pytest.raises(LineLost, match="ended"):
+        pool.connect()
+
+
+def test_what_a_killed_pool_has_left_goes_with_the_next(pool: Running, process: subprocess.Popen[str]) -> None:
+    left, lives = (Path(each.path).parent for each in (address_of(process), pool.address))
+    process.kill()
+    process.wait()
+    assert left.exists()
+    Running().close()
+    assert not left.exists()
+    assert lives.exists()
+
+
+def test_a_long_temporary_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
+    Running().close()

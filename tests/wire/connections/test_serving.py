@@ -1,0 +1,200 @@
+"""Threads that serve a line: each message is taken once, in order, and nobody waits while another could go on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kaas.wire.connections.adaptive_poll import News
+from kaas.wire.connections.connection import LARGE_BYTES, Line, LineLost
+from kaas.wire.connections.router import Peer
+from kaas.wire.connections.stream import CHUNK_BYTES
+from kaas.wire.messages import Release
+from tests.patience import PATIENCE_S
+from tests.wire.connections.routers import NODE, Running
+
+THREADS = 4
+
+
+class Served:
+    """A line that some threads serve. Messages whose number `gives` are its thread's, which calls `on_given` with them.
+
+    Fields:
+        taken: numbers, in the order in which they were. given: likewise. lost: why threads have ended.
+    """
+
+    def __init__(self, line: Line, gives: Callable[[int], bool], on_given: Callable[[int], Any]) -> None:
+        self.taken: queue.Queue[tuple[int, list[int]]] = queue.Queue()
+        self.given: queue.Queue[int] = queue.Queue()
+        self.lost: queue.Queue[LineLost] = queue.Queue()
+        self._line, self._gives, self._on_given = line, gives, on_given
+        self._alone = threading.Lock()
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(THREADS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self) -> None:
+        try:
+            for number in self._line.serve(self._take):
+                self.given.put(number)
+                self._on_given(number)
+        except LineLost as lost:
+            self.lost.put(lost)
+
+    def _take(self, message: Any, frames: Any) -> int | None:
+        assert self._alone.acquire(blocking=False), "two at a time"
+        try:
+            self.taken.put((message.number, [len(frame) for frame in frames]))
+            return message.number if self._gives(message.number) else None
+        finally:
+            self._alone.release()
+
+    def ended(self) -> list[LineLost]:
+        """Why, once all have."""
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        return [self.lost.get_nowait() for _ in self._threads]
+
+
+@pytest.fixture
+def pool() -> Iterator[Running]:
+    running = Running("127.0.0.1")
+    yield running
+    running.close()
+
+
+@pytest.fixture(params=[NODE, "elsewhere"], ids=["here", "on another node"])
+def line(pool: Running, request: pytest.FixtureRequest) -> Iterator[Line]:
+    line = pool.connect("executor", node=request.param)
+    yield line
+    line.close()
+
+
+def send(pool: Running, numbers: range, frames: Callable[[int], list[bytes]] = lambda _: []) -> None:
+    """All at once."""
+    peer: Peer = pool.greeted.get(timeout=PATIENCE_S)[0]
+    pool.greeted.put((peer, None))  # type: ignore[arg-type]
+
+    def all_of_them() -> None:
+        for number in numbers:
+            pool.exchange.send(peer, Release(number), frames(number))
+
+    pool.do(all_of_them)
+
+
+def got(from_queue: queue.Queue[Any], count: int) -> list[Any]:
+    return [from_queue.get(timeout=PATIENCE_S) for _ in range(count)]
+
+
+def test_messages_are_taken_in_order_one_at_a_time(pool: Running, line: Line) -> None:
+    sizes = [0, 1, 4096, LARGE_BYTES, 3 * CHUNK_BYTES, CHUNK_BYTES - 20]
+    count = 600
+    served = Served(line, lambda number: number % 3 > 0, lambda _: None)
+    for first in range(0, count, 100):
+        send(pool, range(first, first + 100), lambda number: [bytes(sizes[number % len(sizes)])])
+    assert got(served.taken, count) == [(number, [sizes[number % len(sizes)]]) for number in range(count)]
+    assert sorted(got(served.given, count * 2 // 3)) == [number for number in range(count) if number % 3]
+
+
+def test_others_go_on_while_some_are_busy(pool: Running, line: Line) -> None:
+    """As many as can be are given something, and the last one takes what follows."""
+    done = threading.Event()
+    served = Served(line, lambda number: number < THREADS - 1, lambda _: done.wait(PATIENCE_S))
+    send(pool, range(2 * THREADS))
+    assert sorted(got(served.given, THREADS - 1)) == list(range(THREADS - 1))
+    assert [number for number, _ in got(served.taken, 2 * THREADS)] == list(range(2 * THREADS))
+    send(pool, range(100, 101))
+    assert served.taken.get(timeout=PATIENCE_S) == (100, [])
+    done.set()
+
+
+def test_what_came_while_all_were_busy_is_taken_then(pool: Running, line: Line) -> None:
+    done = threading.Event()
+    served = Served(line, lambda _: True, lambda _: done.wait(PATIENCE_S))
+    send(pool, range(THREADS))
+    assert sorted(got(served.given, THREADS)) == list(range(THREADS))
+    send(pool, range(THREADS, 3 * THREADS))
+    done.set()
+    assert sorted(got(served.given, 2 * THREADS)) == list(range(THREADS, 3 * THREADS))
+
+
+def test_who_waits_is_told_whether_anything_runs(pool: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: queue.Queue[bool] = queue.Queue()
+    wait = News.wait
+
+    def noted(news: News, idle: bool) -> int:
+        waits.put(idle)
+        return wait(news, idle)
+
+    monkeypatch.setattr(News, "wait", noted)
+    line = pool.connect("executor")
+    done = threading.Event()
+    served = Served(line, lambda number: number == 0, lambda _: done.wait(PATIENCE_S))
+    got(waits, THREADS)
+    send(pool, range(1, 2))
+    assert got(waits, 1) == [True]
+    send(pool, range(1))
+    got(served.given, 1)
+    for number in (2, 3):
+        send(pool, range(number, number + 1))
+        assert got(waits, 1) == [False]
+    done.set()
+    assert got(waits, 1) == [True]
+    send(pool, range(4, 5))
+    assert got(waits, 1) == [True]
+    line.close()
+    served.ended()
+
+
+def test_all_leave_a_line_that_is_closed(pool: Running, line: Line) -> None:
+    served = Served(line, lambda _: True, lambda _: None)
+    send(pool, range(THREADS))
+    got(served.given, THREADS)
+    line.close()
+    assert all("closed" in str(lost) for lost in served.ended())
+    with pytest.raises(LineLost, match="closed"):
+        next(line.serve(lambda *_: None))
+
+
+def test_all_leave_when_the_pool_has_ended(pool: Running) -> None:
+    line = pool.connect("executor")
+    served = Served(line, lambda _: True, lambda _: None)
+    send(pool, range(THREADS))
+    got(served.given, THREADS)
+    pool.do(pool.exchange.close)
+    assert all("ended" in str(lost) for lost in served.ended())
+    line.close()
+
+
+def test_an_end_that_comes_with_the_last_message_is_noticed(pool: Running) -> None:
+    """All are busy meanwhile, so that both are one piece of news."""
+    line = pool.connect("executor")
+    done = threading.Event()
+    served = Served(line, lambda number: number < THREADS, lambda _: done.wait(PATIENCE_S))
+    send(pool, range(THREADS))
+    got(served.given, THREADS)
+    peer = pool.greeted.get(timeout=PATIENCE_S)[0]
+
+    def last_words() -> None:
+        pool.exchange.send(peer, Release(100), [])
+        pool.exchange.close()
+
+    pool.do(last_words)
+    done.set()
+    assert all("ended" in str(lost) for lost in served.ended())
+    assert [number for number, _ in got(served.taken, THREADS + 1)][-1] == 100
+    line.close()
+
+
+def test_who_is_busy_when_it_is_closed_leaves_afterwards(pool: Running, line: Line) -> None:
+    done = threading.Event()
+    served = Served(line, lambda _: True, lambda _: done.wait(PATIENCE_S))
+    send(pool, range(THREADS))
+    got(served.given, THREADS)
+    line.close()
+    done.set()
+    assert all("closed" in str(lost) for lost in served.ended())

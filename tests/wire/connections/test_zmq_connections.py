@@ -1,0 +1,244 @@
+"""Lines from other nodes to the pool's exchange, over tcp: only who has the key comes in, and what breaks is mended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from kaas.wire import messages
+from kaas.wire.connections.connect import connect
+from kaas.wire.connections.connection import LARGE_BYTES, PROBE_BYTES, LineLost
+from kaas.wire.connections.shared_memory import Outbox
+from kaas.wire.connections.zmq_connection import INWARD, OUTWARD
+from kaas.wire.connections.zmq_reader import TURN
+from kaas.wire.messages import Cancel, Done, Hello, Result, Submit, Welcome
+from tests.patience import PATIENCE_S, until
+from tests.wire.connections.routers import Running
+
+LOCAL = "127.0.0.1"
+
+
+@pytest.fixture
+def open_pool() -> Iterator[Running]:
+    running = Running(LOCAL)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def raw(open_pool: Running) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
+    """Sockets of somebody who has the key but keeps to no rule, by their identities."""
+    context, address = zmq.Context(), open_pool.address
+
+    def come(identity: bytes) -> zmq.Socket[bytes]:
+        dealer = context.socket(zmq.DEALER)
+        if identity:
+            dealer.identity = identity
+        dealer.rcvtimeo = int(PATIENCE_S * 1000)
+        dealer.curve_serverkey, dealer.curve_publickey = address.server_key, address.public_key
+        dealer.curve_secretkey = address.secret_key
+        dealer.connect(address.tcp)
+        return dealer
+
+    yield come
+    context.destroy(linger=0)
+
+
+def echo(pool: Running) -> None:
+    """From now on every request is answered with its own frames."""
+
+    def answer(peer: Any, header: Any, frames: Any) -> None:
+        pool.exchange.send(peer, Result(header.number), frames)
+
+    pool.on_receive = answer
+
+
+def test_messages_keep_their_order_and_large_frames_are_views(open_pool: Running) -> None:
+    echo(open_pool)
+    line = open_pool.connect(node="elsewhere")
+    count = 5 * TURN
+    for number in range(count):
+        line.send(Submit(number), [b"%d" % number])
+    answers = [line.receive(PATIENCE_S) for _ in range(count)]
+    assert answers == [(Result(number), [b"%d" % number]) for number in range(count)]
+    line.send(Submit(1), [bytearray(LARGE_BYTES - 1), memoryview(bytearray(LARGE_BYTES))])
+    small, large = line.receive(PATIENCE_S)[1]  # type: ignore[index]
+    assert (type(small), type(large), large.nbytes, large.readonly) == (bytes, memoryview, LARGE_BYTES, True)
+    line.close()
+    with pytest.raises(LineLost, match="closed"):
+        line.receive()
+
+
+def test_what_makes_no_sense_is_dropped(open_pool: Running, raw: Callable[[bytes], zmq.Socket[bytes]]) -> None:
+    senders = [raw(b"no token" + INWARD), raw(b""), raw(b"another" + OUTWARD)]
+    hello = messages.encode(Hello(messages.VERSION, "client", "", "", 1))
+    bad = [b"", b"\xc1", b"\x91" * 100_000, os.urandom(100), messages.encode(Submit(1)), bytes(LARGE_BYTES)]
+    for sender in senders:
+        for message in bad:
+            sender.send_multipart([message, b"and a frame"])
+    for sender in senders[1:]:
+        sender.send(hello)
+    until(lambda: open_pool.do(lambda: open_pool.exchange.dropped) == 3 * len(bad) + 2)
+    senders[0].send(hello)
+    assert messages.decode_to_peer(senders[0].recv()) == Welcome(open_pool.address.life, False)
+    assert open_pool.received.empty()
+    assert open_pool.faults.empty()
+
+
+def test_who_is_gone_is_sent_nothing(open_pool: Running) -> None:
+    line = open_pool.connect(node="elsewhere")
+    peer, _ = open_pool.greeted.get(timeout=PATIENCE_S)
+    line.send(Cancel(1))
+    assert open_pool.received.get(timeout=PATIENCE_S)[1] == Cancel(1)
+    line.close()
+
+    def noticed() -> bool:
+        open_pool.do(lambda: open_pool.exchange.send(peer, Result(1)))
+        return open_pool.exchange.dropped > 0
+
+    until(noticed)
+
+
+def test_who_comes_from_another_node_shares_no_memory(open_pool: Running) -> None:
+    outbox, address, context = Outbox(), open_pool.address, zmq.Context()
+    secret = os.urandom(PROBE_BYTES)
+    peer = context.socket(zmq.DEALER)
+    peer.identity, peer.rcvtimeo = b"token" + INWARD, int(PATIENCE_S * 1000)
+    peer.curve_serverkey, peer.curve_publickey = address.server_key, address.public_key
+    peer.curve_secretkey = address.secret_key
+    peer.connect(address.tcp)
+    hello = Hello(messages.VERSION, "client", "", "", os.getpid(), outbox.put(secret).block)
+    peer.send_multipart([messages.encode(hello), secret])
+    assert messages.decode_to_peer(peer.recv()) == Welcome(address.life, False)
+    context.destroy(linger=0)
+    outbox.close()
+
+
+def test_who_comes_from_another_node_needs_the_key(open_pool: Running) -> None:
+    echo(open_pool)
+    line = open_pool.connect(node="elsewhere")
+    assert not line.shares
+    line.send(Submit(1), [b"x" * LARGE_BYTES])
+    assert line.receive(PATIENCE_S) == (Result(1), [b"x" * LARGE_BYTES])
+    line.close()
+    public_key, secret_key = zmq.curve_keypair()
+    stranger = msgspec.structs.replace(open_pool.address, public_key=public_key, secret_key=secret_key)
+    with pytest.raises(LineLost, match="key"):
+        connect(stranger, "elsewhere", "client", "", "", PATIENCE_S)
+    other = msgspec.structs.replace(open_pool.address, server_key=public_key)
+    with pytest.raises(LineLost):
+        connect(other, "elsewhere", "client", "", "", 0.2)
+    assert open_pool.greeted.qsize() == 1
+
+
+def test_nothing_that_is_not_encrypted_comes_in(open_pool: Running) -> None:
+    context = zmq.Context()
+    plain = context.socket(zmq.DEALER)
+    events = plain.get_monitor_socket(
+        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        | zmq.EVENT_DISCONNECTED
+        | zmq.EVENT_CONNECT_RETRIED
+    )
+    events.rcvtimeo = int(PATIENCE_S * 1000)
+    plain.connect(open_pool.address.tcp)
+    plain.send(messages.encode(Hello(messages.VERSION, "client", "", "", 1)))
+    assert events.recv_multipart()
+    context.destroy(linger=0)
+    assert open_pool.greeted.empty()
+
+
+def test_a_connection_that_breaks_is_made_anew(open_pool: Running) -> None:
+    echo(open_pool)
+    with Cable(open_pool.address.tcp) as cable:
+        address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
+        line = connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
+        peer, _ = open_pool.greeted.get(timeout=PATIENCE_S)
+        line.send(Submit(1))
+        assert line.receive(PATIENCE_S) == (Result(1), [])
+        assert open_pool.greeted.empty()
+        cable.cut()
+        assert line.receive(PATIENCE_S) == (Welcome(open_pool.address.life, False), [])
+        again, _ = open_pool.greeted.get(timeout=PATIENCE_S)
+        assert again is peer
+        line.send(Done(2))
+        answers = [line.receive(PATIENCE_S)]
+        if answers == [(Welcome(open_pool.address.life, False), [])]:  # for the other of its two connections
+            answers = [line.receive(PATIENCE_S)]
+        assert answers == [(Result(2), [])]
+        line.close()
+
+
+def test_a_connection_that_breaks_before_it_stands_is_made_anew(open_pool: Running) -> None:
+    echo(open_pool)
+    with Cable(open_pool.address.tcp, faults=3) as cable:
+        address = msgspec.structs.replace(open_pool.address, tcp=cable.end)
+        line = connect(address, "elsewhere", "executor", "1", "first", PATIENCE_S)
+        line.send(Submit(1))
+        answers: list[Any] = []
+        while Result(1) not in answers:
+            received = line.receive(PATIENCE_S)
+            assert received is not None
+            answers.append(received[0])
+        assert {type(answer) for answer in answers} <= {Welcome, Result}  # one Welcome after each break
+        line.close()
+
+
+class Cable:
+    """Passes on what goes over tcp, until it is cut: then who was connected has to connect again. faults: so many
+    connections break at once."""
+
+    def __init__(self, endpoint: str, faults: int = 0) -> None:
+        self._faults = faults
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        self._target = (host, int(port))
+        self._listening = socket.create_server((LOCAL, 0))
+        self._open: list[socket.socket] = []
+        self.end = f"tcp://{LOCAL}:{self._listening.getsockname()[1]}"
+
+    def __enter__(self) -> Cable:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.cut()
+
+    def cut(self) -> None:
+        for end in self._open:
+            with suppress(OSError):  # the other end was faster
+                end.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return  # it has been taken away
+            if self._faults:
+                self._faults -= 1
+                near.recv(1)
+                near.close()
+                continue
+            far = socket.create_connection(self._target)
+            self._open += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it was cut

@@ -1,0 +1,142 @@
+"""Orders that an executor's worker gets, beside its runs and across the lives of its pool."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from kaas.wire import messages, specs
+from kaas.wire.messages import Framed, Named, Need, Orphaned
+from kaas.wire.packing import Signature, constant_key
+from tests.api.conftest import add_task, both_task, numbers
+from tests.patience import PATIENCE_S
+from tests.worker.worker_setting import SCALE, Pool, Setting, named, order, packed, setting, two_slots
+
+__all__ = ["setting", "two_slots"]
+
+
+def test_orders_wait_for_no_run(setting: Setting) -> None:
+    pool, x = setting.pool, named(1, numbers())
+    pool.meet(SCALE)
+    message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
+    number = pool.run(message, beside)
+    assert pool.next() == (Need(number), [])
+    pool.tell(messages.Upkeep(90), order("flush"))
+    pool.done(90)
+    pool.tell(messages.WriteBack(91, []))
+    pool.done(91)
+    setting.worker.supply(pool.address.life, number, refs)
+    pool.outputs(number)
+
+
+def test_objects_and_constants_are_loaded_pinned_and_let_go(setting: Setting) -> None:
+    pool, weights = setting.pool, numbers(seed=1)
+    bound = Signature.of(add_task(), [specs.Binding("b", 0)])
+    pool.meet(bound)
+    constants, x = named(1, (named(2, weights),)), named(3, numbers())
+    for number, ref, functions in ((90, constants, [bound.key]), (91, x, [])):
+        pool.tell(messages.Upkeep(number, [Named(ref.key)]), order("pin", *functions, objects=True))
+        assert pool.next() == (Need(number), [])
+        setting.worker.supply(pool.address.life, number, [ref])
+        header, _ = pool.done(number)
+        assert header.record is not None
+        assert len(header.record.loaded) == 1
+    keys = {constant_key(constants, 0), x.key}
+    assert setting.executor.cached() == keys
+    pool.tell(messages.Upkeep(92), order("flush"))
+    pool.done(92)
+    assert setting.executor.cached() == keys
+    pool.tell(messages.Upkeep(93), order("unpin"))
+    pool.tell(messages.Follow(94), specs.encode(specs.Decided([], [x.key])))
+    pool.done(93)
+    header, _ = pool.done(94)
+    assert header.record is not None
+    assert header.record.evicted == [x.key]
+
+
+def test_what_the_policy_wants_is_loaded(setting: Setting) -> None:
+    pool, x, constants = setting.pool, named(1, numbers()), named(2, (numbers(seed=1),))
+    loads = [specs.KeyedObject(x.key, 0, None), specs.KeyedObject(constant_key(constants, 0), 1, 0)]
+    pool.tell(messages.Follow(90, [Named(x.key), Named(constants.key)]), specs.encode(specs.Decided(loads, [])))
+    assert pool.next() == (Need(90), [])
+    pool.tell(messages.Supply(90, [[Framed(1)], [Framed(2)]]), x.value, constants.value[0])
+    pool.done(90)
+    assert setting.executor.cached() == {x.key, constant_key(constants, 0)}
+
+
+def test_slots_run_beside_each_other(two_slots: Setting) -> None:
+    pool, x, y = two_slots.pool, named(1, numbers()), numbers(seed=1)
+    pool.meet(SCALE)
+    message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
+    number = pool.run(message, beside, slot=1)
+    pool.next()
+    small, _, _ = packed(SCALE, {"x": y}, {"factor": 3.0})
+    for _ in range(3):
+        np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], y * 3)
+    two_slots.worker.supply(pool.address.life, number, refs)
+    np.testing.assert_array_equal(pool.outputs(number)[0], x.value * 2)
+
+
+def test_runs_outlive_their_pool_and_the_next_hears_of_their_end(two_slots: Setting) -> None:
+    former, x = two_slots.pool, named(1, numbers())
+    watch = threading.Thread(target=two_slots.worker.wait, args=(former.address.life,), daemon=True)
+    watch.start()
+    former.meet(SCALE)
+    message, beside, refs = packed(SCALE, {"x": x}, {"factor": 2.0})
+    two_slots.values.open.clear()
+    number = former.run(message, beside, slot=1)
+    former.next()
+    two_slots.worker.supply(former.address.life, number, refs)
+    assert two_slots.values.asked.acquire(timeout=PATIENCE_S)
+    former.end()
+    assert two_slots.left.wait(PATIENCE_S)
+    two_slots.left.clear()
+    assert watch.is_alive()
+
+    two_slots.pool = pool = Pool()
+    assert [*two_slots.worker.begin(pool.address)] == [1]
+    watch.join(PATIENCE_S)
+    assert not watch.is_alive()
+    small, _, _ = packed(SCALE, {"x": x.value}, {"factor": 3.0})
+    np.testing.assert_array_equal(pool.outputs(pool.run(small))[0], x.value * 3)  # it knows the function
+    two_slots.values.open.set()
+    orphaned, _ = pool.next()
+    assert isinstance(orphaned, Orphaned)
+    assert orphaned.slot == 1
+    assert orphaned.record is not None
+    assert orphaned.record.loaded == [x.key]
+
+
+def test_what_comes_late_from_an_earlier_life_is_nothing_to_the_next(setting: Setting) -> None:
+    former, x, both = setting.pool.address.life, named(1, numbers()), Signature.of(both_task())
+    setting.pool.end()
+    assert setting.left.wait(PATIENCE_S)
+    setting.left.clear()
+    setting.pool = pool = Pool()
+    setting.worker.begin(pool.address)
+    pool.meet(both)
+    message, beside, refs = packed(both, {"x": x})
+    number = pool.run(message, beside, parcel=True)
+    assert pool.next() == (Need(number), [])
+    setting.worker.supply(former, number, [named(2, numbers(seed=1))])
+    setting.worker.supply(pool.address.life, number, refs)
+    header, _ = pool.done(number)
+    assert header.parcel is not None
+    with pytest.raises(KeyError):
+        setting.worker.collect(former, header.parcel)
+    np.testing.assert_array_equal(setting.worker.collect(pool.address.life, header.parcel)[1], x.value + x.value)
+
+
+def test_what_waits_for_a_pool_that_ends_fails(setting: Setting) -> None:
+    former, x = setting.pool, named(1, numbers())
+    former.meet(SCALE)
+    message, beside, _ = packed(SCALE, {"x": x}, {"factor": 2.0})
+    former.run(message, beside)
+    former.next()
+    setting.pool = pool = Pool()
+    assert [*setting.worker.begin(pool.address)] == [0]
+    assert pool.next() == (Orphaned(0), [])
+    former.end()
+    setting.left.set()  # it has gone to the next pool before
