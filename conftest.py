@@ -50,9 +50,10 @@ def nothing_refused(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def kaas_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That of KaaS, made once."""
-    return build("kaas", tmp_path_factory.mktemp("dist"))
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Those of KaaS and of softgpu, which it needs, by module; made once."""
+    folder = tmp_path_factory.mktemp("dist")
+    return {module: build(module, folder) for module in ("kaas", "softgpu")}
 
 
 @pytest.fixture(scope="session")

@@ -28,9 +28,9 @@ import msgspec
 import zmq
 
 from benchmarks.path import build
-from kaas.server.peers.keys import OwnKeys, own_keys
 from kaas.wire import protocol
 from kaas.wire.connections.zmq_reader import end
+from kaas.wire.key_files import OwnKeys, own_keys
 from kaas.wire.sent_ktasks import encode_library, encode_task
 
 BURST = 10

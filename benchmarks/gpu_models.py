@@ -35,7 +35,7 @@ from kaas.executor.local import executor_for
 if TYPE_CHECKING:
     import tvm
 
-    from tvm_backend.frontends import Imported
+    from tvm_backend.frontends.imported import Imported
     from tvm_backend.targets import Target
 
 NEEDED = ("tvm", "tvm_backend", "onnx")

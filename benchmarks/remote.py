@@ -30,8 +30,8 @@ import kaas
 from benchmarks.path import ELEMENTS, RATE_ROUNDS, Calls, Empty, build, latencies, rates
 from benchmarks.report import parser, positive, report
 from benchmarks.served import Server, resident_bytes
-from kaas.server.peers.keys import own_keys
 from kaas.wire import protocol
+from kaas.wire.key_files import own_keys
 
 CLIENT = "ada"
 SLOTS = 4

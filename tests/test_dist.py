@@ -16,9 +16,9 @@ COMPILERS = {"cc", "gcc", "clang", "c99", "tcc"}
 
 
 @pytest.fixture
-def installed(kaas_wheel: Path, tmp_path: Path) -> Path:
-    """The commands of an environment that has the wheel."""
-    return install(tmp_path / "venv", [kaas_wheel])
+def installed(wheels: dict[str, Path], tmp_path: Path) -> Path:
+    """The commands of an environment that has the wheels."""
+    return install(tmp_path / "venv", wheels.values())
 
 
 def without_compiler(tmp_path: Path) -> Path:
@@ -33,12 +33,18 @@ def without_compiler(tmp_path: Path) -> Path:
     return programs
 
 
-def test_the_wheel_is_for_this_machine_and_any_python(kaas_wheel: Path) -> None:
+def test_the_wheel_of_the_driver_is_for_this_machine_and_any_python(wheels: dict[str, Path]) -> None:
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    assert kaas_wheel.name.endswith(f"-py3-none-{platform}.whl")
-    names = zipfile.ZipFile(kaas_wheel).namelist()
-    assert "softgpu/softgpu/packed/libcuda.so.1" in names
-    assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
+    assert wheels["softgpu"].name.endswith(f"-py3-none-{platform}.whl")
+    names = zipfile.ZipFile(wheels["softgpu"]).namelist()
+    assert "softgpu/packed/libcuda.so.1" in names
+    assert not [name for name in names if "tests" in name.split("/")]
+
+
+def test_the_wheel_of_kaas_is_for_any_machine_and_holds_only_kaas(wheels: dict[str, Path]) -> None:
+    assert wheels["kaas"].name.endswith("-py3-none-any.whl")
+    folders = {name.split("/")[0] for name in zipfile.ZipFile(wheels["kaas"]).namelist()}
+    assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"kaas"}
 
 
 def test_the_demonstration_runs_without_a_compiler(installed: Path, tmp_path: Path) -> None:
@@ -50,7 +56,7 @@ def test_the_demonstration_runs_without_a_compiler(installed: Path, tmp_path: Pa
     assert where.startswith(str(tmp_path))
     out = run(tmp_path, installed / "kaas", "demo", "--no-ray", "--seconds", "1", "--vertices", "64", **environment)
     assert "all equal to NumPy's" in out
-    assert not (caches / "kaas" / "driver").exists()
+    assert not (caches / "softgpu" / "driver").exists()
 
 
 def test_the_compiler_s_wheel_installs_and_is_found(tmp_path: Path) -> None:

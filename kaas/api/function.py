@@ -236,7 +236,7 @@ class Function:
         check_ray()
         from kaas.api.dag import FunctionNode
 
-        return FunctionNode(self, arrays, inputs, {})
+        return FunctionNode(self.remote, arrays, inputs, {})
 
     def _with_scalars(self, inputs: dict[str, Any]) -> Options:
         """Its options, with the scalars that stand among the inputs, which are taken from there."""

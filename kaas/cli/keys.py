@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from kaas.server.peers.keys import OwnKeys
+    from kaas.wire.key_files import OwnKeys
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 console = Console(soft_wrap=True, emoji=False)

@@ -43,7 +43,7 @@ Address = Annotated[str, typer.Option(help="of the Ray cluster")]
 def status(address: Address = "auto", name: PoolName = "kaas", ray: EitherPool = None) -> None:
     """Show a running pool: its devices, executors and queue."""
     from kaas.api.program import status as pool_status
-    from kaas.wire.status.tables import status_tables
+    from kaas.wire.status.status import status_tables
 
     attach_either(name, address, ray)
     _show(status_tables(pool_status()))
@@ -60,7 +60,7 @@ def stats(
     import msgspec
 
     from kaas.api.program import stats as pool_stats
-    from kaas.wire.status.tables import stats_tables
+    from kaas.wire.status.stats import stats_tables
 
     attach_either(name, address, ray)
     found = pool_stats(reset)

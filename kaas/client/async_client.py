@@ -16,8 +16,8 @@ from kaas.errors import DeadlineExceeded
 from kaas.futures import Future, Pending
 from kaas.ktask.graph import KTask
 from kaas.models.model import CompiledModel
-from kaas.server.peers.keys import OwnKeys
 from kaas.wire import protocol
+from kaas.wire.key_files import OwnKeys
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,8 +26,8 @@ from kaas.ktask.dtypes import DTYPE_BYTES
 from kaas.ktask.graph import KTask
 from kaas.ktask.request import raw_bytes
 from kaas.models.model import CompiledModel
-from kaas.server.peers.keys import OwnKeys, is_key, own_keys
 from kaas.wire import protocol
+from kaas.wire.key_files import OwnKeys, is_key, own_keys
 from kaas.wire.outputs import array_of
 
 PATIENCE_S = 60.0

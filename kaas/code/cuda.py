@@ -54,7 +54,7 @@ def library(
     first = made[architectures[0]]
     entries = [Entry(symbol, expression) for expression, symbol in first.names.items()]
     made_library = Library(tuple(images), entries=entries, log=first.log)
-    if not kernels_of(made_library):
+    if not kernels_of(made_library.images):
         why = "a template makes one when it is named, as names=['scale<float>']" if "template" in source else _KERNEL
         raise refused("NVRTC", name, f"there is no kernel in it; {why}", first.log)
     return made_library

@@ -10,15 +10,11 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kaas.errors import DuplicateBuffer, InvalidGraph, KaasError
 from kaas.ktask.arguments import Access, Argument, Buffer, In, InOut, Literal, Out, Pointers, Scalar, Struct
-from kaas.ktask.kernel import Kernel
-from kaas.ktask.library import Image, Library
-
-if TYPE_CHECKING:
-    from kaas.ktask.graph import KTask
+from kaas.ktask.library import Image, Kernel, Library
 
 FORMAT = 1
 
@@ -32,13 +28,30 @@ Fields = tuple[list[Kernel], list[str], int | Scalar, str | None]
 """What KTask is made of, in the order of its constructor."""
 
 
-def content_hash(task: KTask) -> str:
+class Encodable(Protocol):
+    """A KTask as this module reads it: `graph` imports this module."""
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]: ...
+    @property
+    def buffers(self) -> tuple[Buffer, ...]: ...
+    @property
+    def outputs(self) -> tuple[Buffer, ...]: ...
+    @property
+    def libraries(self) -> tuple[Library, ...]: ...
+    @property
+    def iterations(self) -> int | Scalar: ...
+    @property
+    def name(self) -> str | None: ...
+
+
+def content_hash(task: Encodable) -> str:
     """SHA-256, hex, of everything that makes the kTask what it is."""
     canonical = json.dumps(content(task), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def to_dict(task: KTask) -> dict[str, Any]:
+def to_dict(task: Encodable) -> dict[str, Any]:
     return {"kaas": FORMAT, **content(task), "libraries": {lib.hash: _images(lib) for lib in task.libraries}}
 
 
@@ -74,7 +87,7 @@ def from_content(data: Mapping[str, Any], libraries: Mapping[str, Library]) -> F
         raise InvalidGraph(f"this is no encoded kTask: {_words(error)}") from error
 
 
-def to_json(task: KTask) -> str:
+def to_json(task: Encodable) -> str:
     data = to_dict(task)
     for images in data["libraries"].values():
         for image in images:
@@ -97,7 +110,7 @@ def from_json(text: str | bytes) -> Fields:
     return from_dict(data)
 
 
-def to_msgpack(task: KTask) -> bytes:
+def to_msgpack(task: Encodable) -> bytes:
     import msgspec
 
     return msgspec.msgpack.encode(to_dict(task))
@@ -116,7 +129,7 @@ def from_msgpack(data: bytes) -> Fields:
 # --- to plain values
 
 
-def content(task: KTask) -> dict[str, Any]:
+def content(task: Encodable) -> dict[str, Any]:
     """As `to_dict`, without the code: kernels name their libraries by hash."""
     data: dict[str, Any] = {
         "buffers": [from_buffer(buffer) for buffer in task.buffers],

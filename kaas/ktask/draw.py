@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from kaas.ktask.graph import KTask
-    from kaas.ktask.kernel import Kernel
+from kaas.ktask.arguments import Buffer, Scalar
+from kaas.ktask.library import Kernel
 
 _BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 170, 44, 24, 46
 
 
-def layers(task: KTask) -> list[list[int]]:
+class Drawable(Protocol):
+    """A KTask as this module reads it: `graph` imports this module."""
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]: ...
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def inputs(self) -> tuple[Buffer, ...]: ...
+    @property
+    def outputs(self) -> tuple[Buffer, ...]: ...
+    @property
+    def temporaries(self) -> tuple[Buffer, ...]: ...
+    @property
+    def scalars(self) -> Mapping[str, str]: ...
+    @property
+    def iterations(self) -> int | Scalar: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+
+
+def layers(task: Drawable) -> list[list[int]]:
     """Kernel indices by their longest path from a kernel that waits for nothing; those of one layer are independent."""
     depth = [0] * len(task.kernels)
     for earlier, later in task.edges:  # sorted by the earlier kernel and leading forward only: one pass is enough
@@ -20,22 +43,23 @@ def layers(task: KTask) -> list[list[int]]:
     return [[i for i, d in enumerate(depth) if d == level] for level in range(max(depth) + 1)]
 
 
-def text(task: KTask) -> str:
+def text(task: Drawable) -> str:
     """One line a kernel, with what it reads and writes, and the buffers below."""
     lines = [f"kTask {task.label}  {task.key[:16]}  iterations {task.iterations}"]
     for index, kernel in enumerate(task.kernels):
         after = [earlier for earlier, later in task.edges if later == index]
         waits = f"  after {', '.join(map(str, after))}" if after else ""
         lines.append(f"  {index:>3}  {_signature(kernel)}  <<<{dims(kernel.grid)}, {dims(kernel.block)}>>>{waits}")
-    for role in ("inputs", "outputs", "temporaries"):
-        for buffer in getattr(task, role):
+    roles = {"inputs": task.inputs, "outputs": task.outputs, "temporaries": task.temporaries}
+    for role, buffers in roles.items():
+        for buffer in buffers:
             shape = "×".join(map(str, buffer.shape)) or "scalar"
             lines.append(f"  {role:<11} {buffer.name:<16} {shape:>16} {buffer.dtype:<10} {buffer.nbytes:>12,} bytes")
     lines += [f"  {'scalar':<11} {name:<16} {kind:>16}" for name, kind in task.scalars.items()]
     return "\n".join(map(printable, lines))
 
 
-def html(task: KTask) -> str:
+def html(task: Drawable) -> str:
     """The graph as inline SVG: a box a kernel, an arrow a dependency, independent kernels side by side."""
     place: dict[int, tuple[int, int]] = {}
     rows = layers(task)

@@ -15,8 +15,7 @@ from kaas.errors import DuplicateBuffer, InvalidGraph, OutputNotWritten, ScalarC
 from kaas.ktask import codec, draw
 from kaas.ktask.arguments import Buffer, Scalar, check_name, integer, items
 from kaas.ktask.dtypes import is_integer_kind
-from kaas.ktask.kernel import Kernel
-from kaas.ktask.library import Library
+from kaas.ktask.library import Kernel, Library
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)

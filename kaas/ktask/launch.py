@@ -1,52 +1,72 @@
-"""`Library.kernel`: a launch written down with what the library knows of its kernels."""
+"""`Library.kernel`: a launch, completed from what the library knows of its kernels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kaas.errors import InvalidGraph
-from kaas.ktask.arguments import Argument, integers, items
-from kaas.ktask.kernel import Kernel
-from kaas.ktask.library import Library
+from kaas.ktask.arguments import LIMIT, Argument, integers, items
+from kaas.ktask.images import Image
 from kaas.ktask.signature import Entry, Parameter
 from kaas.ktask.symbols import kernels_of, mangled_start, unknown
 
 Extent = int | Sequence[int]
 
 
-def kernel(
-    library: Library,
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A library as this module reads it: its hash, its kernels as their maker knows them, its images."""
+
+    library: str
+    entries: tuple[Entry, ...]
+    images: tuple[Image, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The fields of a `kaas.Kernel` but for its library."""
+
+    symbol: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    args: list[Argument]
+    shared_bytes: int
+
+
+def complete(
+    known: Known,
     name: str | None,
     grid: Extent,
     args: Iterable[Any] | Mapping[str, Any],
     block: Extent | None,
     shared_bytes: int | None,
-) -> Kernel:
-    """See `Library.kernel`."""
-    entry = _entry(library, name)
+) -> Launch:
+    """Return a launch completed from what is known of the library; see `kaas.Library.kernel`."""
+    entry = _entry(known, name)
     block = _fixed(entry, "block", _three(entry.block), _three(block))
     if block is None:
         raise InvalidGraph(f"kernel {entry.name!r}: its library does not know the block; say it", kernel=entry.symbol)
-    shared_bytes = _fixed(entry, "shared_bytes", entry.shared_bytes, shared_bytes)
-    launch = Kernel(library, entry.symbol, grid, block, (), shared_bytes or 0)
-    scratch = [part.argument(entry.symbol, math.prod(launch.grid)) for part in entry.scratch]
-    return Kernel(library, entry.symbol, grid, block, [*_arguments(entry, args), *scratch], shared_bytes or 0)
+    shared_bytes = _fixed(entry, "shared_bytes", entry.shared_bytes, shared_bytes) or 0
+    blocks, threads = extent(entry.symbol, "grid", grid), extent(entry.symbol, "block", block)
+    scratch = [part.argument(entry.symbol, math.prod(blocks)) for part in entry.scratch]
+    return Launch(entry.symbol, blocks, threads, [*_arguments(entry, args), *scratch], shared_bytes)
 
 
-def _entry(library: Library, name: str | None) -> Entry:
+def _entry(library: Known, name: str | None) -> Entry:
     """
     Raises:
         UnknownSymbol: none, or several, are of this name.
         InvalidGraph: no name, and not one kernel either.
     """
     known = {entry.symbol: entry for entry in library.entries}
-    symbols = [*known, *(symbol for symbol in kernels_of(library) if symbol not in known)]
+    symbols = [*known, *(symbol for symbol in kernels_of(library.images) if symbol not in known)]
     if name is None:
         if len(symbols) != 1:
             have = f"its kernels are {', '.join(symbols)}" if symbols else "its images do not tell their kernels"
-            raise InvalidGraph(f"library {library.hash[:12]}: say which kernel; {have}")
+            raise InvalidGraph(f"library {library.library[:12]}: say which kernel; {have}")
         name = symbols[0]
     named = [entry for entry in library.entries if entry.name == name]
     if named:
@@ -55,7 +75,7 @@ def _entry(library: Library, name: str | None) -> Entry:
         return known.get(name, Entry(name, name))
     mangled = [symbol for symbol in symbols if symbol.startswith(mangled_start(name))]
     if len(mangled) != 1:
-        raise unknown(library, name, [*symbols, *(entry.name for entry in library.entries)])
+        raise unknown(library.library, name, [*symbols, *(entry.name for entry in library.entries)])
     return known.get(mangled[0], Entry(mangled[0], name))
 
 
@@ -107,3 +127,22 @@ def _named(entry: Entry, parameters: tuple[Parameter, ...], args: Mapping[str, A
 
 def _names(parameters: tuple[Parameter, ...]) -> str:
     return ", ".join(parameter.name for parameter in parameters) or "none"
+
+
+def extent(symbol: str, what: str, value: int | Sequence[int]) -> tuple[int, int, int]:
+    """Return one to three positive integers as three.
+
+    Raises:
+        InvalidGraph
+    """
+    if type(value) is tuple and len(value) == 3:
+        x, y, z = value
+        if type(x) is type(y) is type(z) is int and 0 < x < LIMIT and 0 < y < LIMIT and 0 < z < LIMIT:
+            return value
+    elif type(value) is int and 0 < value < LIMIT:
+        return value, 1, 1
+    given = integers(value) or ()
+    if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
+        raise InvalidGraph(f"kernel {symbol!r}: {what} is one to three positive integers, not {value!r}", kernel=symbol)
+    x, y, z = given + (1,) * (3 - len(given))
+    return x, y, z

@@ -1,4 +1,4 @@
-"""Libraries: sets of code images, known by the hash of what they hold."""
+"""Libraries, which are sets of code images known by the hash of what they hold, and launches of their kernels."""
 
 from __future__ import annotations
 
@@ -8,16 +8,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kaas.errors import CorruptImage, InvalidGraph
+from kaas.ktask.arguments import (
+    ARGUMENTS,
+    Access,
+    Argument,
+    Buffer,
+    Scalar,
+    accesses,
+    check_name,
+    integer,
+    items,
+    scalars_of,
+)
 from kaas.ktask.images import ELF, FATBIN, PTX_COMMENT_OR_STRING, Image, Provided, check
+from kaas.ktask.launch import Known, complete, extent
 from kaas.ktask.signature import Entry
 
-if TYPE_CHECKING:
-    from kaas.ktask.kernel import Kernel
+__all__ = ["PTX_COMMENT_OR_STRING", "Image", "Kernel", "Library"]
 
-__all__ = ["PTX_COMMENT_OR_STRING", "Image", "Library"]
+_LISTS = (list, tuple)
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
@@ -243,9 +255,9 @@ class Library:
             UnknownSymbol: no kernel of this name, or several.
             InvalidGraph: an argument that does not fit its parameter, or a number of arguments that is not theirs.
         """
-        from kaas.ktask import launch
-
-        return launch.kernel(self, name, grid, args, block, shared_bytes)
+        known = Known(self.hash, self.entries, self.images)
+        launch = complete(known, name, grid, args, block, shared_bytes)
+        return Kernel(self, launch.symbol, launch.grid, launch.block, launch.args, launch.shared_bytes)
 
     def __or__(self, other: Library) -> Library:
         """This library's images, then the other's: `cubin | ptx` runs the cubin where it fits, else the PTX.
@@ -272,6 +284,73 @@ class Library:
 
     def __hash__(self) -> int:
         return hash(self.hash)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Kernel:
+    """One launch.
+
+    Args:
+        library: the code image set that holds the kernel.
+        symbol: its name there (mangled, for C++).
+        grid, block: blocks, and threads in a block, in up to three dimensions; an int is one dimension.
+        args: in the kernel's own order.
+        shared_bytes: dynamic shared memory of each block.
+    """
+
+    library: Library
+    symbol: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    args: tuple[Argument, ...]
+    shared_bytes: int
+
+    def __init__(
+        self,
+        library: Library,
+        symbol: str,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Iterable[Argument],
+        shared_bytes: int = 0,
+    ) -> None:
+        if not isinstance(library, Library):
+            raise InvalidGraph(f"kernel {symbol!r}: library is a kaas.Library, not {library!r}", kernel=str(symbol))
+        check_name("a kernel's symbol", symbol)
+        args = tuple(args) if isinstance(args, _LISTS) else items(f"kernel {symbol!r}", args)
+        for position, argument in enumerate(args):
+            if not isinstance(argument, ARGUMENTS):
+                raise InvalidGraph(
+                    f"kernel {symbol!r}: argument {position} is {argument!r}; wrap values in kaas.i32, "
+                    "kaas.f32, … and buffers in In, Out or InOut",
+                    kernel=symbol,
+                )
+        shared = integer(shared_bytes)
+        if shared is None or shared < 0:
+            raise InvalidGraph(f"kernel {symbol!r}: shared_bytes is {shared_bytes!r}", kernel=symbol)
+        put = object.__setattr__
+        put(self, "library", library)
+        put(self, "symbol", symbol)
+        put(self, "grid", extent(symbol, "grid", grid))
+        put(self, "block", extent(symbol, "block", block))
+        put(self, "args", args)
+        put(self, "shared_bytes", shared)
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        return tuple(access for argument in self.args for access in accesses(argument))
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys(access.buffer for access in self.accesses if access.reads))
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys(access.buffer for access in self.accesses if access.writes))
+
+    @property
+    def scalars(self) -> tuple[Scalar, ...]:
+        return tuple(scalar for argument in self.args for scalar in scalars_of(argument))
 
 
 def _listed(values: Any) -> tuple[Any, ...]:

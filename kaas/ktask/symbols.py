@@ -9,17 +9,17 @@ from functools import lru_cache
 
 from kaas.errors import CorruptImage, UnknownSymbol
 from kaas.ktask import elf
-from kaas.ktask.library import PTX_COMMENT_OR_STRING, Image, Library
+from kaas.ktask.images import PTX_COMMENT_OR_STRING, Image
 
 _ENTRY = re.compile(r"\.entry\s+([\w$%.]+)")
 _FUNCTION = 2  # kind of a symbol
 _KERNEL = 0x10  # in its other byte
 
 
-def kernels_of(library: Library) -> tuple[str, ...]:
-    """The kernels of a library's PTX or cubins, in the order in which they stand there; those of a fatbin, which may be
+def kernels_of(images: Iterable[Image]) -> tuple[str, ...]:
+    """Return the names of the kernels in PTX and cubins, in their order there. Those of a fatbin, which may be
     compressed, and of provided code, which may not be here, are left out."""
-    return tuple(dict.fromkeys(symbol for image in library.images for symbol in _kernels(image)))
+    return tuple(dict.fromkeys(symbol for image in images for symbol in _kernels(image)))
 
 
 @lru_cache(16)
@@ -47,8 +47,8 @@ def mangled_start(name: str) -> str:
     return f"_ZN{''.join(parts)}" if len(parts) > 1 else f"_Z{parts[0]}"
 
 
-def unknown(library: Library, symbol: str, known: Iterable[str]) -> UnknownSymbol:
-    """The error of a kernel that a library does not have, with those that may be meant."""
+def unknown(library: str, symbol: str, known: Iterable[str]) -> UnknownSymbol:
+    """Return the error of a kernel that a library, named by its hash, does not have; it names similar kernels."""
     known = sorted(known)
     near = tuple(difflib.get_close_matches(symbol, known)) or tuple(name for name in known if symbol in name)
     if near:
@@ -56,8 +56,8 @@ def unknown(library: Library, symbol: str, known: Iterable[str]) -> UnknownSymbo
     else:
         hint = f"its kernels are {', '.join(known) or 'none'}"
     return UnknownSymbol(
-        f"library {library.hash[:12]} has no kernel {symbol!r}; {hint}",
-        library=library.hash,
+        f"library {library[:12]} has no kernel {symbol!r}; {hint}",
+        library=library,
         symbol=symbol,
         kernel=symbol,
         near=near,

@@ -7,12 +7,15 @@ import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from kaas.errors import InvalidRequest, KaasError
+from kaas.pool.core.core import Pool
 from kaas.pool.core.records import Request
 from kaas.pool.executors.payloads import Payload
+from kaas.pool.functions import RegisteredFunction
 from kaas.pool.immediate_future import Answer
+from kaas.pool.registry import Registry
 from kaas.wire import specs
 from kaas.wire.connections.router import Exchange, Peer
 from kaas.wire.error_codec import encode_error
@@ -33,9 +36,8 @@ from kaas.wire.messages import (
     Submit,
 )
 from kaas.wire.status import codec
-
-if TYPE_CHECKING:
-    from kaas.pool.service import Service
+from kaas.wire.status.stats import Stats
+from kaas.wire.status.status import Status
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +70,28 @@ class Objects(Protocol):
     def session_ended(self, session: str) -> None: ...
 
 
+class Served(Protocol):
+    """The pool as this needs it: `service.Service`, whose members say more."""
+
+    registry: Registry
+    pool: Pool
+    served: bool
+
+    def begin(
+        self,
+        function: RegisteredFunction,
+        invocation: specs.Invocation,
+        payload: Payload,
+        ready: asyncio.Future[Any] | None,
+        session: str,
+    ) -> Request: ...
+    def status(self) -> Status: ...
+    def stats(self, reset: bool) -> Stats: ...
+    async def trace(self, seconds: float) -> bytes: ...
+    async def upkeep(self, message: bytes, refs: Sequence[Any]) -> None: ...
+    async def stop(self) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class _Session:
     """A program. peer: its newest line, of this incarnation; former: those of earlier ones. open: what it waits for, by
@@ -83,7 +107,7 @@ class _Session:
 class Clients:
     """Belongs to one event loop."""
 
-    def __init__(self, service: Service, exchange: Exchange, objects: Objects) -> None:
+    def __init__(self, service: Served, exchange: Exchange, objects: Objects) -> None:
         self._service = service
         self._exchange = exchange
         self._send = exchange.send

@@ -6,8 +6,7 @@ import struct
 
 from kaas.ktask.arguments import Buffer, Out
 from kaas.ktask.graph import KTask
-from kaas.ktask.kernel import Kernel
-from kaas.ktask.library import Library
+from kaas.ktask.library import Kernel, Library
 from kaas.pool.executors.payloads import Payload
 from kaas.pool.service import Service
 from kaas.wire import specs as pool_wire

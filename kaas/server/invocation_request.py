@@ -10,7 +10,7 @@ from kaas.ktask.dtypes import KIND_BYTES, decode
 from kaas.ktask.request import check_fit
 from kaas.pool.clients import LONGEST_S
 from kaas.pool.executors.payloads import Payload
-from kaas.server.building.function_builder import RemoteFunction
+from kaas.server.building.remote_function import RemoteFunction
 from kaas.server.state.object_store import Values
 from kaas.server.steps.steps import Made
 from kaas.wire import specs as pool_wire

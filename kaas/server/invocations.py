@@ -17,7 +17,7 @@ from kaas.pool.immediate_future import Answer
 from kaas.pool.observing.tracing import Step
 from kaas.pool.service import Service
 from kaas.server.binding import Bound, bound, request_digest
-from kaas.server.building.function_builder import RemoteFunction
+from kaas.server.building.remote_function import RemoteFunction
 from kaas.server.building.uploads import AT_ONCE_BYTES
 from kaas.server.invocation_request import check_deadline, check_made, given_values, invocation_of
 from kaas.server.replies import failure_of

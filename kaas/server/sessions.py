@@ -14,7 +14,7 @@ from kaas.errors import InvalidRequest, QueueFull
 from kaas.pool.core.records import Request
 from kaas.pool.executors.transport import Call
 from kaas.server.binding import Bound
-from kaas.server.building.function_builder import RemoteFunction
+from kaas.server.building.remote_function import RemoteFunction
 from kaas.server.idempotency_cache import Finished
 from kaas.wire import protocol
 

@@ -25,6 +25,7 @@ from py_landlock import AccessFs, Landlock, LandlockError
 from kaas import cache_folders
 from kaas.cache_folders import cache_root
 from kaas.worker.seccomp import restrict
+from softgpu import user_cache
 
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/proc", "/sys")
 """Where libraries and drivers are, and what the system tells of itself."""
@@ -34,9 +35,10 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dri")
 """Below /dev."""
 NAMED = ("SOFTGPU_MODEL",)
 """Variables of the environment that name a file which an executor reads."""
-CACHES, BUILT = ("softgpu", "nvidia", "tmp"), ("blas", "nvrtc")
-"""Of the cache, what an executor writes: compiled kernels; and what compilers make that it starts. The driver library
-is not among it: the next executor loads that before it is in its sandbox."""
+CACHES, BUILT = ("nvidia", "tmp"), ("blas", "nvrtc")
+"""Folders of the cache that an executor writes: compiled kernels; and those of compilers that it starts. Of the
+software GPU's cache it writes `kernels`, but not the driver library, which the next executor loads before it is in its
+sandbox."""
 PASSED_ON = frozenset({"PATH", "HOME", "LANG", "TZ", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC"})
 """Variables of the environment that an executor needs, ..."""
 PASSED_ON_BEGIN = ("KAAS_", "SOFTGPU_", "CUDA_", "NVIDIA_", "PYTHON", "LC_", "OMP_", "OPENBLAS_", "MKL_", "MALLOC_")
@@ -71,8 +73,9 @@ class Sandbox:
             access = AccessFs.READ_FILE | AccessFs.READ_DIR if path.is_dir() else AccessFs.READ_FILE
             rules.add_path_rule(path, access=access | AccessFs.EXECUTE if self.programs else access)
         rules.add_path_rule(*devices, access=AccessFs.READ_FILE | AccessFs.WRITE_FILE | AccessFs.IOCTL_DEV)
-        rules.allow_read(*visible([cache_root()], hidden))
-        written = (cache_root() / name for name in (*CACHES, *(BUILT if self.programs else ())))
+        rules.allow_read(*visible([cache_root(), user_cache.cache_root()], hidden))
+        written = [cache_root() / name for name in (*CACHES, *(BUILT if self.programs else ()))]
+        written.append(_software_kernels())
         rules.allow_read_write(*visible(written, hidden))
         rules.apply()
         _drop_capabilities()
@@ -85,7 +88,12 @@ class Sandbox:
         cache = cache_root()
         for name in (*CACHES, *BUILT):
             (cache / name).mkdir(mode=0o700, exist_ok=True)
+        _software_kernels().mkdir(mode=0o700, exist_ok=True)
         return {"CUDA_CACHE_PATH": str(cache / "nvidia"), **kept, "TMPDIR": str(cache / "tmp")}
+
+
+def _software_kernels() -> Path:
+    return user_cache.cache_root() / "kernels"
 
 
 def unreadable() -> None:
@@ -121,7 +129,10 @@ def available() -> bool:
 def python_folders() -> Iterator[Path]:
     """Where this Python, its packages and what it installed from elsewhere lie. Other folders of `sys.path` are the
     operator's: the one of the configuration, say, with keys beside it."""
-    packages = [*map(Path, site.getsitepackages()), Path(cache_folders.__file__).resolve().parent.parent]
+    packages = [
+        *map(Path, site.getsitepackages()),
+        *(Path(each.__file__).resolve().parent.parent for each in (cache_folders, user_cache)),
+    ]
     yield from (Path(sys.prefix), Path(sys.base_prefix), *map(Path, sysconfig.get_paths().values()), *packages)
     for listed in (
         line for folder in packages for file in folder.glob("*.pth") for line in file.read_text().split("\n")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from softgpu.jit import Compiler
-    from softgpu.module_info import ModuleInfo
+from softgpu.module_info import ModuleInfo
 
 SUCCESS, INVALID_VALUE, INVALID_IMAGE, NO_BINARY_FOR_GPU, INVALID_PTX = 0, 1, 200, 209, 218  # CUresult
 INVALID_HANDLE, UNKNOWN = 400, 999
@@ -94,6 +92,17 @@ class CompilerTable(ctypes.Structure):
         ("unload", _UNLOAD),
         ("link", _LINK),
     ]
+
+
+class Compiler(Protocol):
+    """What the functions of the table call: `softgpu.jit.Compiler`, whose methods say more. They raise CompileError."""
+
+    def load(self, content: bytes) -> int: ...
+    def link(self, images: Sequence[tuple[str, bytes]]) -> bytes: ...
+    def describe(self, handle: int) -> tuple[ModuleInfo, int]: ...
+    def announce(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> None: ...
+    def compile(self, handle: int, kernel: int, block: tuple[int, int, int], *, checked: bool = False) -> int: ...
+    def unload(self, handle: int) -> None: ...
 
 
 class CInterface:

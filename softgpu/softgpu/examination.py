@@ -9,17 +9,18 @@ from softgpu.module_info import GlobalInfo, KernelInfo, ModuleInfo
 from softgpu.ptx import inline, limits
 from softgpu.ptx import model as ptx
 from softgpu.ptx import parser as ptx_parser
+from softgpu.ptx.kernel import Kernel
 from softgpu.ptx.limits import align_up
 from softgpu.ptx.model import PtxError, Unsupported
 from softgpu.ptx.pointers import address_of
 
 
-def examine(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
+def examine(text: str) -> tuple[ModuleInfo, dict[str, Kernel]]:
     """Reads and checks a whole image. Raises PtxError for what is wrong in it, and, with all that is unsupported, if no
     kernel of it can run here."""
     module = ptx_parser.parse(text)
     offsets, info_globals, data, pointers = _lay_out(module)
-    kernels: dict[str, inline.Kernel] = {}
+    kernels: dict[str, Kernel] = {}
     refused: dict[str, list[Unsupported]] = {}
     for entry in module.entries:
         if not entry.has_body:
@@ -48,7 +49,7 @@ def _refusal(refusals: Iterable[Unsupported]) -> str:
     return f"the software GPU has no code for: {shown}"
 
 
-def _kernel_info(kernel: inline.Kernel, refusals: Sequence[Unsupported]) -> KernelInfo:
+def _kernel_info(kernel: Kernel, refusals: Sequence[Unsupported]) -> KernelInfo:
     return KernelInfo(
         kernel.name,
         tuple((p.offset, p.size) for p in kernel.parameters),

@@ -34,7 +34,7 @@ from softgpu.module_info import ModuleInfo
 from softgpu.user_cache import cache_root
 
 if TYPE_CHECKING:
-    from softgpu.ptx import inline
+    from softgpu.ptx.kernel import Kernel
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class LoadedModule:
     info: ModuleInfo
     memory: ctypes.Array[ctypes.c_char]
     base: int
-    kernels: dict[str, inline.Kernel] = field(default_factory=dict)
+    kernels: dict[str, Kernel] = field(default_factory=dict)
     examining: threading.Lock = field(default_factory=threading.Lock)
     code: dict[_Variant, Future[machine_code.Loaded]] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ class Compiler:
         key = hashlib.blake2b(b"\0".join((_sources(), self._target.key.encode(), content)), digest_size=20).hexdigest()
         text = _text(content)
         cached = self._cache.get(f"{key}.module")
-        kernels: dict[str, inline.Kernel] = {}
+        kernels: dict[str, Kernel] = {}
         if cached is None:
             info, kernels = _translating(lambda: _examined(text))
             self._cache.put(f"{key}.module", msgspec.msgpack.encode(info))
@@ -222,7 +222,7 @@ class Compiler:
         self._cache.put(key, msgspec.msgpack.encode(entry))
         return entry
 
-    def _compiled(self, kernel: inline.Kernel, block: tuple[int, int, int], *, checked: bool) -> _Entry:
+    def _compiled(self, kernel: Kernel, block: tuple[int, int, int], *, checked: bool) -> _Entry:
         from softgpu.codegen import kernel as codegen
 
         code = codegen.generate(kernel, block, self._target, memcheck=checked)
@@ -248,7 +248,7 @@ def _text(content: bytes) -> str:
         raise CompileError(error.result, error.message) from error
 
 
-def _examined(text: str) -> tuple[ModuleInfo, dict[str, inline.Kernel]]:
+def _examined(text: str) -> tuple[ModuleInfo, dict[str, Kernel]]:
     from softgpu.examination import examine
 
     return examine(text)

@@ -27,8 +27,8 @@ from kaas.errors import (
     WrongShape,
     WrongSize,
 )
-from kaas.server.peers.keys import OwnKeys
 from kaas.wire import protocol
+from kaas.wire.key_files import OwnKeys
 from tests.client.client_setting import LIBRARY, ONES, TASK, WIDTH, asked, client, server, small
 from tests.client.fake_server import LIMITS, FakeServer
 from tests.patience import PATIENCE_S

@@ -10,9 +10,10 @@ import pytest
 import zmq
 
 from kaas.client.server_connection import FULL, HUNG_UP, NOT_IT, REFUSED, CurveKeys, RemoteLine
-from kaas.server.peers.keys import Keys, OwnKeys
+from kaas.server.peers.keys import Keys
 from kaas.wire import protocol
 from kaas.wire.connections.connection import LineLost
+from kaas.wire.key_files import OwnKeys
 from tests.patience import PATIENCE_S
 from tests.server.peers.listeners import Open, client_keys, echo
 

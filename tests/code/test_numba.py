@@ -147,7 +147,7 @@ def test_device_functions_need_no_device() -> None:
 
 def test_a_function_without_a_name_has_a_symbol() -> None:
     library = kaas.Library.from_numba(lambda: None, "void()")
-    assert kernels_of(library) == ("_lambda_",)
+    assert kernels_of(library.images) == ("_lambda_",)
     assert library.kernel("<lambda>", grid=1, block=1, args=[]) == library.kernel(grid=1, block=1, args=[])
 
 

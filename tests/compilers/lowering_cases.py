@@ -13,7 +13,7 @@ from tvm.relax.frontend import nn
 import kaas
 from tvm_backend import lowering, targets, tasks
 from tvm_backend.constants import Array
-from tvm_backend.frontends import EntryPoint, Imported
+from tvm_backend.frontends.imported import EntryPoint, Imported
 from tvm_backend.library import library
 
 TARGET = targets.parsed("ptx")

@@ -18,7 +18,8 @@ import tvm_backend
 from kaas import errors as kaas_errors
 from tests.compilers.onnx_cases import Array, model, perceptron, perceptron_answer, value
 from tvm_backend.errors import InvalidModel, UnsupportedOperators
-from tvm_backend.frontends import Imported, imported
+from tvm_backend.frontends import imported
+from tvm_backend.frontends.imported import Imported
 
 node = helper.make_node
 

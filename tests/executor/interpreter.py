@@ -14,7 +14,7 @@ import numpy as np
 from kaas.ktask.arguments import Access, Argument, Buffer, Literal, Pointers, Scalar, Struct
 from kaas.ktask.dtypes import decode, numpy_dtype
 from kaas.ktask.graph import KTask
-from kaas.ktask.kernel import Kernel
+from kaas.ktask.library import Kernel
 from kaas.ktask.request import encode_scalars, iterations_of
 
 Array = np.ndarray[Any, Any]

@@ -82,12 +82,12 @@ def test_kernels_of_cubins_and_ptx_are_the_same() -> None:
     source = "namespace deep { __global__ void down(int) {} }\n__device__ int helper(int x) { return x; }\n"
     source += 'extern "C" __global__ void plain(int *x) { *x = helper(*x); }'
     cubin, ptx = (kaas.Library.from_cuda(source, arch) for arch in ("sm_80", "compute_80"))
-    assert set(kernels_of(cubin)) == set(kernels_of(ptx)) == {"plain", "_ZN4deep4downEi"}
+    assert set(kernels_of(cubin.images)) == set(kernels_of(ptx.images)) == {"plain", "_ZN4deep4downEi"}
 
 
 def test_a_corrupt_cubin_says_so() -> None:
     (whole,) = (image.data for image in kaas.Library.from_cuda('extern "C" __global__ void k() {}', "sm_80").images)
-    assert kernels_of(kaas.Library.from_cubin(whole)) == ("k",)
+    assert kernels_of(kaas.Library.from_cubin(whole).images) == ("k",)
     broken = whole[:62] + b"\xff\xff" + whole[64:]  # the number of the section that holds the names of sections
     with pytest.raises(CorruptImage, match="tables"):
         kaas.Library.from_cubin(broken).kernel(grid=1, block=1, args=[])

@@ -60,11 +60,11 @@ OTHERS = sorted(WITH_PROGRAMS.keys() - set(ON_RAY))
 
 
 @pytest.fixture(scope="module")
-def python(kaas_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an environment that is installed from wheels."""
     folder = tmp_path_factory.mktemp("installed")
-    wheels = [kaas_wheel, *(build(module, folder) for module in ("tvm_backend", "cutlass_blas"))]
-    return install(folder / "venv", wheels) / "python"
+    made = [*wheels.values(), *(build(module, folder) for module in ("tvm_backend", "cutlass_blas"))]
+    return install(folder / "venv", made) / "python"
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import pytest
 import zmq
 
 import kaas
-from kaas.server.peers.keys import OwnKeys
 from kaas.wire import protocol
+from kaas.wire.key_files import OwnKeys
 from softgpu.build import build
 from tests.outcomes.disks import can_mount, fill, on_small_disk, within
 from tests.outcomes.test_operator_log import TRAP

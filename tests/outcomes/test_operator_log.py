@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 import kaas
-from kaas.server.peers.keys import OwnKeys
 from kaas.wire import protocol, sent_ktasks
+from kaas.wire.key_files import OwnKeys
 from tests.patience import until
 from tests.server.servers import WIDTH, Server, Speaker, scaled
 

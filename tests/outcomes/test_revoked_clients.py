@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 import kaas
 from kaas.cli.main import app
 from kaas.errors import KaasError, Unreachable
-from kaas.server.peers.keys import ClientKey, Keys, own_keys
+from kaas.server.peers.keys import ClientKey, Keys
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
+from kaas.wire.key_files import own_keys
 from tests.patience import PATIENCE_S, until
 from tests.server.conftest import Serve
 from tests.server.servers import WIDTH, Server, Speaker, scaled

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import kaas
-from kaas.cache_folders import cache_root
 from kaas.errors import InvalidConfig
 from kaas.server.config.serve_config import Settings
 from kaas.worker import sandbox
+from softgpu import user_cache
 from tests.patience import PATIENCE_S
 from tests.server.servers import Server, scaled
 
@@ -93,7 +93,7 @@ def intrude(folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, A
     code = folder / "code"
     code.mkdir(exist_ok=True)
     (code / "sitecustomize.py").write_text(
-        INTRUDER.format(folder=str(folder), drivers=f"{cache_root()}/driver/*/*.so.1", said=SAID)
+        INTRUDER.format(folder=str(folder), drivers=f"{user_cache.cache_root()}/driver/*/*.so.1", said=SAID)
     )
     monkeypatch.syspath_prepend(str(code))
     monkeypatch.setenv("OPERATORS_SECRET", "a token")
@@ -128,7 +128,7 @@ def test_all_of_it_is_found_without_a_sandbox(tmp_path: Path, monkeypatch: pytes
     assert found.pop("a program in memory") == "OSError"  # it is empty
     assert "PermissionError" not in found.values()
     assert found["environment"] == "a token"
-    (cache_root() / "driver/link").unlink(missing_ok=True)
+    (user_cache.cache_root() / "driver/link").unlink(missing_ok=True)
 
 
 def test_a_server_says_so_where_linux_cannot_keep_its_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

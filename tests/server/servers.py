@@ -16,8 +16,9 @@ import zmq
 
 import kaas
 from kaas.cli.serve import READY
-from kaas.server.peers.keys import OwnKeys, new_client, own_keys, prepare
+from kaas.server.peers.keys import new_client, prepare
 from kaas.wire import protocol, sent_ktasks
+from kaas.wire.key_files import OwnKeys, own_keys
 from kaas.worker import sandbox
 from tests.patience import PATIENCE_S, readable
 

@@ -15,7 +15,8 @@ import pytest
 import kaas
 from benchmarks.path import ELEMENTS, build
 from benchmarks.served import Server
-from kaas.server.peers.keys import new_client, own_keys
+from kaas.server.peers.keys import new_client
+from kaas.wire.key_files import own_keys
 from tests.patience import PATIENCE_S
 from tests.wire import vectors
 

@@ -22,9 +22,9 @@ from kaas.scheduling.policies import factory
 from kaas.scheduling.policies.cfs_affinity import CfsAffinity
 from kaas.scheduling.policies.exclusive import Exclusive
 from kaas.server.config.serve_config import Limits, parse, read
-from kaas.server.peers.keys import OwnKeys
 from kaas.server.usage.quotas import Quotas
 from kaas.wire import protocol
+from kaas.wire.key_files import OwnKeys
 from kaas.worker.processes import pidfd
 from tests.patience import PATIENCE_S
 from tests.server.conftest import Serve

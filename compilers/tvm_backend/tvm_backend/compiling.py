@@ -18,7 +18,7 @@ from tvm_backend.errors import CompileError, InvalidOption, unsupported
 from tvm_backend.progress import Progress, Report, reporting
 
 if TYPE_CHECKING:
-    from tvm_backend.frontends import Imported
+    from tvm_backend.frontends.imported import Imported
     from tvm_backend.lowering import Lowered, Schedule
     from tvm_backend.targets import Target
 

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from tvm_backend.errors import Place
-from tvm_backend.frontends import Imported
+from tvm_backend.frontends.imported import Imported
 from tvm_backend.frontends.parts import bindings, operator_of, origins
 from tvm_backend.targets import Target
 

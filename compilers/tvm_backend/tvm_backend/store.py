@@ -12,8 +12,8 @@ from pathlib import Path
 
 import kaas
 from kaas import errors
-from tvm_backend.frontends import Prepared
 from tvm_backend.frontends.content import feed
+from tvm_backend.frontends.imported import Prepared
 
 LIMIT_BYTES = 4 << 30
 STALE_S = 600  # who wrote for so long was killed

@@ -15,7 +15,7 @@ from tvm_backend.accesses import Use, uses
 from tvm_backend.constants import Array, Constants, unused
 from tvm_backend.errors import Place, unsupported
 from tvm_backend.evaluate import brief
-from tvm_backend.frontends import EntryPoint, Imported
+from tvm_backend.frontends.imported import EntryPoint, Imported
 from tvm_backend.launches import Launch, Pointer, Workspace, launches
 from tvm_backend.lowering import NOTHING, Lowered
 from tvm_backend.outputs import VIEWS, called

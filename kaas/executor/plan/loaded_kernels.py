@@ -36,7 +36,7 @@ class Kernels:
                 error.kernel, error.library = symbol, library.hash
                 raise
             if function is None:
-                raise unknown(library, symbol, loaded.symbols())
+                raise unknown(library.hash, symbol, loaded.symbols())
             self._functions[key] = function
         return self._functions[key]
 

@@ -31,8 +31,7 @@ from kaas.ktask.arguments import (
 )
 from kaas.ktask.dtypes import KIND_BYTES
 from kaas.ktask.graph import KTask
-from kaas.ktask.kernel import Kernel
-from kaas.ktask.library import Image
+from kaas.ktask.library import Image, Kernel
 
 Table = tuple[tuple[int, int], ...]
 """What a table of pointers holds: (index of a buffer, offset in bytes) of each."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
 from kaas.errors import Quarantined
 from kaas.store import FAULTS, Store
+from kaas.wire.status.status import QuarantineStatus
 
 STORY_LENGTH = 10
 """Faults of a function or client of which the story is kept, the newest."""
@@ -21,19 +21,6 @@ CLIENT_WINDOW_S = 3600.0
 """How long a fault counts against the budget of its client."""
 _CLIENT = "client:"
 """Before a client's name where its faults stand among those of functions, whose keys are hex digits."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantineStatus:
-    """A function or client in quarantine. function: its label; of a client, words that say so. key: what names it
-    exactly: the function's key, or `client:` and the client's name. reason: of its last fault. client: whose request
-    that was."""
-
-    function: str
-    key: str
-    faults: int
-    reason: str
-    client: str = ""
 
 
 class _Record(msgspec.Struct):

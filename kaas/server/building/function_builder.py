@@ -10,18 +10,17 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from kaas.errors import KaasError, QuotaExceeded, UnexpectedInput
-from kaas.ktask.arguments import Buffer
 from kaas.ktask.library import Library
 from kaas.ktask.request import check_fit
-from kaas.pool.functions import RegisteredFunction
 from kaas.pool.on_processes.objects import Held, HeldObjects
 from kaas.pool.registry import Registry
 from kaas.server.building.building import Builder, Facts, NotBuilt
+from kaas.server.building.remote_function import RemoteFunction, label_of
 from kaas.server.building.uploads import AT_ONCE_BYTES, Uploads, missing
 from kaas.server.replies import message_of
 from kaas.server.state.blob_store import LIBRARY, VALUE, Content
@@ -29,11 +28,6 @@ from kaas.server.state.object_store import NAME_BYTES, Values, shown
 from kaas.server.usage.quotas import Window
 from kaas.wire import specs
 from kaas.wire.sent_ktasks import SentTask, decode_task, with_code
-
-if TYPE_CHECKING:
-    from kaas.server.building.served import ServedETask
-
-_Arrays = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -62,51 +56,6 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
             parts = [key, sorted(self.constants.items()), self.before, self.after]
             key = hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest()
         return msgspec.structs.replace(self, task=task, key=key, facts=facts)
-
-
-KEY_SHOWN = 8
-"""Digits of a key by which people tell functions of one kTask apart."""
-
-
-def _label(name: str, key: str, task_label: str, constants: Held | None) -> str:
-    return name or (task_label if constants is None else f"{task_label}/{key[:KEY_SHOWN]}")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFunction:
-    """A function of a client's, ready to be invoked.
-
-    Fields:
-        name: "" for none. key: what the client knows it by; it differs by constants, unlike that of `function`.
-        constants: the pool's object of all together. given: inputs that an invocation brings, in order. scalars: their
-            kinds. iterations: the one that says how often the kernels run, "" for none. outputs: names.
-        before, after: the server's cTasks around it. etask: it is one of the server's; None if it is a kTask.
-    """
-
-    name: str
-    key: str
-    function: RegisteredFunction = field(repr=False)
-    constants: Held | None
-    given: Mapping[str, Buffer] = field(repr=False)
-    scalars: Mapping[str, str]
-    iterations: str
-    outputs: tuple[str, ...]
-    before: str = ""
-    after: str = ""
-    etask: ServedETask | None = field(default=None, repr=False)
-
-    @property
-    def label(self) -> str:
-        """What people know it by, in usage, statistics, traces and the log: its name, or else its kTask's, of which
-        there may be several with other constants."""
-        return _label(self.name, self.key, self.function.label, self.constants)
-
-    @property
-    def described(self) -> tuple[_Arrays, _Arrays, dict[str, str]]:
-        """Its inputs, its outputs, its scalars, each by name."""
-        inputs = {name: (buffer.dtype, buffer.shape) for name, buffer in self.given.items()}
-        outputs = dict(zip(self.outputs, self.function.outputs, strict=True))
-        return inputs, outputs, dict(self.scalars)
 
 
 @dataclass(slots=True, eq=False)
@@ -219,7 +168,7 @@ class Maker:
             bindings, constants = await self._bound(kept, task)
             self._contents.charge(kept.client, LIBRARY, len(data))
             undo.callback(self._contents.refund, kept.client, LIBRARY, len(data))
-            label = _label(kept.name, kept.key, task.label, constants)
+            label = label_of(kept.name, kept.key, task.label, constants)
             function = self._registry.lend(specs.FunctionSpec(task.key, bindings, kept.client), task, data, label)
             undo.pop_all()
         bound = {binding.buffer for binding in bindings}

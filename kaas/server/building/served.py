@@ -17,7 +17,7 @@ from kaas.ktask.arguments import Buffer
 from kaas.pool.executors.payloads import Payload
 from kaas.pool.executors.transport import Call
 from kaas.pool.functions import RegisteredFunction
-from kaas.server.building.function_builder import RemoteFunction
+from kaas.server.building.remote_function import RemoteFunction
 from kaas.server.config.serve_config import ETaskSettings
 from kaas.server.invocation_request import invocation_of
 from kaas.server.state.object_store import Values

@@ -17,13 +17,14 @@ import zmq.backend
 from zmq.utils import z85
 
 from kaas.errors import InvalidConfig
-from kaas.server.peers.keys import Keys, ServerKeys
+from kaas.server.peers.keys import Keys
 from kaas.server.peers.tcp_connections import Connection, Connections, Leaving, Unfinished
 from kaas.server.peers.unfinished import wire_bytes
 from kaas.wire import protocol
 from kaas.wire.connections.connection import LARGE_BYTES, Frames
 from kaas.wire.connections.zmq_connection import Socket, beat
 from kaas.wire.connections.zmq_reader import Drain, end
+from kaas.wire.key_files import ServerKeys
 
 FRAME_BYTES = 16 << 20
 """Of the largest frame that is taken, unless told otherwise."""

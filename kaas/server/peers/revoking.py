@@ -16,14 +16,13 @@ from kaas.server.peers.keys import (
     REVOKED_FOLDER,
     SECRET_THERE,
     ClientKey,
-    OwnKeys,
     RevokedKey,
     client_key,
     make_folder,
     revoked_keys,
     server_keys,
-    write_new,
 )
+from kaas.wire.key_files import OwnKeys, write_new
 
 _PUBLIC_KEY = re.compile(r"^\s*public_key\s*=.*$", re.MULTILINE)
 

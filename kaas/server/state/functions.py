@@ -16,7 +16,8 @@ from kaas.errors import InvalidRequest, KaasError, UnknownFunction
 from kaas.ktask.library import Library
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.registry import Registry
-from kaas.server.building.function_builder import Entry, Kept, Maker, RemoteFunction
+from kaas.server.building.function_builder import Entry, Kept, Maker
+from kaas.server.building.remote_function import RemoteFunction
 from kaas.server.building.served import NONE_SERVED, Served, described
 from kaas.server.building.uploads import Uploads
 from kaas.server.peers.allow import SIGNATURE_BYTES

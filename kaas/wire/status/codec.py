@@ -10,9 +10,8 @@ import msgspec
 
 import softgpu
 from kaas.config import ClientSettings, Config, Device, described
-from kaas.pool.core.quarantine import QuarantineStatus
 from kaas.wire.status.stats import KernelStats, OutcomeStats, StageStats, Stats, TierStats
-from kaas.wire.status.status import DeviceStatus, PinStatus, Status, WorkerInfo
+from kaas.wire.status.status import DeviceStatus, PinStatus, QuarantineStatus, Status, WorkerInfo
 
 T = TypeVar("T")
 

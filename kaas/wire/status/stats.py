@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from kaas.wire.status.tables import Shown, as_html, as_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +126,70 @@ class Stats:
 
     def __str__(self) -> str:
         """As `kaas stats` shows it."""
-        from kaas.wire.status.tables import as_text, stats_tables  # which only people need
-
         return as_text(stats_tables(self))
 
     def _repr_html_(self) -> str:
-        from kaas.wire.status.tables import as_html, stats_tables
-
         return as_html(stats_tables(self))
+
+
+STAGES = {"queue": "queue", "copy_in": "copy in", "kernels": "kernels", "copy_out": "copy out", "request": "all"}
+"""The stages whose median is shown, and what their columns are called."""
+
+
+def stats_tables(stats: Stats) -> list[Shown]:
+    """Requests by function and client, the caches by device and tier, and profiled kernels if there are any."""
+    tables = [_requests(stats.stages, stats.outcomes), _caches(stats.tiers)]
+    if stats.kernels:
+        tables.append(_kernels(stats.kernels))
+    told = f"of {stats.since_s:.1f} s; {stats.policy_events} events took the policy {stats.policy_s * 1e3:.1f} ms"
+    last = tables[-1]
+    return [*tables[:-1], Shown(last.title, last.columns, last.rows, (told,))]
+
+
+def _requests(stages: Sequence[StageStats], outcomes: Sequence[OutcomeStats]) -> Shown:
+    ended: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for outcome in outcomes:
+        ended[outcome.function, outcome.client][outcome.outcome] += outcome.count
+    times: defaultdict[tuple[str, str], dict[str, StageStats]] = defaultdict(dict)
+    for stage in stages:
+        times[stage.function, stage.client][stage.stage] = stage
+    rows = []
+    for flow in sorted({*ended, *times}):
+        counts = dict(ended[flow])
+        well = counts.pop("succeeded", 0)
+        others = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        medians = [_milliseconds(times[flow].get(name), "p50_s") for name in STAGES]
+        rows.append((*flow, str(well), others, *medians, _milliseconds(times[flow].get("request"), "p99_s")))
+    columns = (*(f"{column}, ms" for column in STAGES.values()), "all, p99")
+    return Shown("requests: medians of their stages", ("function", "client", "succeeded", "others", *columns), rows)
+
+
+def _milliseconds(stage: StageStats | None, quantile: str) -> str:
+    return "" if stage is None else _digits(getattr(stage, quantile) * 1e3)
+
+
+def _digits(value: float) -> str:
+    """Three digits, or those before the point."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _caches(tiers: Sequence[TierStats]) -> Shown:
+    found: defaultdict[tuple[int, str], list[TierStats]] = defaultdict(list)
+    for tier in tiers:
+        found[tier.device, tier.tier].append(tier)
+    rows = []
+    for (device, name), parts in sorted(found.items()):
+        mebibytes = sum(part.nbytes for part in parts) / (1 << 20)
+        counts = ("objects", "compulsory", "capacity", "evictions")
+        hits, *others = (str(sum(getattr(part, each) for part in parts)) for each in counts)
+        rows.append((str(device), name, hits, f"{mebibytes:.1f}", *others))
+    columns = ("device", "tier", "hits", "MiB", "misses, first", "misses, driven out", "evictions")
+    return Shown("caches: input objects by where they were found", columns, rows)
+
+
+def _kernels(kernels: Sequence[KernelStats]) -> Shown:
+    rows = [
+        (each.function, each.client, str(each.index), each.symbol, str(each.launches), _digits(each.mean_s * 1e3))
+        for each in kernels
+    ]
+    return Shown("kernels, one by one", ("function", "client", "place", "kernel", "launches", "mean, ms"), rows)

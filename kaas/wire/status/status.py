@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kaas.config import Config
-from kaas.pool.core.quarantine import QuarantineStatus
+from kaas.wire.status.tables import Shown, as_html, as_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,19 @@ class DeviceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantineStatus:
+    """A function or client in quarantine. function: its label; of a client, words that say so. key: what names it
+    exactly: the function's key, or `client:` and the client's name. reason: of its last fault. client: whose request
+    that was."""
+
+    function: str
+    key: str
+    faults: int
+    reason: str
+    client: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """A pool at one moment. queued counts the requests that wait for a slot, waiting those that wait for inputs, and
     abandoned those of the running ones whose callers wait no longer: each has its slot until its kernels end."""
@@ -84,11 +99,56 @@ class Status:
 
     def __str__(self) -> str:
         """As `kaas status` shows it."""
-        from kaas.wire.status.tables import as_text, status_tables  # which only people need
-
         return as_text(status_tables(self))
 
     def _repr_html_(self) -> str:
-        from kaas.wire.status.tables import as_html, status_tables
-
         return as_html(status_tables(self))
+
+
+NODE_SHOWN = 8
+"""Digits of a node's name on Ray, which tell nodes of a cluster apart."""
+
+
+def status_tables(status: Status) -> list[Shown]:
+    """The pool's devices, and below them what else is known."""
+    columns = ("device", "kind", "state", "worker", "busy slots", "pins", "node", "pid", "name", "memory")
+    rows = []
+    for device in status.devices:
+        info = device.info
+        worker = "" if device.worker is None else str(device.worker)
+        slots = f"{len(device.running)} of {info.slots}" if info else ""
+        pins = ", ".join(f"{count} {state}" for state, count in Counter(pin.state for pin in device.pins).items())
+        memory = f"{info.memory_bytes >> 20} MiB" if info else ""
+        process = (info.node[:NODE_SHOWN], str(info.pid), info.device_name) if info else ("", "", "")
+        rows.append((str(device.index), device.kind, device.state, worker, slots, pins, *process, memory))
+    return [Shown(f"pool {status.pool}", columns, rows, (_counts(status),), tuple(_troubles(status)))]
+
+
+def _counts(status: Status) -> str:
+    return (
+        f"policy {status.config.policy}, running {status.running}, queued {status.queued}, "
+        f"waiting for inputs {status.waiting}, functions: {', '.join(status.functions) or 'none'}"
+    )
+
+
+def _troubles(status: Status) -> Iterator[str]:
+    if status.abandoned:
+        limit = status.config.run_limit_s
+        until = "until their kernels end" + ("" if limit is None else f", at most for {limit} s (run_limit_s)")
+        yield f"{status.abandoned} of those that run were cancelled or late; they have their slots {until}"
+    for device in status.devices:
+        if device.reason:
+            yield f"device {device.index} is {device.state}: {_first_line(device.reason)}"
+        for pin in device.pins:
+            if pin.state == "lost":
+                yield f"lost on device {device.index}: {pin.target}: {_first_line(pin.reason)}"
+    for held in status.quarantined:
+        whose = f" of {held.client}" if held.client else ""
+        yield f"in quarantine after {held.faults} faults: {held.function}{whose}: {_first_line(held.reason)}"
+        yield f"  it runs again after: kaas pardon {held.key}"
+    if status.broken:
+        yield f"broken: {status.broken}"
+
+
+def _first_line(reason: str) -> str:
+    return reason.partition("\n")[0]

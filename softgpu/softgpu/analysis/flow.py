@@ -10,7 +10,7 @@ from softgpu.analysis.block_order import in_order
 from softgpu.analysis.blocks import EXIT, Block, Branch, Jump, Step, Switch, Terminator
 from softgpu.codegen.family import Operation
 from softgpu.ptx import limits
-from softgpu.ptx.inline import Kernel
+from softgpu.ptx.kernel import Kernel
 from softgpu.ptx.model import (
     Address,
     Instruction,

@@ -22,7 +22,7 @@ from softgpu.analysis.shapes import (
     ramp,
     thread_index,
 )
-from softgpu.ptx.inline import Kernel
+from softgpu.ptx.kernel import Kernel
 from softgpu.ptx.model import Address, Immediate, Not, Operand, Register, Special, Symbol, Vector
 from softgpu.ptx.types import SCALARS
 

@@ -9,7 +9,7 @@ from softgpu.codegen import special
 from softgpu.codegen.family import Operation
 from softgpu.codegen.values import SIZES
 from softgpu.instructions import CONTROL, operation
-from softgpu.ptx.inline import Kernel
+from softgpu.ptx.kernel import Kernel
 from softgpu.ptx.model import (
     SINK,
     Address,

@@ -23,7 +23,7 @@ from softgpu.analysis.shapes import (
     ramp,
 )
 from softgpu.codegen.values import AS_INTEGER, SCALAR, SIZES, VECTOR, Value, Width, integer
-from softgpu.ptx.inline import Kernel
+from softgpu.ptx.kernel import Kernel
 from softgpu.ptx.model import Immediate, Not, Operand, PtxError, Register, Special, Symbol
 from softgpu.ptx.types import SCALARS
 from softgpu.target import Target

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from softgpu.analysis.shapes import Shape
 from softgpu.ptx.model import Operand
 from softgpu.ptx.types import Scalar
-
-if TYPE_CHECKING:
-    from softgpu.analysis.blocks import Step
-    from softgpu.codegen.emitter import Emitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +22,7 @@ class Family:
     """
 
     summary: str
-    emit: Callable[[Emitter, Step], None]
+    emit: Callable[[Any, Any], None]  # (Emitter, Step): both know this module
     shape: Callable[[Operation, list[Shape]], Shape]
     types: frozenset[str]
     modifiers: frozenset[str]

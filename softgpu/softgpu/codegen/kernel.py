@@ -15,7 +15,7 @@ from softgpu.codegen.special import WARP_FIELDS, special, warp_field
 from softgpu.codegen.stores import store
 from softgpu.codegen.values import VECTOR
 from softgpu.instructions import operation
-from softgpu.ptx.inline import Kernel
+from softgpu.ptx.kernel import Kernel
 from softgpu.ptx.model import PtxError
 from softgpu.target import ENTRY, GLOBALS, Target
 

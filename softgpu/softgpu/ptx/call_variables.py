@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from softgpu.ptx.kernel import Kernel
 from softgpu.ptx.limits import align_up
 from softgpu.ptx.model import Address, Instruction, Label, Operand, PtxError, Register, Symbol, Vector
 from softgpu.ptx.types import SCALARS
-
-if TYPE_CHECKING:
-    from softgpu.ptx.inline import Kernel
 
 _PARAM_SPACE = re.compile(r"\.param(::\w+)?")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from softgpu import refused
 from softgpu.ptx import carry, limits, pointers
 from softgpu.ptx import stack as stacks
 from softgpu.ptx.call_variables import CallVariables, one_line
+from softgpu.ptx.kernel import Kernel
 from softgpu.ptx.limits import align_up
 from softgpu.ptx.model import (
     SINK,
@@ -18,7 +19,6 @@ from softgpu.ptx.model import (
     Label,
     Module,
     Operand,
-    Parameter,
     PtxError,
     Register,
     Signature,
@@ -43,28 +43,6 @@ _RESERVED = Variable("$reserved", "shared", 1024, 16, 0)
 _RESERVED_PLACES = {
     f"%reserved_smem_offset_{name}": at for name, at in (("begin", 0), ("0", 0), ("1", 0), ("end", 1024))
 }
-
-
-@dataclass(slots=True)
-class Kernel:
-    """An entry without calls. Offsets are in bytes from the start of the parameter buffer, the block's shared memory,
-    the lane's local memory and the module's globals."""
-
-    name: str
-    parameters: tuple[Parameter, ...]
-    max_threads: int
-    registers: dict[str, str] = field(default_factory=dict)
-    body: list[Instruction | Label] = field(default_factory=list)
-    shared: dict[str, int] = field(default_factory=dict)
-    shared_bytes: int = 0
-    local: dict[str, int] = field(default_factory=dict)
-    local_bytes: int = 0
-    globals: dict[str, int] = field(default_factory=dict)
-    constants: tuple[tuple[int, int], ...] = ()  # (start, end) of those of the globals that are .const
-
-    @property
-    def param_bytes(self) -> int:
-        return max((p.offset + p.size for p in self.parameters), default=0)
 
 
 def flatten(module: Module, entry: Function, global_offsets: dict[str, int], refusals: list[Unsupported]) -> Kernel:

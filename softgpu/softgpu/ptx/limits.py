@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from softgpu.ptx.kernel import Kernel
 from softgpu.ptx.model import PtxError, Variable
-
-if TYPE_CHECKING:
-    from softgpu.ptx.inline import Kernel
 
 TEXT_CHARACTERS = 64 << 20
 STATEMENTS = 1 << 21  # of a module, empty ones and directives included

@@ -18,9 +18,10 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kaas.pool.loop import PoolLoop
-from kaas.server.peers.keys import Keys, OwnKeys, new_client, own_keys
+from kaas.server.peers.keys import Keys, new_client
 from kaas.server.peers.listener import RemoteChannel, RemoteDoor
 from kaas.wire import protocol
+from kaas.wire.key_files import OwnKeys, own_keys
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from kaas.cli.main import app
 from kaas.errors import InvalidConfig
-from kaas.server.peers.keys import ClientKey, Keys, client_key, new_client, own_keys, prepare, server_keys
+from kaas.server.peers.keys import ClientKey, Keys, client_key, new_client, prepare, server_keys
 from kaas.server.usage.quotas import Quotas
+from kaas.wire.key_files import own_keys
 
 
 @pytest.fixture

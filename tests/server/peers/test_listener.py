@@ -16,13 +16,14 @@ import zmq
 
 from kaas.errors import InvalidConfig
 from kaas.server.peers import listener, tcp_connections
-from kaas.server.peers.keys import Keys, OwnKeys
+from kaas.server.peers.keys import Keys
 from kaas.server.peers.listener import FRAMES
 from kaas.server.peers.tcp_connections import STRANGER_BYTES, STRANGERS
 from kaas.wire import protocol
 from kaas.wire.connections import zmq_reader
 from kaas.wire.connections.connection import LARGE_BYTES
 from kaas.wire.connections.zmq_reader import TURN
+from kaas.wire.key_files import OwnKeys
 from tests.patience import PATIENCE_S, until
 from tests.server.peers.listeners import Client, Crowd, Open, Plain, client_keys, echo, resident_bytes
 

@@ -125,7 +125,7 @@ import sys
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 from kaas.remote import wire
-from kaas.server.peers.keys import own_keys
+from kaas.wire.key_files import own_keys
 
 address, path = sys.argv[1:]
 keys = own_keys(path) if path else None

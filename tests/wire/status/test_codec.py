@@ -8,11 +8,10 @@ import pytest
 
 import softgpu
 from kaas.config import ClientSettings, Config, Device
-from kaas.pool.core.quarantine import QuarantineStatus
 from kaas.pool.observing.ledger import Entry, Ledger
 from kaas.wire.status import codec
 from kaas.wire.status.stats import Stats
-from kaas.wire.status.status import DeviceStatus, PinStatus, Status, WorkerInfo
+from kaas.wire.status.status import DeviceStatus, PinStatus, QuarantineStatus, Status, WorkerInfo
 
 MODEL = softgpu.Model(copy_bytes_per_s=1e9, kernels={"add": softgpu.Takes(1e-3, 0.5)})
 DEVICE = Device(model=MODEL, faults=(softgpu.Fault("slow_copy", at=2, seconds=0.1),), strict=3)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from tvm_backend.frontends.parts import Part
+from typing import Any, Protocol
 
 
 class Digest(Protocol):
@@ -30,19 +27,3 @@ def feed_all(digest: Digest, pieces: Iterable[Any]) -> None:
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
         for piece in threads.map(lambda piece: hashlib.sha256(piece).digest(), pieces):
             digest.update(piece)
-
-
-def feed_parts(digest: Digest, parts: Sequence[Part]) -> None:
-    """Relax modules: TVM's hash of their structure, which leaves the constants out, and these in order."""
-    import tvm
-    import tvm_ffi
-
-    for part in parts:
-        structure = tvm_ffi.structural_hash(part.module, skip_tensor_content=True)
-        feed(digest, f"{part.batch_size} {part.function} {part.inputs} {structure}")
-        constants: list[Any] = []
-        for _, function in sorted(part.module.functions.items(), key=lambda item: item[0].name_hint):
-            tvm_ffi.structural_walk(function, (tvm.ir.GenericConst, constants.append))
-        for constant in constants:
-            feed(digest, f"{constant.value.dtype} {tuple(constant.value.shape)}")
-        feed_all(digest, (constant.value.numpy().reshape(-1).view("uint8") for constant in constants))

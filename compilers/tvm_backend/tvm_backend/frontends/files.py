@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tvm_backend.errors import InvalidModel
-from tvm_backend.frontends import Prepared, imported
 from tvm_backend.frontends.content import Digest, feed, feed_all
 
 ZIP = b"PK\x03\x04"
 CHUNK_BYTES = 8 << 20
 
 
-def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Prepared:
-    """A file with an onnx.ModelProto, or one with a torch.export.ExportedProgram: a zip.
+def read(path: Path, name: str) -> Any:
+    """Return the model of a file: an onnx.ModelProto, or the torch.export.ExportedProgram of a zip.
 
     Raises:
         InvalidModel: no such file, neither of the two, or the package that reads it is not installed.
     """
-    path = Path(model)
-    return Prepared(
-        lambda digest: _feed(digest, path, name), lambda: imported(read(path, name), examples, batch_sizes, name)
-    )
-
-
-def read(path: Path, name: str) -> Any:
-    """The model in a file; errors as of `prepared`."""
     with _opened(path, name) as file:
         start = file.read(len(ZIP))
     if start == ZIP:
@@ -42,7 +32,7 @@ def read(path: Path, name: str) -> Any:
     return from_onnx.read(path, name)
 
 
-def _feed(digest: Digest, path: Path, name: str) -> None:
+def feed_file(digest: Digest, path: Path, name: str) -> None:
     """The file's bytes, and those of the files that an ONNX model keeps its tensors in."""
     with _opened(path, name) as file:
         content = file.read()

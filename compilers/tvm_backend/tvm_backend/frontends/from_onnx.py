@@ -13,8 +13,8 @@ from onnx import inliner, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
 
 from tvm_backend.errors import CompileError, InvalidModel
-from tvm_backend.frontends import Imported, Prepared
 from tvm_backend.frontends.content import Digest, feed, feed_all
+from tvm_backend.frontends.imported import Imported, Prepared
 from tvm_backend.frontends.onnx_constants import SMALL, Values
 from tvm_backend.frontends.onnx_nodes import STANDARD, Importer, is_known, where
 from tvm_backend.frontends.onnx_types import DTYPES

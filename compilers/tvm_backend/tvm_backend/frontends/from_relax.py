@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.relax.frontend import nn
 
 from tvm_backend.errors import CompileError, InvalidModel
-from tvm_backend.frontends import Imported, Prepared
-from tvm_backend.frontends.content import feed_parts
+from tvm_backend.frontends.content import Digest, feed, feed_all
+from tvm_backend.frontends.imported import Imported, Prepared
 from tvm_backend.frontends.parts import Part, merged, output_names, tensor_inputs
 from tvm_backend.frontends.shapes import Input, bindings, by_name, dtype_of, open_batch
 from tvm_backend.frontends.specialised import closed
@@ -30,7 +31,7 @@ def prepared(model: Any, examples: Any, batch_sizes: Sequence[int] | None, name:
         module, entries = merged(name, parts)
         return Imported(name, module, entries, {each: value.numpy() for each, value in constants.items()})
 
-    return Prepared(lambda digest: feed_parts(digest, parts), imported)
+    return Prepared(lambda digest: _feed(digest, parts), imported)
 
 
 def parts_of_relax(module: tvm.IRModule, examples: Any, batch_sizes: Sequence[int] | None, name: str) -> Parts:
@@ -158,3 +159,16 @@ def _exported(
         message = f"{name}: its forward cannot be exported: {error}"
         raise CompileError(message, model=name, stage="import") from error
     return module, parameters
+
+
+def _feed(digest: Digest, parts: Sequence[Part]) -> None:
+    """Feed TVM's hash of the modules' structure, which leaves the constants out, and then the constants in order."""
+    for part in parts:
+        structure = tvm_ffi.structural_hash(part.module, skip_tensor_content=True)
+        feed(digest, f"{part.batch_size} {part.function} {part.inputs} {structure}")
+        constants: list[Any] = []
+        for _, function in sorted(part.module.functions.items(), key=lambda item: item[0].name_hint):
+            tvm_ffi.structural_walk(function, (tvm.ir.GenericConst, constants.append))
+        for constant in constants:
+            feed(digest, f"{constant.value.dtype} {tuple(constant.value.shape)}")
+        feed_all(digest, (constant.value.numpy().reshape(-1).view("uint8") for constant in constants))

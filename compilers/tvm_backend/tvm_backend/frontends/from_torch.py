@@ -18,8 +18,8 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tvm_backend.errors import CompileError, InvalidModel, Place, unsupported
-from tvm_backend.frontends import Imported, Prepared
 from tvm_backend.frontends.content import Digest, feed, feed_all
+from tvm_backend.frontends.imported import Imported, Prepared
 from tvm_backend.frontends.parts import Part, merged, output_names
 from tvm_backend.frontends.shapes import Input, bindings, by_name, open_batch
 from tvm_backend.frontends.specialised import closed

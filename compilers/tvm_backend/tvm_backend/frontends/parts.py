@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_backend.errors import InvalidModel, Place, unsupported
-from tvm_backend.frontends import EntryPoint
+from tvm_backend.frontends.imported import EntryPoint
 
 HOST_CALLS = {
     "relax.call_packed", "relax.call_pure_packed", "relax.call_inplace_packed", "relax.call_dps_packed",

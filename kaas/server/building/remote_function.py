@@ -1,0 +1,74 @@
+"""A function of a client, ready to be invoked: what `function_builder` makes and `invocations` uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kaas.ktask.arguments import Buffer
+from kaas.pool.executors.transport import Call
+from kaas.pool.functions import RegisteredFunction
+from kaas.pool.on_processes.objects import Held
+from kaas.server.state.object_store import Values
+from kaas.wire.protocol import Invoke
+
+Arrays = dict[str, tuple[str, tuple[int, ...]]]
+"""Dtype and shape by name."""
+KEY_SHOWN = 8
+"""Digits of a key by which people tell functions of one kTask apart."""
+
+
+class ETaskCall(Protocol):
+    """An eTask of the server, as an invocation needs it."""
+
+    async def call(
+        self, client: str, message: Invoke, frames: Sequence[Any], remote: RemoteFunction, values: Values
+    ) -> Call:
+        """Return what the pool is asked for.
+
+        Raises:
+            KaasError
+        """
+        ...
+
+
+def label_of(name: str, key: str, task_label: str, constants: Held | None) -> str:
+    return name or (task_label if constants is None else f"{task_label}/{key[:KEY_SHOWN]}")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFunction:
+    """A function of a client's, ready to be invoked.
+
+    Fields:
+        name: "" for none. key: what the client knows it by; it differs by constants, unlike that of `function`.
+        constants: the pool's object of all together. given: inputs that an invocation brings, in order. scalars: their
+            kinds. iterations: the one that says how often the kernels run, "" for none. outputs: names.
+        before, after: the server's cTasks around it. etask: it is one of the server's; None if it is a kTask.
+    """
+
+    name: str
+    key: str
+    function: RegisteredFunction = field(repr=False)
+    constants: Held | None
+    given: Mapping[str, Buffer] = field(repr=False)
+    scalars: Mapping[str, str]
+    iterations: str
+    outputs: tuple[str, ...]
+    before: str = ""
+    after: str = ""
+    etask: ETaskCall | None = field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        """What people know it by, in usage, statistics, traces and the log: its name, or else its kTask's, of which
+        there may be several with other constants."""
+        return label_of(self.name, self.key, self.function.label, self.constants)
+
+    @property
+    def described(self) -> tuple[Arrays, Arrays, dict[str, str]]:
+        """Its inputs, its outputs, its scalars, each by name."""
+        inputs = {name: (buffer.dtype, buffer.shape) for name, buffer in self.given.items()}
+        outputs = dict(zip(self.outputs, self.function.outputs, strict=True))
+        return inputs, outputs, dict(self.scalars)

@@ -1,0 +1,147 @@
+"""Files of CURVE keys, which nobody but their user may read: a client's own pair, and what all of them share.
+
+`server.peers.keys` has the files of a server's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from kaas.errors import InvalidConfig
+
+LARGEST_FILE_BYTES = 64 << 10
+OWNER = "keys.owner"
+"""The field of errors that say that others may read or write a file of keys."""
+
+_OTHERS = 0o077
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class ServerKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Both as Z85 text. public_key is for clients, secret_key for nobody."""
+
+    public_key: str
+    secret_key: str
+
+
+class OwnKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client has: its pair, and the public key of its server."""
+
+    name: str
+    public_key: str
+    secret_key: str
+    server_key: str
+
+
+def own_keys(path: Path) -> OwnKeys:
+    """A client's.
+
+    Raises:
+        InvalidConfig: the file is not there, may be read by others, or makes no sense.
+    """
+    try:
+        return pair_of(path, OwnKeys)
+    except InvalidConfig as error:
+        if not _is_servers(path):
+            raise
+        own = "its own file is the one that `kaas keys new` or `kaas keys rotate` wrote for it"
+        raise InvalidConfig(f"{path} is what the server knows of a client: {own}", field="keys") from error
+
+
+def _is_servers(path: Path) -> bool:
+    """Return True if a file is what a server knows of a client: it has a name and no secret."""
+    try:
+        fields = msgspec.toml.decode(_read_private(path))
+    except (InvalidConfig, msgspec.DecodeError):
+        return False
+    return {"name", "public_key"} <= fields.keys() and "secret_key" not in fields
+
+
+def pair_of(path: Path, kind: type[T]) -> T:
+    pair = load(path, kind)
+    public_key, secret_key = pair.public_key, pair.secret_key  # type: ignore[attr-defined]
+    for field, key in (("public_key", public_key), ("secret_key", secret_key)):
+        check_key(path, field, key)
+    if zmq.curve_public(secret_key.encode()).decode() != public_key:
+        raise InvalidConfig(f"{path}: its two keys are not of one pair", field="public_key")
+    if isinstance(pair, OwnKeys):
+        check_key(path, "server_key", pair.server_key)
+    return pair
+
+
+def check_key(path: Path, field: str, key: str) -> None:
+    if not is_key(key):
+        raise InvalidConfig(f"{path}: {field} is no CURVE key: 40 letters of Z85", field=field)
+
+
+def is_key(key: object) -> bool:
+    """Whether it is one half of a pair, as text."""
+    alphabet = z85.Z85CHARS.decode()
+    return isinstance(key, str) and len(key) == 40 and all(letter in alphabet for letter in key)
+
+
+def load(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.toml.decode(_read_private(path), type=kind)
+    except msgspec.DecodeError as error:
+        raise InvalidConfig(f"{path}: {error}") from error
+
+
+def _read_private(path: Path) -> bytes:
+    """
+    Raises:
+        InvalidConfig: it is not there, no file, somebody else's, or others may read or write it.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise InvalidConfig(f"{path}: {error.strerror}") from error
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_FILE_BYTES:
+            raise InvalidConfig(f"{path} is no file of keys")
+        check_owner(path, found, "600")
+        with os.fdopen(file, "rb", closefd=False) as opened:
+            return opened.read(LARGEST_FILE_BYTES)
+    finally:
+        os.close(file)
+
+
+def check_owner(path: Path, found: os.stat_result, mode: str) -> None:
+    if found.st_uid != os.geteuid():
+        raise InvalidConfig(f"{path} belongs to another user", field=OWNER)
+    if found.st_mode & _OTHERS:
+        raise InvalidConfig(f"others may use {path}, which holds keys: chmod {mode} it", field=OWNER)
+
+
+def write_new(path: Path, fields: dict[str, str | bool], there: str = "") -> None:
+    """A new file, which is there with all it says or not at all.
+
+    Args:
+        there: what to do if there is one.
+
+    Raises:
+        InvalidConfig: there is one, or there can be none.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    said = {name: str(value).lower() if isinstance(value, bool) else f"'{value}'" for name, value in fields.items()}
+    lines = "".join(f"{name} = {value}\n" for name, value in said.items())  # no such value has a quote
+    try:
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(file, "w") as opened:
+                opened.write(lines)
+            os.link(draft, path)
+        finally:
+            draft.unlink()
+    except OSError as error:
+        hint = f"; {there}" if there and path.exists() else ""
+        raise InvalidConfig(f"{path}: {error.strerror}{hint}") from error

@@ -1,0 +1,29 @@
+"""A kernel without calls: what `inline` makes of an entry, and what the compiler makes code of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from softgpu.ptx.model import Instruction, Label, Parameter
+
+
+@dataclass(slots=True)
+class Kernel:
+    """An entry without calls. Offsets are in bytes from the start of the parameter buffer, the block's shared memory,
+    the lane's local memory and the module's globals."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    max_threads: int
+    registers: dict[str, str] = field(default_factory=dict)
+    body: list[Instruction | Label] = field(default_factory=list)
+    shared: dict[str, int] = field(default_factory=dict)
+    shared_bytes: int = 0
+    local: dict[str, int] = field(default_factory=dict)
+    local_bytes: int = 0
+    globals: dict[str, int] = field(default_factory=dict)
+    constants: tuple[tuple[int, int], ...] = ()  # (start, end) of those of the globals that are .const
+
+    @property
+    def param_bytes(self) -> int:
+        return max((p.offset + p.size for p in self.parameters), default=0)
