@@ -11,10 +11,34 @@ from kaas import errors
 from kaas.cache_folders import cache_root
 from kaas.config import ClientSettings, Config, Device
 from kaas.errors import KaasError
-from kaas.ktask.arguments import Buffer, In, InOut, Literal, Null, Out, Pointers, Scalar, Struct
+from kaas.ktask.arguments import (
+    Buffer,
+    In,
+    InOut,
+    Literal,
+    Null,
+    Out,
+    Pointers,
+    Scalar,
+    Struct,
+    bf16,
+    boolean,
+    c64,
+    c128,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+)
 from kaas.ktask.graph import KTask
 from kaas.ktask.library import Kernel, Library
-from kaas.ktask.literals import bf16, boolean, c64, c128, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from kaas.ktask.request import View
 from kaas.ktask.variant import Variant
 

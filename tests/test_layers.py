@@ -20,7 +20,7 @@ ALLOWED_IMPORTERS = {
     "ray": {
         "kaas.api.dag",
         "kaas.api.ray_session",
-        "kaas.pool.on_ray.adoption",
+        "kaas.pool.on_ray.hosts",
         "kaas.worker.etask_actor",
         "kaas.pool.on_ray.etask_transport",
         "kaas.wire.etask_values",
@@ -28,7 +28,6 @@ ALLOWED_IMPORTERS = {
         "kaas.pool.on_ray.backend",
         "kaas.pool.on_ray.metrics",
         "kaas.pool.on_ray.pool_actor",
-        "kaas.pool.on_ray.hosts",
         "kaas.worker.executor_actor",
         "kaas.wire.resident",
         "kaas.pool.on_ray.results",

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kaas import __version__
-from kaas.cli import code, compiling, files, keys, observe, policies, serve, state
+from kaas.cli import code, compiling, files, keys, observe, policies, serve
 from kaas.errors import KaasError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -31,7 +31,7 @@ app.command()(observe.usage)
 app.command()(observe.pardon)
 app.add_typer(keys.app, name="keys")
 app.add_typer(code.app, name="code")
-app.add_typer(state.app, name="state")
+app.add_typer(serve.app, name="state")
 
 
 def _show_version(wanted: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
+
+from kaas.scheduling.simulation.results import Simulated, Summary
 
 if TYPE_CHECKING:
     from kaas.scheduling.events import PolicyFactory
@@ -84,7 +88,6 @@ def _simulate(scenario: Scenario, policy: str | None, json: bool, rows: int) -> 
 
     from kaas.scheduling.simulation.scenario import PolicyChoice
     from kaas.scheduling.simulation.simulator import simulate as simulated
-    from kaas.scheduling.simulation.tables import tables
 
     found = None if policy is None else _found(policy)
     if isinstance(found, str):
@@ -95,3 +98,44 @@ def _simulate(scenario: Scenario, policy: str | None, json: bool, rows: int) -> 
         return
     for table in tables(result, rows):
         console.print(table)
+
+
+def tables(result: Simulated, rows: int) -> Iterator[Table]:
+    """The summary, then up to so many dispatches and as many rejections."""
+    yield _figures(result.summary, len(result.rejected))
+    yield _clients(result.summary)
+    if result.dispatches[:rows]:
+        told = Table(
+            "request", "device", "at (s)", "start", "evicted", title=_title("dispatches", result.dispatches, rows)
+        )
+        for each in result.dispatches[:rows]:
+            evicted = escape(", ".join(each.evicted))
+            told.add_row(str(each.request), str(each.device), f"{each.at_s:.6g}", each.start, evicted)
+        yield told
+    if result.rejected[:rows]:
+        told = Table("request", "at (s)", "reason", title=_title("rejected", result.rejected, rows))
+        for refused in result.rejected[:rows]:
+            told.add_row(str(refused.request), f"{refused.at_s:.6g}", escape(refused.reason))
+        yield told
+
+
+def _figures(summary: Summary, rejected: int) -> Table:
+    table = Table("figure", "value", title="summary")
+    for name in ("mean_latency_s", "p50_latency_s", "p99_latency_s", "jain"):
+        table.add_row(name, f"{getattr(summary, name):.6g}")
+    for name in ("hits", "loads", "colds", "evictions"):
+        table.add_row(name, str(getattr(summary, name)))
+    table.add_row("rejected", str(rejected))
+    table.add_row("device_busy_s", ", ".join(f"{busy_s:.6g}" for busy_s in summary.device_busy_s))
+    return table
+
+
+def _clients(summary: Summary) -> Table:
+    table = Table("client", "requests", "mean latency (s)", "charged (s)")
+    for name, client in summary.per_client.items():
+        table.add_row(escape(name), str(client.requests), f"{client.mean_latency_s:.6g}", f"{client.charged_s:.6g}")
+    return table
+
+
+def _title(name: str, entries: tuple[object, ...], rows: int) -> str:
+    return name if len(entries) <= rows else f"{name}, {rows} of {len(entries)}"

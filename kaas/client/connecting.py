@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import zmq
@@ -21,9 +23,9 @@ from tenacity import (
 )
 from tenacity.stop import stop_base
 
-from kaas.client.failures import error_of
+from kaas import errors
 from kaas.client.server_connection import HUNG_UP, NOT_IT, REFUSED, CurveKeys, RemoteLine
-from kaas.errors import InvalidConfig, NotInitialized, Unreachable
+from kaas.errors import InvalidConfig, KaasError, NotInitialized, Unreachable, declared
 from kaas.wire import protocol
 from kaas.wire.connections.connection import LineLost
 from kaas.wire.connections.zmq_connection import Socket
@@ -218,3 +220,27 @@ def retried(patience_s: float, stopped: threading.Event, delay_s: Callable[[Base
         sleep=sleep_using_event(stopped),
         reraise=True,
     )
+
+
+def error_of(failure: protocol.Failure) -> KaasError:
+    """As it is raised: of its class, or of KaasError if that is not known here."""
+    cls = getattr(errors, failure.error, None)
+    if not (isinstance(cls, type) and issubclass(cls, KaasError)):
+        return KaasError(f"{failure.error}: {failure.message}")
+    tuples = _tuples_of(cls.__name__)
+    return cls(
+        failure.message,
+        **{
+            name: tuple(value) if name in tuples and isinstance(value, list) else value
+            for name, value in failure.fields.items()
+            if name in declared(cls)
+        },
+    )
+
+
+@cache
+def _tuples_of(name: str) -> frozenset[str]:
+    """The fields of an error that are tuples; msgpack has lists only."""
+    bases = getattr(errors, name).__mro__
+    annotations = {name: text for base in bases for name, text in inspect.get_annotations(base).items()}
+    return frozenset(name for name, text in annotations.items() if str(text).startswith("tuple["))

@@ -11,8 +11,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any
 
-from kaas.client.connecting import Way
-from kaas.client.failures import error_of
+from kaas.client.connecting import Way, error_of
 from kaas.client.in_flight import Standing
 from kaas.client.open_calls import Call, Question, TryAgain, too_large
 from kaas.client.server_connection import RemoteLine

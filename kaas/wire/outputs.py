@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -74,3 +75,26 @@ def outputs_from(buffers: Sequence[Buffer]) -> Callable[[Sequence[Any]], Any]:
         return lambda frames: np.ndarray(only_shape, only_dtype, frames[0])
     named = outputs_type(tuple(buffer.name for buffer in buffers))
     return lambda frames: named(*(np.ndarray(*layout, data) for data, layout in zip(frames, layouts, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """How to make an output anew that ended with its executor; what it takes lives as long as somebody can name it.
+
+    Fields:
+        message, refs: the invocation, without anything to keep. output: which one of how many outputs.
+    """
+
+    message: bytes
+    refs: Sequence[Any] = field(repr=False)
+    output: int
+    outputs: int
+
+
+class InputLost(Exception):
+    """An input of a request is Lost. key: of the output in the cache of the device that had it."""
+
+    def __init__(self, key: bytes, lost: Lost) -> None:
+        super().__init__("the executor that had it ended")
+        self.key = key
+        self.lost = lost

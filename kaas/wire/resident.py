@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import RayError
 
 from kaas.errors import KaasError, NotInitialized, ResultLost
-from kaas.wire.lost import InputLost, Lost
+from kaas.wire.outputs import InputLost, Lost
 
 
 @dataclass(frozen=True, slots=True, eq=False)

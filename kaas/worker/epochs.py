@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,8 +12,6 @@ from kaas.wire.connections.connection import Line, LineLost
 from kaas.wire.messages import FromPeer, Need, Run
 from kaas.wire.specs import decode_invocation
 from kaas.wire.status.status import WorkerInfo
-from kaas.worker.deferred_results import Parcels
-from kaas.worker.supplies import Supplies
 
 
 class Post(NamedTuple):
@@ -143,3 +141,107 @@ class Lives:
         with self._lock:
             del self._runs[run.asked.slot]
             return None if self.now is run.life else self.now
+
+
+class Supplies:
+    """For one life of the pool. All methods may be called from any thread."""
+
+    def __init__(self, need: Callable[[int], None]) -> None:
+        """
+        Args:
+            need: asks the pool for all that the request with this number names.
+        """
+        self._need = need
+        self._changed = threading.Condition()
+        self._awaited: dict[int, Sequence[Any] | Exception | None] = {}
+        self._closed = False
+
+    def ask(self, number: int) -> Sequence[Any]:
+        """What stands beside a request, once the pool has sent it.
+
+        Raises:
+            What it has sent instead; ConnectionError: it has ended.
+        """
+        with self._changed:
+            self._awaited[number] = None
+        try:
+            self._need(number)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._awaited[number] is not None)
+        finally:
+            with self._changed:
+                came = self._awaited.pop(number)
+        if isinstance(came, Exception):
+            raise came
+        if came is None:
+            raise ConnectionError("the pool ended before it had sent them")
+        return came
+
+    def bring(self, number: int, objects: Sequence[Any] | Exception) -> None:
+        """What was asked for; what nobody waits for any more is nothing to it."""
+        with self._changed:
+            if number in self._awaited:
+                self._awaited[number] = objects
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """The pool has ended."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+WRITTEN_AT_ONCE = 4
+"""Outputs that were written back and not collected yet; who writes more waits."""
+
+
+class Parcels:
+    """For one life of the pool. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._last = 0
+        self._packed: dict[int, Sequence[Any]] = {}
+        self._written: set[int] = set()
+        self._closed = False
+
+    def pack(self, arrays: Sequence[Any]) -> int:
+        """A new parcel's number."""
+        with self._changed:
+            return self._pack(arrays)
+
+    def pack_written(self, array: Any) -> int | None:
+        """The same for an output that is written back; waits for room. None: the pool has ended, so that nobody can
+        name it any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._written) < WRITTEN_AT_ONCE)
+            if self._closed:
+                return None
+            number = self._pack([array])
+            self._written.add(number)
+            return number
+
+    def collect(self, number: int) -> Sequence[Any]:
+        """What is in a parcel, which is here no more.
+
+        Raises:
+            KeyError: there is no such parcel, or there was.
+        """
+        with self._changed:
+            arrays = self._packed.pop(number)
+            if number in self._written:
+                self._written.remove(number)
+                self._changed.notify_all()
+            return arrays
+
+    def close(self) -> None:
+        """The pool has ended."""
+        with self._changed:
+            self._closed = True
+            self._packed.clear()
+            self._changed.notify_all()
+
+    def _pack(self, arrays: Sequence[Any]) -> int:
+        self._last += 1
+        self._packed[self._last] = arrays
+        return self._last

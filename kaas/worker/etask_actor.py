@@ -18,8 +18,7 @@ from kaas.config import Device
 from kaas.errors import KaasError
 from kaas.wire import specs
 from kaas.wire.etask_values import Argument, packed, pickled
-from kaas.wire.lost import InputLost
-from kaas.wire.outputs import unpacked
+from kaas.wire.outputs import InputLost, unpacked
 from kaas.wire.resident import Resident
 from kaas.wire.status.status import WorkerInfo
 

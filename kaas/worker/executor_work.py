@@ -12,7 +12,7 @@ from kaas.executor.run import Request, Result
 from kaas.ktask.graph import KTask
 from kaas.wire import specs as wire
 from kaas.wire.attachments import Objects
-from kaas.wire.lost import InputLost
+from kaas.wire.outputs import InputLost
 from kaas.wire.packing import unpack, unpack_keyed, unpack_objects
 
 if TYPE_CHECKING:

@@ -131,7 +131,7 @@ def python_folders() -> Iterator[Path]:
     operator's: the one of the configuration, say, with keys beside it."""
     packages = [
         *map(Path, site.getsitepackages()),
-        *(Path(each.__file__).resolve().parent.parent for each in (cache_folders, user_cache)),
+        *(Path(each).resolve().parent.parent for each in (cache_folders.__file__, str(user_cache.__file__))),
     ]
     yield from (Path(sys.prefix), Path(sys.base_prefix), *map(Path, sysconfig.get_paths().values()), *packages)
     for listed in (

@@ -12,8 +12,7 @@ import pytest
 
 from kaas.server.peers import tcp_connections, unfinished
 from kaas.server.peers.keys import Keys
-from kaas.server.peers.tcp_connections import STRANGERS
-from kaas.server.peers.unauthenticated import Newcomers, source_of
+from kaas.server.peers.tcp_connections import STRANGERS, Newcomers, source_of
 from kaas.server.peers.unfinished import (
     HANDSHAKE_BYTES,
     IDLE_BYTES_PER_S,

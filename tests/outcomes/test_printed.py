@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kaas.worker.printed import BYTES_PER_MINUTE
+from kaas.worker.executor_worker import BYTES_PER_MINUTE
 from tests.patience import PATIENCE_S
 
 PROGRAM = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kaas.client.failures import error_of
+from kaas.client.connecting import error_of
 from kaas.errors import (
     DeviceUnavailable,
     ETaskFailed,

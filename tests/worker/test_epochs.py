@@ -11,8 +11,7 @@ import pytest
 from kaas.wire import specs
 from kaas.wire.connections.connection import Line, LineLost
 from kaas.wire.messages import FromPeer, Need, Run
-from kaas.worker.deferred_results import WRITTEN_AT_ONCE
-from kaas.worker.epochs import Life, Lives, Running
+from kaas.worker.epochs import WRITTEN_AT_ONCE, Life, Lives, Running
 from tests.patience import PATIENCE_S
 
 INVOCATION = specs.encode(specs.Invocation("f", "alice", None, 0, True, {}, [], [], None))

@@ -14,8 +14,8 @@ from kaas.executor.executor import Result, RunStats
 from kaas.wire import messages, specs
 from kaas.wire.connections.shared_memory import Outbox, open_file
 from kaas.wire.error_codec import decode_error, encode_error
-from kaas.wire.lost import InputLost, Lost
 from kaas.wire.messages import Filed, Framed, Need, Written
+from kaas.wire.outputs import InputLost, Lost
 from kaas.wire.packing import Signature, constant_key
 from kaas.worker import executor_worker
 from tests.api.conftest import add_task, both_task, crash_task, numbers, scale_task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kaas.worker.printed import MINUTE_S, MOST_CLIENTS, PrintedLines
+from kaas.worker.executor_worker import MINUTE_S, MOST_CLIENTS, PrintedLines
 
 
 class Clock:

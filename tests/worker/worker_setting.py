@@ -19,8 +19,8 @@ from kaas.pool.loop import PoolLoop
 from kaas.wire import messages, specs
 from kaas.wire.connections.router import Exchange, Peer
 from kaas.wire.error_codec import decode_error
-from kaas.wire.lost import InputLost
 from kaas.wire.messages import Done, FromPeer, Hello, Named, ToPeer
+from kaas.wire.outputs import InputLost
 from kaas.wire.packing import Caller, Signature, pack
 from kaas.worker.executor_worker import ExecutorWorker
 from tests.api.conftest import add_task, scale_task

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kaas.ktask import elf
+from kaas.ktask import symbols
 from kaas.ktask.library import PTX_COMMENT_OR_STRING, Image
 from softgpu.image import CUBIN_KIND, PTX_KIND, ImageError, entries
 
@@ -136,20 +136,20 @@ _MANAGED = 4  # in a symbol's other byte
 def _of_cubin(data: bytes) -> Variables:
     try:
         return _read_cubin(data)
-    except elf.BROKEN:  # the driver may still make something of it
+    except symbols.BROKEN:  # the driver may still make something of it
         return Variables((), complete=False)
 
 
 def _read_cubin(data: bytes) -> Variables:
-    sections = elf.sections(data)
+    sections = symbols.sections(data)
     written = {at: section for at, section in enumerate(sections) if section.name.startswith(".nv.global")}
     extents: dict[int, list[tuple[int, int]]] = {at: [] for at in written}
     found: list[Variable] = []
     complete = True
-    for symbol in elf.symbols(sections):
+    for symbol in symbols.symbols(sections):
         home = symbol.section
         if symbol.kind == _OBJECT and home in written:
-            zero = written[home].kind == elf.NO_BITS
+            zero = written[home].kind == symbols.NO_BITS
             found.append(Variable(symbol.name, zero, bool(symbol.other & _MANAGED)))
             extents[home].append((symbol.value, symbol.nbytes))
         elif symbol.kind == _OBJECT and home >= _FIRST_RESERVED_SECTION and home != _ABSOLUTE:

@@ -7,12 +7,10 @@ import itertools
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from kaas.errors import KaasError
-from kaas.pool.executors import replies
+from kaas.errors import InputFailed, KaasError
 from kaas.pool.executors.executor_connection import ExecutorLine
-from kaas.pool.executors.hosts import Hosts
 from kaas.pool.executors.payloads import Left, Orders, Payload
 from kaas.pool.executors.residents import Placed, Residents
 from kaas.pool.executors.transport import Call, Order, Reply, Survivor, WorkerLost
@@ -21,10 +19,51 @@ from kaas.pool.immediate_future import Answer
 from kaas.scheduling.events import StartWorker
 from kaas.wire import messages, specs
 from kaas.wire.connections.router import Exchange, Peer
-from kaas.wire.error_codec import encode_error
-from kaas.wire.messages import Block, Done, Framed, Named
+from kaas.wire.error_codec import decode_error, encode_error
+from kaas.wire.messages import Address, Block, Done, Framed, Named
+from kaas.wire.outputs import Inline
 from kaas.wire.status.status import WorkerInfo
 from kaas.worker.epochs import Adoption
+
+
+class Hosts(Protocol):
+    """Belongs to the event loop of the pool's sockets. It also carries what does not go over these."""
+
+    async def start(self, start: StartWorker, address: Address) -> WorkerInfo:
+        """Start a process whose executor says Hello to this address, in the name of its worker's number. Raises
+        whatever kept it from starting."""
+        ...
+
+    async def survivors(self, address: Address) -> Sequence[Adoption]:
+        """The executors that an earlier process of the pool has left, one for each device; they say Hello too."""
+        ...
+
+    def supply(self, worker: int, number: int, refs: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
+        """Have an executor get the objects beside what has this number; None among refs stands for what it has.
+
+        None: they are on their way. Otherwise the values of each, Blocks or buffers, which are to go over the sockets.
+
+        Raises:
+            KaasError: they are not to be had.
+        """
+        ...
+
+    async def collect(self, worker: int, parcel: int, count: int) -> Sequence[Any]:
+        """The outputs in an executor's parcel as whoever asked for them gets them, complete.
+
+        Raises:
+            WorkerLost, KaasError
+        """
+        ...
+
+    async def ended(self, worker: int) -> str:
+        """Wait until a worker's process ends; why it did."""
+        ...
+
+    def kill(self, worker: int) -> None:
+        """End a worker's process now; nothing happens if it is gone or never came up."""
+        ...
+
 
 RESCUE_LIMIT_S = 10.0
 """How long a worker that must go may write back the outputs that it keeps; others then run their tasks again."""
@@ -137,15 +176,15 @@ class Executors:
             try:
                 beside, attachments = line.beside(payload.refs, frames)
             except OSError as error:
-                return _told(replies.unreadable(call.label, error))
+                return _told(unreadable(call.label, error))
             frames, files = attachments.frames, attachments.files
         line.introduce(function)
         number = next(self._numbers)
         parcel = not (function.inline or payload.direct)
         header = messages.Run(number, slot, tuple(payload.keep.values()) if payload.keep else (), parcel, beside)
         if parcel:
-            return self._collected(line, payload, line.ask(number, header, frames, payload.refs, replies.whole, files))
-        finish = replies.direct if payload.direct else partial(replies.inline, function)
+            return self._collected(line, payload, line.ask(number, header, frames, payload.refs, whole, files))
+        finish = direct if payload.direct else partial(inline, function)
         return line.ask(number, header, frames, payload.refs, finish, files)
 
     async def _left(self, worker: int, slot: int) -> Reply:
@@ -157,7 +196,7 @@ class Executors:
         """A reply with the outputs in a parcel, and where the others are."""
         done, frames = await ended
         if done.failed:
-            return replies.failed(done, frames)
+            return failed(done, frames)
         keep, positions = payload.keep, range(len(payload.function.outputs))
         for key in keep.values():
             self._residents.placed(key, line.worker)
@@ -213,7 +252,7 @@ class Executors:
         refs: Sequence[Any] = (),
     ) -> Reply:
         """What an executor makes of something that has no outputs."""
-        return await self._line(worker).ask(header.number, header, frames, refs, replies.plain)
+        return await self._line(worker).ask(header.number, header, frames, refs, plain)
 
     def _line(self, worker: int) -> ExecutorLine:
         line = self._lines.get(worker)
@@ -300,3 +339,38 @@ def _by_call(named: Mapping[bytes, Call]) -> Iterator[tuple[Call, list[bytes]]]:
     for key, call in named.items():
         calls.setdefault(id(call), (call, []))[1].append(key)
     yield from calls.values()
+
+
+def whole(done: Done, frames: Sequence[Any]) -> tuple[Done, Sequence[Any]]:
+    """For who goes on with it."""
+    return done, frames
+
+
+def plain(done: Done, frames: Sequence[Any]) -> Reply:
+    """Of what has no outputs."""
+    return failed(done, frames) if done.failed else Reply(None, None, done.record, done.lost)
+
+
+def direct(done: Done, frames: Sequence[Any]) -> Reply:
+    """Of a run: the frames as they came."""
+    return failed(done, frames) if done.failed else Reply(frames, None, done.record, done.lost)
+
+
+def inline(function: RegisteredFunction, done: Done, frames: Sequence[Any]) -> Reply:
+    """Of a run: outputs that become arrays where they arrive."""
+    if done.failed:
+        return failed(done, frames)
+    layouts = zip(frames, function.outputs, strict=True)
+    values = tuple([Inline(bytes(data), dtype, shape) for data, (dtype, shape) in layouts])
+    return Reply(values, None, done.record, done.lost)
+
+
+def failed(done: Done, frames: Sequence[Any]) -> Reply:
+    """The cause stays sealed: nothing of it is run here."""
+    return Reply(None, decode_error(frames[0], open_cause=False), done.record, done.lost)
+
+
+def unreadable(label: str, error: OSError) -> Reply:
+    """Of a run that was not asked for, since a client's memory is gone."""
+    message = f"an input of {label!r} cannot be read any more: {error}"
+    return Reply(error=InputFailed(message, task=label, reason=str(error)))

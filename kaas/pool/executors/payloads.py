@@ -10,7 +10,7 @@ import msgspec
 
 from kaas.pool.functions import RegisteredFunction
 from kaas.wire import specs
-from kaas.wire.lost import Lost
+from kaas.wire.outputs import Lost
 
 
 class Payload(msgspec.Struct, frozen=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +16,6 @@ from kaas.config import Config, Device
 from kaas.errors import KaasError
 from kaas.pool.executors.transport import WorkerLost
 from kaas.pool.on_processes.objects import Held
-from kaas.pool.on_ray import adoption
 from kaas.pool.on_ray.cluster import NAMESPACE, SOFTWARE_RESOURCE, cluster_resources
 from kaas.pool.on_ray.readiness import Readiness
 from kaas.pool.on_ray.results import fetched
@@ -72,7 +73,7 @@ class RayHosts:
         return info
 
     async def survivors(self, address: Address) -> Sequence[Adoption]:
-        adopted = await adoption.adopt(NAMESPACE, self._prefix, address)
+        adopted = await adopt(NAMESPACE, self._prefix, address)
         for each, actor in adopted:
             self._actors[each.start.worker] = actor
             self._lives[each.start.worker] = address.life
@@ -142,3 +143,37 @@ def one_line(error: Exception) -> str:
     """What Ray says of a death, in its first words: its full text has one line for each detail."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:400]
+
+
+ADOPTION_LIMIT_S = 5.0
+"""How long an executor may take to answer a pool that starts again, before it is ended."""
+
+
+async def adopt(namespace: str, prefix: str, address: Address) -> list[tuple[Adoption, Any]]:
+    """The executors whose names begin so and that answer, with their actors, one for each device in order. The others
+    are ended. address: of the pool in its new life."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    names = [each["name"] for each in actors if each["namespace"] == namespace and each["name"].startswith(prefix)]
+    found = await asyncio.gather(*(_adopt(namespace, name, address) for name in names))
+    adopted: dict[int, tuple[Adoption, Any]] = {}
+    for adoption, actor in filter(None, found):
+        if adoption.start.device in adopted:  # one of them was ending
+            ray.kill(actor)
+        else:
+            adopted[adoption.start.device] = adoption, actor
+    return [adopted[device] for device in sorted(adopted)]
+
+
+async def _adopt(namespace: str, name: str, address: Address) -> tuple[Adoption, Any] | None:
+    try:
+        actor = ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return None  # it has ended since
+    adoption: Adoption | None = None
+    with contextlib.suppress(TimeoutError, RayError):  # it has ended, or does not answer
+        async with asyncio.timeout(ADOPTION_LIMIT_S):
+            adoption = await actor.adopt.remote(address)
+    if adoption is None:
+        ray.kill(actor)
+        return None
+    return adoption, actor

@@ -15,8 +15,8 @@ from kaas.errors import InvalidConfig, KaasError
 from kaas.import_target import check_target
 from kaas.ktask.arguments import Buffer
 from kaas.scheduling.policy_choice import choose_policy
-from kaas.server.config import yaml_text
-from kaas.server.config.near_fields import near_field
+from kaas.server.config import settings_file
+from kaas.server.config.settings_file import near_field
 from kaas.server.peers.allow import Allowed
 from kaas.server.server_log import LogSettings
 from kaas.server.usage.quotas import Quotas
@@ -306,7 +306,7 @@ def parse(text: bytes) -> Settings:
         InvalidConfig
     """
     try:
-        return msgspec.convert(yaml_text.load(text or b"{}"), Settings, dec_hook=lambda kind, value: kind(value))
+        return msgspec.convert(settings_file.load(text or b"{}"), Settings, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         place, unknown = PLACE.search(str(error)), UNKNOWN.search(str(error))
         names = [found.group(1) for found in (place, unknown) if found is not None and found.group(1)]

@@ -20,8 +20,8 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_f
 from kaas.api.ray_session import RaySession, open_session, plain
 from kaas.api.session import HERE
 from kaas.errors import ExecutorDied, InvalidConfig, KaasError, UsageUnavailable
+from kaas.pool.executors.etasks import ETasks, etask_spec
 from kaas.pool.executors.transport import Call
-from kaas.pool.local_etasks import OwnETasks
 from kaas.pool.on_processes.objects import HeldObjects
 from kaas.pool.on_ray.backend import RayGround
 from kaas.pool.service import Service
@@ -31,6 +31,8 @@ from kaas.server.running.process_server import reload, state_folder
 from kaas.server.server import Front
 from kaas.server.server_log import configure
 from kaas.server.usage.usage_file import TAKEN
+from kaas.wire import specs
+from kaas.wire.etask_values import packed, pickled, stored
 
 AUTH_MODE, TOKEN = "RAY_AUTH_MODE", "token"
 """Ray's variable, which is set by itself where Ray asks for a token by default, and what it is then."""
@@ -228,3 +230,26 @@ class _ETaskPool:
         self, etask: str, client: str, inputs: Mapping[str, Any], deadline_s: float | None, retries: int
     ) -> Call:
         return await self._etasks.call(etask, client, (inputs,), deadline_s, retries)
+
+
+class OwnETasks:
+    """Belongs to the pool's event loop."""
+
+    def __init__(self, etasks: ETasks) -> None:
+        self._etasks = etasks
+
+    def define(self, label: str, target: Any, args: Sequence[Any], path: Sequence[str]) -> str:
+        """Make one known: a class, and what its instance is made with. path: where modules may be found besides. Gives
+        its key."""
+        code = pickled((target, tuple(args), {}))
+        spec = etask_spec(label, code, path)
+        self._etasks.register(specs.encode(spec), code)
+        return spec.key
+
+    async def call(self, etask: str, client: str, args: Sequence[Any], deadline_s: float | None, retries: int) -> Call:
+        """A call whose answer are the buffers of which the instance gives a list."""
+        arguments: tuple[list[Any], dict[str, Any]] = (list(args), {})
+        parts = packed(arguments)
+        refs = () if parts else (await asyncio.to_thread(stored, arguments),)
+        header = specs.ETaskCall(etask, client, deadline_s, retries, True, "", parts, "", 0)
+        return self._etasks[etask].call(header, specs.encode(header), refs, direct=True)

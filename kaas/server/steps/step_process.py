@@ -16,7 +16,7 @@ from kaas.errors import InvalidConfig, KaasError
 from kaas.import_target import find_target
 from kaas.ktask.arguments import Buffer
 from kaas.ktask.request import raw_bytes
-from kaas.wire.step_messages import BEGUN, LENGTH, Asked, Gave, Raised, head
+from kaas.server.steps.messages import BEGUN, LENGTH, Asked, Gave, Raised, head
 from kaas.worker.processes import ordered, say_failed, say_ready
 
 _ANY = Buffer("value", 1)

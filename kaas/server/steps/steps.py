@@ -13,7 +13,7 @@ import msgspec
 
 from kaas.errors import InvalidConfig, KaasError, StepFailed
 from kaas.import_target import check_target
-from kaas.wire.step_messages import BEGUN, LENGTH, Asked, Gave, Raised, head
+from kaas.server.steps.messages import BEGUN, LENGTH, Asked, Gave, Raised, head
 from kaas.worker.processes import Child
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kaas.pool.core.timeouts import Patience, Silent
+from kaas.pool.core.cache_commands import Patience, Silent
 
 
 async def never() -> int:

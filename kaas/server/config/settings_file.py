@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec.inspect as inspect
+import yaml  # type: ignore[import-untyped]
+
+from kaas.errors import InvalidConfig
 
 _PART = re.compile(r"\[.*?\]")
 
@@ -41,3 +44,27 @@ def _fields(kind: Any, where: str) -> Iterator[tuple[str, str]]:
             yield from _fields(item, where)
         case inspect.DictType(value_type=value):
             yield from _fields(value, where)
+
+
+class _Loader(yaml.CSafeLoader):  # type: ignore[misc]  # it has no types
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    message = f"line {key.start_mark.line + 1}: {key.value!r} stands there twice"
+                    raise InvalidConfig(message, field=key.value)
+                seen.add((key.tag, key.value))
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
+
+
+def load(text: bytes) -> Any:
+    """
+    Raises:
+        InvalidConfig: a key stands twice, or it is no YAML.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise InvalidConfig(f"it is no YAML: {error}", field="") from error
